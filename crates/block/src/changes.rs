@@ -1,38 +1,40 @@
-//! Which parts of a disk were written: a bit for each 64 KiB of its first 4 TiB, for more behind that.
+//! A map of the changed parts of a disk: one bit for each 64 KiB of the first 4 TiB, and for larger parts
+//! beyond.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Bytes for each bit in the first 4 TiB.
 pub const GRAIN: u64 = 64 * 1024;
-/// Words of the first table: 8 GiB of a disk.
+/// Words of the first table, which covers 8 GiB of a disk.
 const FIRST_WORDS: u64 = 2048;
-/// Bytes of a disk in the first table; each other one has as many as all before it and these.
+/// Bytes of a disk that the first table covers; each table covers twice as many as the one before.
 const FIRST_BYTES: u64 = FIRST_WORDS * 64 * GRAIN;
-/// Tables, up to the last byte that can be named.
+/// Number of tables: enough for every 64-bit offset.
 const TABLES: usize = 32;
-/// The first table of most words, 4 MiB. The ones behind it have as many, and bits for more bytes, so
-/// that the largest disk there can be takes 100 MiB, and a look at all of it milliseconds.
+/// Number of tables with a bit for each [`GRAIN`]; the last of them takes 4 MiB. Later tables are as long,
+/// but their bits stand for more bytes. So the largest possible disk takes 100 MiB, and scanning all of it
+/// takes milliseconds.
 const LONGEST: usize = 9;
 
-/// A bitmap of changes since it was made, which grows with its disk. Any thread may set bits.
+/// A bitmap of the changes since it was created, which grows with its disk. Any thread may set bits.
 #[derive(Debug, Default)]
 pub struct Changes {
-    /// Made when first written to. None ever moves, so that a bit is set without a lock.
+    /// Each is allocated at the first change in it and never moves, so bits are set without a lock.
     tables: [OnceLock<Box<[AtomicU64]>>; TABLES],
 }
 
-/// Where the bit of a byte of the disk is.
+/// The position of the bit for a byte of the disk.
 #[derive(Clone, Copy)]
 struct Place {
     table: usize,
-    /// Words of that table.
+    /// Length of that table in words.
     words: u64,
-    /// The first byte of the disk in that table.
+    /// First byte of the disk that the table covers.
     start: u64,
     /// Bytes for each bit.
     grain: u64,
-    /// Which bit of the table.
+    /// Index of the bit in the table.
     bit: u64,
 }
 
@@ -45,25 +47,26 @@ impl Place {
         Self { table: doublings, words, start, grain, bit: (offset - start) / grain }
     }
 
-    /// Where so many bits further are begun.
+    /// Returns the first byte of the disk that belongs to the bit `bits` further on.
     fn after(self, bits: u64) -> u64 {
         self.start.saturating_add((self.bit + bits).saturating_mul(self.grain))
     }
 
-    /// Bits from this one to the end of its word.
+    /// Returns the number of bits from this one to the end of its word.
     fn left_in_word(self) -> u64 {
         64 - self.bit % 64
     }
 }
 
 impl Changes {
-    /// The bits of a word from a place on, the first one lowest; none if nothing there was written.
+    /// Returns the bits of a word from `place` on, the first one lowest. `None`: nothing in the table has
+    /// changed.
     fn bits(&self, place: Place) -> Option<u64> {
         let word = self.tables[place.table].get()?.get((place.bit / 64) as usize)?;
         Some(word.load(Ordering::Relaxed) >> (place.bit % 64))
     }
 
-    /// A range is about to be changed.
+    /// Notes that a range is about to be changed.
     pub fn note(&self, offset: u64, length: u64) {
         let (mut at, end) = (offset, offset + length);
         while at < end {
@@ -74,7 +77,7 @@ impl Changes {
             let count = (last - place.bit + 1).min(place.left_in_word());
             let bits = u64::MAX >> (64 - count) << (place.bit % 64);
             let word = &table[(place.bit / 64) as usize];
-            // Most are set already: reading does not take the cache line from other cores.
+            // Most bits are already set, and a load does not take the cache line from other cores.
             if word.load(Ordering::Relaxed) & bits != bits {
                 word.fetch_or(bits, Ordering::Relaxed);
             }
@@ -82,7 +85,7 @@ impl Changes {
         }
     }
 
-    /// Bytes from `offset`, at most `length`, that are alike, and whether they changed.
+    /// Returns how many bytes from `offset`, at most `length`, have the same state, and whether they changed.
     #[must_use]
     pub fn run(&self, offset: u64, length: u64) -> (u64, bool) {
         let end = offset + length;
@@ -153,7 +156,8 @@ mod tests {
         assert_eq!(changes.run(GRAIN - 1, 2), (2, true));
     }
 
-    /// Against a list of bits, with ranges of all lengths on both sides of where tables and units change.
+    /// Compares with a list of bits, for ranges of all lengths around the places where table or grain
+    /// changes.
     #[test]
     fn what_was_noted_is_told_and_nothing_else() {
         let border = Place::of(FIRST_BYTES << LONGEST).start;

@@ -1,20 +1,20 @@
-//! In which order, and in fragments of what length, a read is begun.
+//! The order in which the fragments of a read are started, and their lengths.
 
 use smallvec::SmallVec;
 use towline_store::Layout;
 
-/// Length, in bytes, of the first and of the last fragments of a long read in one stream. Each costs some
-/// microseconds, whatever its length.
+/// Length in bytes of the first fragment and the last ones of a long read in one stream. Each fragment costs
+/// some microseconds, whatever its length.
 pub const SHORTEST_FRAGMENT: u64 = 32 * 1024;
 /// Reads shorter than this are cut into equal fragments.
 const RAMPED_BYTES_MIN: u64 = 256 * 1024;
 
-/// What of a read is still to be begun.
+/// The part of a read that is not yet started.
 ///
-/// On a disk of several members whose read may be told in any order, it is begun as one stream for
-/// each member, by turns: so all members work, however long their chunks are. In one stream the
-/// first fragment and the last ones are short: the network can begin soon, and little is left to be
-/// sent when the disk is done.
+/// On a disk of several members, a read whose data may be sent in any order is started as one stream for each
+/// member, in turns, so that all members work, however long their chunks are. In a single stream the first
+/// fragment and the last ones are short: the network starts early, and little is left to send when the disk
+/// is done.
 #[derive(Debug)]
 pub(crate) struct Cursor {
     /// Next byte of each stream.
@@ -27,7 +27,7 @@ pub(crate) struct Cursor {
 }
 
 impl Cursor {
-    /// All of a range. `in_order`: the bytes are wanted in ascending order.
+    /// Covers a whole range. `in_order`: the bytes are wanted in ascending order.
     pub(crate) fn new(range: std::ops::Range<u64>, layout: Option<Layout>, in_order: bool) -> Self {
         let mut streams = SmallVec::new();
         if !range.is_empty() {
@@ -49,19 +49,19 @@ impl Cursor {
         Self { streams, turn: 0, layout, end: range.end, length, begun: 0 }
     }
 
-    /// Bytes that are not begun.
+    /// Returns the number of bytes not yet started.
     pub(crate) fn rest(&self) -> u64 {
         self.length - self.begun
     }
 
-    /// The next byte, and how many from there on lie together on one member.
+    /// Returns the next byte, and how many bytes from there on lie together on one member.
     pub(crate) fn peek(&self) -> Option<(u64, u64)> {
         let next = *self.streams.get(self.turn)?;
         let end = self.layout.map_or(self.end, |layout| layout.chunk_end(next).min(self.end));
         Some((next, end - next))
     }
 
-    /// Bytes of the next fragment, at most `most`.
+    /// Returns the length of the next fragment, at most `most`.
     pub(crate) fn fragment(&self, most: u64) -> u64 {
         let here = self.peek().map_or(0, |(_, here)| here).min(most);
         if self.length < RAMPED_BYTES_MIN || self.streams.len() > 1 {
@@ -71,7 +71,7 @@ impl Cursor {
         if short { here.min(SHORTEST_FRAGMENT) } else { here }
     }
 
-    /// So many bytes from [`Cursor::peek`]'s are begun, at most as many as it told.
+    /// Notes that `count` bytes from [`Cursor::peek`]'s offset are started, at most as many as it returned.
     pub(crate) fn advance(&mut self, count: u64) {
         self.begun += count;
         let Some(next) = self.streams.get_mut(self.turn) else { return };
@@ -91,12 +91,12 @@ impl Cursor {
         }
     }
 
-    /// Nothing more will be begun.
+    /// Drops the rest: nothing more is started.
     pub(crate) fn finish(&mut self) {
         self.streams.clear();
     }
 
-    /// All is begun.
+    /// Returns true if nothing is left to start.
     pub(crate) fn is_done(&self) -> bool {
         self.streams.is_empty()
     }

@@ -1,4 +1,4 @@
-//! A disk as it is exported.
+//! An exported disk.
 
 use crate::rate::Meters;
 use crate::{Changes, ClientKey, Delivery, Meter, RateLimit, Shape};
@@ -12,45 +12,45 @@ use towline_store::{BlockStore, Continuity, Geometry};
 
 const EROFS: i32 = 30;
 
-/// An exported disk: its back end, and what all connections have to know of each other.
+/// An exported disk: its back end and the state that all connections share.
 #[derive(Debug)]
 pub struct Disk {
     /// Name of the export.
     pub name: String,
-    /// For humans.
+    /// Text for humans.
     pub description: String,
-    /// Where the bytes are.
+    /// The back end.
     pub store: Arc<dyn BlockStore>,
-    /// Refuse changes, whatever the back end could.
+    /// Changes are refused, even if the back end allows them.
     pub read_only: bool,
     /// How its reads are delivered.
     pub delivery: Delivery,
-    /// What clients are told in place of what the back end says.
+    /// Blocks and queue depth that override those of the back end.
     pub shape: Shape,
-    /// What changed since the server began to serve it.
+    /// Changes since the server started to serve the disk.
     pub changes: Arc<Changes>,
-    /// Names its bytes: another number stands for other bytes, also after a restart.
+    /// Identifies the contents: a different number means a different disk, also after a restart.
     pub identity: u64,
     state: Arc<State>,
     meters: Arc<Meters>,
     failures: Option<Arc<dyn Failures>>,
 }
 
-/// Keeps beyond the end of the server which disks had a flush that failed: what was lost then is lost
-/// for those who come back after a restart, too, though the new server's flushes succeed.
+/// Remembers, beyond the end of the server, which disks had a failed flush. Data lost in that flush stays
+/// lost for clients that return after a restart, even though the new server's flushes succeed.
 pub trait Failures: std::fmt::Debug + Send + Sync {
-    /// The epoch under which a disk of this identity goes on since a flush of it failed, if one has.
+    /// Returns the epoch that a disk has since its flush failed, if one did.
     fn epoch(&self, identity: u64) -> Option<u64>;
-    /// A flush of it failed; it will go on under this epoch.
+    /// Records that a flush of this disk failed, and the epoch that follows.
     fn note(&self, identity: u64, epoch: u64);
 }
 
-/// What all have to agree on who use the same bytes, also by exports with other options.
+/// State shared by all exports of the same bytes, whatever their options.
 #[derive(Debug, Default)]
 struct State {
     epoch: AtomicU64,
     failed: AtomicBool,
-    /// The epoch under which it goes on after it had failed. Locked to fail and to forgive.
+    /// The epoch after a failure is forgiven. Locked to fail and to forgive.
     next_epoch: Mutex<u64>,
     flushes: Mutex<Flushes>,
     flushed: Condvar,
@@ -61,9 +61,10 @@ struct State {
 #[derive(Debug, Default)]
 struct Flushes {
     running: bool,
+    /// How many have begun.
     begun: u64,
     done: u64,
-    /// The last one that failed.
+    /// Number of the last one that failed.
     failed: u64,
 }
 
@@ -73,7 +74,7 @@ const ENOSPC: i32 = 28;
 const EDQUOT: i32 = 122;
 
 impl Disk {
-    /// Exports a back end.
+    /// Creates an export of a back end.
     #[must_use]
     pub fn new(name: &str, description: &str, store: Arc<dyn BlockStore>, read_only: bool) -> Self {
         let read_only = read_only || store.geometry().read_only;
@@ -95,7 +96,7 @@ impl Disk {
         }
     }
 
-    /// The same, with its failures kept there, and with those that are. To be called first.
+    /// Keeps the disk's failures in `failures` and applies those already recorded. Call this first.
     #[must_use]
     pub fn remembered(self, failures: Arc<dyn Failures>) -> Self {
         if let Some(epoch) = failures.epoch(self.identity) {
@@ -104,8 +105,8 @@ impl Disk {
         Self { failures: Some(failures), ..self }
     }
 
-    /// The same, in place of another export that may still be in use: its limits hold for the clients of both, and if their
-    /// bytes are the same, so is what is known of them.
+    /// Makes this export replace another one that may still be in use. Limits apply to the clients of both;
+    /// if both have the same bytes, they also share changes and failures.
     #[must_use]
     pub fn in_place_of(self, other: &Self) -> Self {
         let this = Self { meters: other.meters.clone(), ..self };
@@ -116,13 +117,13 @@ impl Disk {
         Self { changes, state, identity: other.identity, ..this }
     }
 
-    /// The same, with its reads delivered in this way.
+    /// Sets how reads are delivered.
     #[must_use]
     pub fn delivered(self, delivery: Delivery) -> Self {
         Self { delivery, ..self }
     }
 
-    /// The same, with these blocks and this depth.
+    /// Sets blocks and queue depth.
     ///
     /// # Errors
     /// As [`Shape::check`].
@@ -131,38 +132,38 @@ impl Disk {
         Ok(Self { shape, ..self })
     }
 
-    /// From now on each client may ask this much of it, and of what it is in place of.
+    /// Limits each client from now on, also for the exports that this one replaces.
     pub fn set_limit(&self, limit: RateLimit) {
         self.meters.set(limit);
     }
 
-    /// True when clients are limited at present.
+    /// Returns true if clients are limited at present.
     #[must_use]
     pub fn is_limited(&self) -> bool {
         self.meters.are_limited()
     }
 
-    /// What measures this client; keep it while the client is connected.
+    /// Returns the meter of this client; keep it while the client is connected.
     #[must_use]
     pub fn meter(&self, client: ClientKey) -> Arc<Meter> {
         self.meters.of(client)
     }
 
-    /// What it is like, as clients see it.
+    /// Returns the geometry that clients see.
     #[must_use]
     pub fn geometry(&self) -> Geometry {
         self.shape.of(self.store.geometry())
     }
 
-    /// A flush failed: the kernel has dropped what it could not write, so that nobody knows what
-    /// is on the disk. All changes are refused until an operator has looked.
+    /// Returns true if a flush or durable write has failed. The kernel has then dropped what it could not
+    /// write, so the contents are uncertain. All changes are refused until an operator acts.
     #[must_use]
     pub fn has_failed(&self) -> bool {
         self.state.failed.load(Ordering::Acquire)
     }
 
-    /// Remembers that a durable write failed. Where there was no space nothing was written that
-    /// could be lost; should something have been, the next flush tells.
+    /// Marks the disk as failed if a durable write failed. This does not apply to a lack of space: then
+    /// nothing was written that could be lost, and if something was, the next flush reports it.
     pub fn note_durable_write(&self, result: io::Result<()>) -> io::Result<()> {
         if let Err(error) = &result
             && !matches!(error.raw_os_error(), Some(ENOSPC | EDQUOT))
@@ -186,8 +187,8 @@ impl Disk {
     }
 
     fn log_failure(&self, error: &io::Error) {
-        // The engine has no logger of its own; standard error is where servers complain. `eprintln`
-        // panics where it cannot write, which a full disk may be the reason of.
+        // The engine has no logger; servers complain on standard error. `eprintln` panics if it cannot write,
+        // and a full disk, which may cause the failure, can be the reason for that too.
         let text = format!(
             "towline: disk \"{}\": a flush failed ({error}): what was written before may be lost; \
              serving it read-only until the server is told to read its configuration again (HUP) \
@@ -197,10 +198,11 @@ impl Disk {
         let _ = io::stderr().write_all(text.as_bytes());
     }
 
-    /// Makes it so many bytes long; zero: as long as what is behind it has become.
+    /// Changes the size to `size` bytes; zero takes over the size that the back end has now.
     ///
     /// # Errors
-    /// As [`BlockStore::resize`]; `EROFS` when changes are refused; `EINVAL` for a part of a block.
+    /// As [`BlockStore::resize`]; `EROFS` if changes are refused; `EINVAL` if the size is not a multiple of
+    /// the block.
     pub fn resize(&self, size: u64) -> io::Result<()> {
         if size > 0 && (self.read_only || self.has_failed()) {
             return Err(io::Error::from_raw_os_error(EROFS));
@@ -214,36 +216,36 @@ impl Disk {
             return Ok(());
         }
         if size < before {
-            // Should it grow again, these bytes have become zeroes.
+            // If the disk grows again, these bytes are zeroes.
             self.changes.note(size, before - size);
         }
         self.store.resize(size)
     }
 
-    /// An operator has looked: changes are allowed again.
+    /// Allows changes again, after an operator has acted.
     pub fn forgive(&self) {
         let next_epoch = self.state.next_epoch.lock();
         if self.has_failed() {
-            // What was not flushed before may be lost, and those who wrote it have to learn that.
+            // Unflushed changes may be lost, and the clients that made them must learn of it.
             self.state.epoch.store(*next_epoch, Ordering::Release);
             self.state.failed.store(false, Ordering::Release);
         }
     }
 
-    /// Changes when what was written and not flushed may have been lost.
+    /// Returns the epoch, which changes when answered but unflushed changes may have been lost.
     #[must_use]
     pub fn epoch(&self) -> u64 {
         self.state.epoch.load(Ordering::Acquire)
     }
 
-    /// Makes all that was written before durable.
+    /// Makes everything written before the call durable.
     ///
-    /// Those that come while a flush runs wait for the next one, all for the same: the one that
-    /// runs may have begun before their writes. Two never run at once, since the kernel tells of
-    /// a failure only one of them.
+    /// Callers that arrive while a flush runs share the next one, because the running one may have begun
+    /// before their writes. Two flushes never run at once, since the kernel reports a failure to only one of
+    /// them.
     ///
     /// # Errors
-    /// What the device says; `EIO` for ever after, until [`Disk::forgive`].
+    /// The device's error; then `EIO` until [`Disk::forgive`].
     pub fn flush(&self) -> io::Result<()> {
         let mut flushes = self.state.flushes.lock();
         let mine = flushes.begun + 1;
@@ -259,7 +261,7 @@ impl Disk {
             flushes.begun += 1;
             let number = flushes.begun;
             drop(flushes);
-            // A panic must not leave the others waiting for its end, and nobody knows what was flushed.
+            // After a panic the others must not wait forever, and it is unknown what was flushed.
             let result = catch_unwind(AssertUnwindSafe(|| self.store.flush()))
                 .unwrap_or_else(|_| Err(io::Error::from_raw_os_error(EIO)))
                 .inspect_err(|error| self.fail(error));
@@ -274,7 +276,7 @@ impl Disk {
                 return result;
             }
         }
-        // Somebody else's flush covered it.
+        // A flush by another thread covered this call.
         match flushes.failed >= mine {
             true => Err(io::Error::from_raw_os_error(EIO)),
             false => Ok(()),
@@ -282,7 +284,7 @@ impl Disk {
     }
 }
 
-/// A number that nobody had before.
+/// Returns a number that is practically unique.
 fn random() -> u64 {
     RandomState::new().build_hasher().finish()
 }

@@ -1,4 +1,5 @@
-//! The engine of a core's disks: takes requests of every front, works on their fragments, and says what to send.
+//! The engine of a core's disks: takes requests from every front, has their fragments read or written, and
+//! says what to send.
 
 mod begin;
 mod tell;
@@ -18,51 +19,51 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 use towline_mem::{Pool, PoolBuffer};
 
-/// What one core may hold.
+/// Memory limits of one core.
 #[derive(Clone, Debug)]
 pub struct Limits {
-    /// Buffers for fragments; their size is the longest fragment.
+    /// Buffers for fragments; the size of a buffer is the length of the longest fragment.
     pub fragments: Arc<Pool>,
-    /// Buffers for requests that are smaller.
+    /// Buffers for smaller requests.
     pub small: Arc<Pool>,
-    /// Bytes of one owner that may be under way from the disk to the network.
+    /// Limit for the bytes of one owner under way from the disk to the network.
     pub owner_bytes_max: u64,
 }
 
-/// A connection, as the engine knows it.
+/// Identifies a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct OwnerKey(Key);
 
-/// A request under way.
+/// Identifies a request under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RequestKey(Key);
 
 #[derive(Debug, Default)]
 struct Owner {
-    /// Reads of which something has still to be begun.
+    /// Reads that still have fragments to start.
     reads: VecDeque<Key>,
-    /// In the line of those that want something begun.
+    /// The owner is in the line of those with fragments to start.
     in_line: bool,
     /// The first of its reads, which others must not overtake, is parked.
     waits: bool,
-    /// Bytes of the buffers that its reads hold, from before the disk fills them until they are
-    /// sent: whole buffers, however little is in them. Those of serial reads are not counted, which
-    /// could not come to an end.
+    /// Bytes of the buffers that its reads hold, from before the disk fills them until they are sent. Whole
+    /// buffers count, however little is in them. Buffers of serial reads do not count, since the reads could
+    /// otherwise not finish.
     held: Arc<AtomicU64>,
-    /// Bytes under way from the disk, and bytes handed over that the front still holds, those by
-    /// reference among them.
+    /// Bytes under way from the disk.
     in_flight: u64,
+    /// Bytes handed over that the front still holds, including those by reference.
     unsent: u64,
-    /// Requests under way.
+    /// Number of requests under way.
     requests: usize,
-    /// Those of them that are reads in order, the oldest first.
+    /// Those requests that are ordered reads, oldest first.
     ordered: VecDeque<Key>,
-    /// The one of these that was told in part and has to be told to its end before another.
+    /// The ordered read that is reported in part and must be finished before another one begins.
     speaking: Option<Key>,
 }
 
 impl Owner {
-    /// True when nothing more may be begun now; whatever the limit, one fragment may always be.
+    /// Returns true if nothing more may be started. One fragment is always allowed, whatever the limit.
     fn is_full(&self, limits: &Limits) -> bool {
         let held = self.held.load(Ordering::Relaxed).max(self.in_flight + self.unsent);
         held > 0 && held + limits.fragments.buffer_bytes() as u64 > limits.owner_bytes_max
@@ -85,19 +86,19 @@ struct Request<T> {
     disk_since: Option<Instant>,
 }
 
-/// A fragment that the disk works on.
+/// A fragment that the disk is working on.
 #[derive(Debug)]
 struct Fragment {
     request: Key,
     offset: u64,
     length: u64,
-    /// Bytes of it that were moved already.
+    /// Bytes that are already moved.
     done: u64,
-    /// Its pages are brought into memory, to be handed over by reference.
+    /// The work only brings pages into memory, which are then handed over by reference.
     lends: bool,
 }
 
-/// The fragment engine of a core. `T` is what a front calls a request.
+/// The fragment engine of a core. `T` is a front's name (tag) for a request.
 #[derive(Debug)]
 pub struct Engine<T> {
     memory: Memory,
@@ -105,16 +106,16 @@ pub struct Engine<T> {
     requests: Slab<Request<T>>,
     fragments: Slab<Fragment>,
     line: VecDeque<Key>,
-    /// Owners and reads of disks that may hang and have all the memory that they may.
+    /// Owners and reads that wait because their disk, which may hang, holds all the memory it is allowed.
     parked: Vec<(Key, Key)>,
-    /// The first in line found no memory when it was last looked at.
+    /// `pump` last stopped for lack of memory.
     starved: bool,
     outputs: VecDeque<Output<T>>,
     moved: Moved,
 }
 
 impl<T: Copy> Engine<T> {
-    /// An engine with these limits.
+    /// Creates an engine with these limits.
     #[must_use]
     pub fn new(limits: Limits) -> Self {
         Self {
@@ -130,13 +131,13 @@ impl<T: Copy> Engine<T> {
         }
     }
 
-    /// A new connection.
+    /// Adds a connection.
     pub fn add_owner(&mut self) -> OwnerKey {
         OwnerKey(self.owners.insert(Owner::default()))
     }
 
-    /// A connection is gone: nothing more is begun for it and nothing told; what the disk works on
-    /// ends by itself.
+    /// Removes a connection. Nothing more is started or reported for it; what the disk is working on ends by
+    /// itself.
     pub fn remove_owner(&mut self, owner: OwnerKey) {
         let OwnerKey(key) = owner;
         if let Some(owner) = self.owners.remove(key) {
@@ -149,13 +150,13 @@ impl<T: Copy> Engine<T> {
         }
     }
 
-    /// Requests of a connection that are not over.
+    /// Returns the number of a connection's requests under way.
     #[must_use]
     pub fn requests_of(&self, owner: OwnerKey) -> usize {
         self.owners.get(owner.0).map_or(0, |owner| owner.requests)
     }
 
-    /// Tells how many bytes that were handed over a front still holds.
+    /// Sets how many of the bytes handed over the front still holds.
     pub fn set_unsent(&mut self, owner: OwnerKey, bytes: u64) {
         if let Some(found) = self.owners.get_mut(owner.0) {
             found.unsent = bytes;
@@ -163,50 +164,51 @@ impl<T: Copy> Engine<T> {
         }
     }
 
-    /// Bytes moved since the engine was made.
+    /// Returns the bytes moved since the engine was created.
     #[must_use]
     pub fn moved(&self) -> Moved {
         self.moved
     }
 
-    /// Counts bytes that a front had from [`towline_store::BlockStore::read_now`] by itself.
+    /// Counts bytes that a front read itself with [`towline_store::BlockStore::read_now`].
     pub fn count_staged(&mut self, bytes: u64) {
         self.moved.staged += bytes;
     }
 
-    /// Counts bytes that a front wrote by [`towline_store::BlockStore::write_now`] by itself.
+    /// Counts bytes that a front wrote itself with [`towline_store::BlockStore::write_now`].
     pub fn count_written(&mut self, bytes: u64) {
         self.moved.written_staged += bytes;
     }
 
-    /// Longest fragment: the longest read in one piece, and the most bytes of a write that go into one buffer.
+    /// Returns the length of the longest fragment: the most that is read in one piece, and the most that one
+    /// buffer of a write holds.
     #[must_use]
     pub fn fragment_bytes(&self) -> u64 {
         self.memory.limits.fragments.buffer_bytes() as u64
     }
 
-    /// The next thing to be told.
+    /// Returns the next output for a front.
     pub fn next_output(&mut self) -> Option<Output<T>> {
         self.outputs.pop_front()
     }
 
-    /// True when reads wait for memory.
+    /// Returns true if reads wait for memory.
     #[must_use]
     pub fn is_starved(&self) -> bool {
         self.starved
     }
 
-    /// True when there is something to do without waiting for anything: an answer to take, or [`Engine::pump`] would
-    /// begin something.
+    /// Returns true if there is something to do at once: an output to take, or a fragment that
+    /// [`Engine::pump`] would start.
     #[must_use]
     pub fn has_work(&self) -> bool {
-        // Memory that was short may have come back since, with what was sent.
+        // Sending may have freed memory since it ran short.
         !self.outputs.is_empty()
             || !self.line.is_empty() && (!self.starved || !self.is_out_of_memory())
             || self.parked.iter().any(|(_, read)| self.may_go_on(*read))
     }
 
-    /// True when there is no buffer for a fragment.
+    /// Returns true if no buffer for a fragment is free.
     #[must_use]
     pub fn is_out_of_memory(&self) -> bool {
         self.memory.limits.fragments.is_exhausted()
@@ -229,7 +231,7 @@ impl<T: Copy> Engine<T> {
         }
     }
 
-    /// A read; begun by [`Engine::pump`].
+    /// Adds a read, which [`Engine::pump`] starts.
     pub fn read(
         &mut self,
         owner: OwnerKey,
@@ -269,7 +271,7 @@ impl<T: Copy> Engine<T> {
         }
     }
 
-    /// After its owner is gone: a request that nothing works on can go, too.
+    /// Removes a request whose owner is gone if nothing is working on it.
     fn forget_if_idle(&mut self, key: Key) {
         let idle = self.requests.get_mut(key).is_some_and(|request| match &mut request.kind {
             Kind::Read(read) => {
@@ -284,8 +286,8 @@ impl<T: Copy> Engine<T> {
         }
     }
 
-    /// Something without payload that waits for the device of a disk; what it returns is told as
-    /// [`Output::Extents`] if it `asks` for them, else as [`Output::Done`].
+    /// Starts a call without payload that waits for a disk's device. If it returns lists, they are reported
+    /// as [`Output::Extents`], else as [`Output::Done`].
     pub fn ask(
         &mut self,
         owner: OwnerKey,
@@ -302,7 +304,7 @@ impl<T: Copy> Engine<T> {
         driver.begin(key.to_bits(), disk, Work::Ask(call));
     }
 
-    /// What [`Work::Ask`] began is over.
+    /// Takes the result of a [`Work::Ask`].
     pub fn answered(&mut self, token: u64, result: io::Result<Vec<Vec<Status>>>) {
         let key = Key::from_bits(token);
         let Some(request) = self.requests.get_mut(key) else { return };
@@ -316,7 +318,7 @@ impl<T: Copy> Engine<T> {
         self.remove_request(key);
     }
 
-    /// A transfer is over, with so many bytes moved.
+    /// Takes the result of any other work: the number of bytes moved, or an error.
     pub fn finished(
         &mut self,
         token: u64,
@@ -330,7 +332,7 @@ impl<T: Copy> Engine<T> {
         let missing = fragment.length.saturating_sub(total);
         let outcome = match result {
             Ok(_) if missing == 0 => Ok(()),
-            // The file ends before the disk does: somebody made it shorter.
+            // The file ends before the disk does: somebody shortened it.
             Ok(0) => Err(io::Error::from_raw_os_error(EIO)),
             Ok(_) => return self.again(Fragment { done: total, ..fragment }, buffer, driver),
             Err(error) if matches!(error.raw_os_error(), Some(EINTR | EAGAIN)) => {
@@ -343,7 +345,7 @@ impl<T: Copy> Engine<T> {
                 let pages = (fragment.lends && outcome.is_ok())
                     .then(|| lent(&read.disk, fragment.offset, fragment.length));
                 if let Some(None) = pages {
-                    // They are gone again: this once it is copied.
+                    // The pages are gone again, so this fragment is copied.
                     let again = Fragment { done: 0, lends: false, ..fragment };
                     self.moved.lent -= again.length;
                     self.moved.staged += again.length;
@@ -359,7 +361,7 @@ impl<T: Copy> Engine<T> {
                         buffer = buffer.charged_to(&found.held);
                     }
                     if !kept {
-                        // Until the front says how much of it is still unsent.
+                        // Counts as unsent until the front reports the true number.
                         found.unsent += fragment.length;
                     }
                     self.get_in_line(owner);
@@ -369,7 +371,7 @@ impl<T: Copy> Engine<T> {
                     None => Piece::Data(aggregate(buffer, fragment.length)),
                 });
                 self.land(fragment.request, fragment.offset, landed);
-                // What failed holds nothing any more.
+                // A failed piece no longer holds a buffer.
                 self.get_in_line(owner);
             }
             Kind::Write(write) => {
@@ -387,7 +389,7 @@ impl<T: Copy> Engine<T> {
         }
     }
 
-    /// Goes on with a fragment of which only a part was moved: the slow way, which is rare.
+    /// Moves the rest of a fragment of which only a part was moved, with a blocking call. This is rare.
     fn again(&mut self, fragment: Fragment, mut buffer: PoolBuffer, driver: &mut dyn Driver) {
         let Some(request) = self.requests.get_mut(fragment.request) else { return };
         let (offset, length) = (fragment.offset + fragment.done, fragment.length);
@@ -422,7 +424,7 @@ const EIO: i32 = 5;
 const EAGAIN: i32 = 11;
 
 impl<T> Request<T> {
-    /// A read whose data is told from its first byte on.
+    /// Returns true for a read that is reported in order.
     fn is_ordered(&self) -> bool {
         matches!(&self.kind, Kind::Read(read) if read.how == How::Ordered)
     }

@@ -1,13 +1,12 @@
-//! The fragment engine of disks: one for each core, under every front: NBD, and sessions of our
-//! own.
+//! The fragment engine of disks. Each core has one, which serves all fronts: NBD and Towline's own sessions.
 //!
-//! A large read is cut into fragments that are read from the disk together, and each is handed
-//! over when it lands, in any order. So the network works while the disk still does, and a read
-//! holds the memory of its fragments under way, not of its length. Where a fragment ends is the
-//! back end's say ([`towline_store::BlockStore::locate`]): on a stripe, at each member's boundary.
+//! A large read is cut into fragments that are read from the disk together. Each fragment is handed over when
+//! it lands, in any order. So the network works while the disk is still working, and a read holds memory only
+//! for its fragments under way, not for its whole length. The back end decides where a fragment ends
+//! ([`towline_store::BlockStore::locate`]): on a stripe, at each member's boundary.
 //!
-//! The engine knows neither sockets nor rings: a [`Driver`] begins what waits for a device, and
-//! tells when it is done.
+//! The engine knows neither sockets nor rings: a [`Driver`] starts all work that waits for a device and
+//! reports when it is done.
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::print_stderr))]
 

@@ -1,4 +1,4 @@
-//! The buffers of a core's disks, and how many of them a disk that may hang may have.
+//! The buffers of a core's disks, and the share of them that disks that may hang can take.
 
 use crate::Disk;
 use crate::engine::Limits;
@@ -6,20 +6,21 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use towline_mem::PoolBuffer;
 
-/// Bytes of buffers that one disk that may hang may keep at once.
+/// Maximum size of the buffers that one disk that may hang can hold at once, in bytes.
 const DISK_BYTES_MAX: u64 = 2 << 20;
-/// All of them together: one part in so many of the buffers, so that a disk that hangs leaves the rest to others.
+/// All disks that may hang together can hold one part in this many of the buffers; the rest stays free for
+/// others.
 const SHARE: u64 = 2;
 
-/// Why there is no buffer.
+/// Why no buffer is available.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(clippy::exhaustive_enums)] // callers do something else for each
+#[allow(clippy::exhaustive_enums)] // callers treat each differently
 pub enum Short {
-    /// All of them are in use.
+    /// All buffers are in use.
     Memory,
-    /// The disk, which may hang, has what it may have: others can go on.
+    /// The disk, which may hang, holds all it is allowed; other disks can go on.
     Disk,
-    /// None is needed any more.
+    /// No further buffer is needed.
     Nothing,
 }
 
@@ -27,8 +28,8 @@ pub enum Short {
 #[derive(Debug)]
 pub(crate) struct Memory {
     pub(crate) limits: Limits,
-    /// Disks that may hang, and the bytes of the buffers that they keep: those that are being read into or
-    /// written from, or that wait for what is to be written.
+    /// Disks that may hang, and the bytes of the buffers that each holds: those being read into or written
+    /// from, and those waiting for data to write.
     kept: Vec<(Weak<Disk>, Arc<AtomicU64>)>,
 }
 
@@ -37,7 +38,7 @@ impl Memory {
         Self { limits, kept: Vec::new() }
     }
 
-    /// A buffer for so many bytes.
+    /// Takes a buffer for `length` bytes.
     pub(crate) fn take(&mut self, disk: &Arc<Disk>, length: u64) -> Result<PoolBuffer, Short> {
         if !disk.store.may_hang() {
             return self.limits.take(length).ok_or(Short::Memory);
@@ -58,7 +59,7 @@ impl Memory {
         Ok(buffer)
     }
 
-    /// True unless this disk, or all that may hang together, keep what they may.
+    /// Returns true unless this disk, or all disks that may hang together, hold all they are allowed.
     pub(crate) fn has_room_for(&self, disk: &Disk) -> bool {
         let kept = |all: bool| {
             let some =

@@ -1,4 +1,4 @@
-//! How much one client may ask of a disk or an export of files.
+//! Limits the rate at which one client may use a disk or an export of files.
 
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// Requests and bytes a second of one client; zero: as many as it likes.
+/// Requests and bytes per second of one client; zero means no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[allow(clippy::exhaustive_structs)] // whoever configures a disk says both
+#[allow(clippy::exhaustive_structs)] // both limits are always given
 pub struct RateLimit {
     /// Requests of any kind.
     pub operations: u64,
@@ -18,7 +18,7 @@ pub struct RateLimit {
 }
 
 impl RateLimit {
-    /// True when nothing is limited.
+    /// Returns true if nothing is limited.
     #[must_use]
     pub fn is_none(&self) -> bool {
         *self == Self::default()
@@ -29,20 +29,20 @@ impl RateLimit {
     }
 }
 
-/// Who is one client, however many connections it has.
+/// What counts as one client, however many connections it has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(clippy::exhaustive_enums)] // fronts have to choose
 pub enum ClientKey {
-    /// All that comes from one machine.
+    /// All connections from one machine.
     Machine(IpAddr),
     /// A process on this machine.
     Process(i32),
 }
 
-/// How far a client may run ahead of its rate: what it did not use before, and no more.
+/// How far a client may run ahead of its rate; it can save up no more than this while it is idle.
 const AHEAD: Duration = Duration::from_millis(100);
 
-/// A limit that may become another one while clients are connected; it holds for them at once.
+/// A limit that can be changed while clients are connected, and then applies at once.
 #[derive(Debug, Default)]
 struct Current {
     operations: AtomicU64,
@@ -51,22 +51,22 @@ struct Current {
 
 impl Current {
     fn get(&self) -> RateLimit {
-        // The two need not be of one moment: both will be soon.
+        // The two values may be of different moments, but only briefly.
         let read = |value: &AtomicU64| value.load(Ordering::Relaxed);
         RateLimit { operations: read(&self.operations), bytes: read(&self.bytes) }
     }
 }
 
-/// What a client was given and has not used up yet, at the rate that it may have.
+/// What a client was charged and has not yet paid off at its rate.
 #[derive(Debug)]
 struct Owed {
     at: Instant,
-    /// Requests, and bytes.
+    /// Requests and bytes.
     counts: [f64; 2],
 }
 
 impl Owed {
-    /// Forgets what was used up until now.
+    /// Deducts what was paid off until now.
     fn settle(&mut self, now: Instant, rates: [u64; 2]) {
         let seconds = now.saturating_duration_since(self.at).as_secs_f64();
         self.at = self.at.max(now);
@@ -76,8 +76,8 @@ impl Owed {
     }
 }
 
-/// Measures one client. A request is charged when it is taken; the next one waits until what was
-/// charged has been used up at the rate allowed.
+/// Measures one client. A request is charged when it is taken; the next one waits until the charge is paid
+/// off at the client's rate.
 #[derive(Debug)]
 pub struct Meter {
     limit: Arc<Current>,
@@ -85,13 +85,13 @@ pub struct Meter {
 }
 
 impl Meter {
-    /// True when its client is limited at present.
+    /// Returns true if the client is limited at present.
     #[must_use]
     pub fn is_limited(&self) -> bool {
         !self.limit.get().is_none()
     }
 
-    /// When the next request may be taken, as the limit is now; `None`: at once.
+    /// Returns when the next request may be taken under the current limit; `None`: at once.
     #[must_use]
     pub fn waits(&self, now: Instant) -> Option<Instant> {
         let rates = self.limit.get().rates();
@@ -103,7 +103,7 @@ impl Meter {
         (until > now).then_some(until)
     }
 
-    /// So many requests were taken, which move so many bytes.
+    /// Charges for requests taken and the bytes that they move.
     pub fn charge(&self, now: Instant, operations: u64, bytes: u64) {
         let mut owed = self.owed.lock();
         owed.settle(now, self.limit.get().rates());
@@ -112,7 +112,7 @@ impl Meter {
     }
 }
 
-/// The connected clients of a disk, or of an export of files, and how much each of them may ask for.
+/// The meters of the connected clients of a disk or an export of files, and their limit.
 #[derive(Debug, Default)]
 pub struct Meters {
     limit: Arc<Current>,
@@ -120,7 +120,7 @@ pub struct Meters {
 }
 
 impl Meters {
-    /// From now on each client may ask for so much. Requests that wait look again when somebody tells them.
+    /// Limits each client from now on. Waiting requests have to be looked at again by the caller.
     pub fn set(&self, limit: RateLimit) {
         if self.limit.get() == limit {
             return;
@@ -135,17 +135,17 @@ impl Meters {
         settle();
         self.limit.operations.store(limit.operations, Ordering::Relaxed);
         self.limit.bytes.store(limit.bytes, Ordering::Relaxed);
-        // What is not limited any more owes nothing.
+        // A client without a limit owes nothing.
         settle();
     }
 
-    /// True when clients are limited at present.
+    /// Returns true if clients are limited at present.
     #[must_use]
     pub fn are_limited(&self) -> bool {
         !self.limit.get().is_none()
     }
 
-    /// The meter of a client, the same for all its connections.
+    /// Returns the meter of a client, the same for all its connections.
     pub fn of(&self, client: ClientKey) -> Arc<Meter> {
         let mut clients = self.clients.lock();
         if let Some(found) = clients.get(&client).and_then(Weak::upgrade) {
@@ -172,7 +172,7 @@ mod tests {
         (meters, meter)
     }
 
-    /// Requests of `bytes` each that are taken within `time`, by a clock that jumps.
+    /// Returns how many requests of `bytes` each are taken within `time`, by a simulated clock.
     fn taken(limit: RateLimit, bytes: u64, time: Duration) -> u64 {
         let meter = meter(limit).1;
         let start = Instant::now();
@@ -198,7 +198,7 @@ mod tests {
             (limit(0, 1 << 20), 4096, 256),
             (limit(100, 1 << 20), 4096, 100),
             (limit(1000, 1 << 20), 4096, 256),
-            // Longer than what may be ahead: it is taken, and then paid for.
+            // Longer than the allowed advance: it is taken and paid for afterwards.
             (limit(0, 1 << 20), 1 << 19, 2),
         ] {
             let count = taken(limit, bytes, hour);

@@ -1,4 +1,4 @@
-//! What goes into the engine, what comes out, and what it needs done.
+//! The engine's input and output, and the work that it needs done.
 
 use crate::Disk;
 use crate::cursor::Cursor;
@@ -8,43 +8,43 @@ use std::time::Instant;
 use towline_mem::{Aggregate, PoolBuffer};
 use towline_store::{Direction, Place};
 
-/// Moves bytes between a disk and the buffer that it owns; tells how many, and gives the buffer back.
+/// Moves bytes between a disk and the buffer that it owns; returns their number and the buffer.
 pub type Call = Box<dyn FnOnce() -> (io::Result<usize>, PoolBuffer) + Send>;
 
-/// Something that waits for a device. Whoever does it tells the engine by [`crate::Engine::finished`]
-/// or [`crate::Engine::answered`], under the same token.
+/// Work that waits for a device. Its result is passed to [`crate::Engine::finished`] or, for `Ask`,
+/// [`crate::Engine::answered`], with the same token.
 pub enum Work {
-    /// Move `length` bytes between the start of a buffer and a place.
+    /// Move `place.length` bytes between the device and the start of a buffer.
     Transfer {
-        /// Where on the device.
+        /// Position on the device.
         place: Place,
-        /// Memory.
+        /// The buffer.
         buffer: PoolBuffer,
         /// To or from the device.
         direction: Direction,
-        /// A write that is not done before it is on stable storage.
+        /// The write must be on stable storage before it is done.
         durable: bool,
     },
-    /// Call this on a thread that may wait; it returns the buffer and the bytes moved.
+    /// Make this call on a thread that may block; it returns the number of bytes moved, and the buffer.
     Call(Call),
-    /// Call this at that time, on any thread: it does not wait.
+    /// Make this call at the given time, on any thread: it does not block.
     At(Instant, Call),
-    /// Call this on a thread that may wait.
+    /// Make this call on a thread that may block.
     Ask(Box<dyn FnOnce() -> io::Result<Vec<Vec<Status>>> + Send>),
 }
 
-/// A run of bytes of one status.
+/// A run of bytes with the same status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Status {
-    /// Bytes; not zero.
+    /// Length in bytes; not zero.
     pub length: u64,
-    /// What the front that asked means by it.
+    /// Flags, whose meaning is up to the front that asked.
     pub flags: u32,
 }
 
-/// Does what waits.
+/// Does the work that waits for devices.
 pub trait Driver {
-    /// Begins it; it is about this disk.
+    /// Starts work for this disk.
     fn begin(&mut self, token: u64, disk: &Arc<Disk>, work: Work);
 }
 
@@ -52,16 +52,16 @@ pub trait Driver {
 #[derive(Debug)]
 #[allow(clippy::exhaustive_enums)] // fronts have to send each
 pub enum Piece {
-    /// These.
+    /// Bytes that no longer change.
     Data(Aggregate),
-    /// Pages of a file or of memory that others may change: they may turn out to be missing.
+    /// Pages of a file or of memory that others may change; sending them may fail.
     Lent(Aggregate),
-    /// So many zeroes.
+    /// A run of zeroes of this length.
     Hole(u64),
 }
 
 impl Piece {
-    /// Bytes.
+    /// Returns the number of bytes.
     #[must_use]
     pub fn len(&self) -> u64 {
         match self {
@@ -70,7 +70,7 @@ impl Piece {
         }
     }
 
-    /// True for no bytes, which never is.
+    /// Returns true if there are no bytes, which never happens.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -86,7 +86,7 @@ pub struct Times {
     pub disk: u64,
 }
 
-/// What the engine tells a front, whose own word for the request is `T`.
+/// What the engine reports to a front; `T` is the front's tag for the request.
 #[derive(Debug)]
 #[allow(clippy::exhaustive_enums)] // fronts have to handle each
 pub enum Output<T> {
@@ -98,9 +98,9 @@ pub enum Output<T> {
         offset: u64,
         /// The bytes.
         piece: Piece,
-        /// Nothing of this request came before.
+        /// This is the first output of the request.
         first: bool,
-        /// Nothing follows.
+        /// Set if this is the last output of the request.
         last: Option<Times>,
     },
     /// Part of a read failed.
@@ -111,21 +111,21 @@ pub enum Output<T> {
         offset: u64,
         /// Why.
         error: io::Error,
-        /// Nothing of this request came before.
+        /// This is the first output of the request.
         first: bool,
-        /// Nothing follows.
+        /// Set if this is the last output of the request.
         last: Option<Times>,
     },
-    /// A write, or anything else without data, is over.
+    /// A write, or another request without data, is over.
     Done {
         /// The request.
         tag: T,
-        /// How it went.
+        /// The outcome.
         result: io::Result<()>,
         /// How long it took.
         times: Times,
     },
-    /// Extents, one list for each asked for.
+    /// Extents: one list for each metadata context asked for.
     Extents {
         /// The request.
         tag: T,
@@ -137,7 +137,7 @@ pub enum Output<T> {
 }
 
 impl<T: Copy> Output<T> {
-    /// What it is about.
+    /// Returns the tag of the request.
     #[must_use]
     pub fn tag(&self) -> T {
         let (Self::Piece { tag, .. }
@@ -147,7 +147,7 @@ impl<T: Copy> Output<T> {
         *tag
     }
 
-    /// The same about something else.
+    /// Returns the same output with another tag.
     #[must_use]
     pub fn with_tag<U>(self, tag: U) -> Output<U> {
         match self {
@@ -163,41 +163,41 @@ impl<T: Copy> Output<T> {
     }
 }
 
-/// How a read is to be told.
+/// How a read is reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(clippy::exhaustive_enums)] // fronts choose
 pub enum How {
-    /// Each piece when it lands, between those of others.
+    /// Each piece when it lands, interleaved with those of other reads.
     Pieces,
-    /// In ascending order, each byte, and no other read in order before it is told to its end; the
-    /// front keeps back what else it has to say meanwhile.
+    /// All bytes in ascending order, and not interleaved with another ordered read; the front holds back
+    /// other replies meanwhile.
     Ordered,
-    /// In one piece; at most a fragment long.
+    /// In one piece; at most one fragment long.
     Whole,
-    /// As `Pieces`, in memory of our own that nobody changes before it is sent.
+    /// Like `Pieces`, but in buffers that nobody changes before they are sent.
     Copied,
 }
 
-/// A read to be done.
+/// A read under way.
 #[derive(Debug)]
 pub(crate) struct Read {
     pub(crate) disk: Arc<Disk>,
-    /// What nothing was begun for.
+    /// The part that is not started.
     pub(crate) cursor: Cursor,
     pub(crate) how: How,
-    /// Nothing is told before all has landed.
+    /// Nothing is reported before everything has landed.
     pub(crate) serial: bool,
-    /// Fragments that the disk works on.
+    /// Fragments that the disk is working on.
     pub(crate) in_flight: usize,
     pub(crate) told: bool,
     pub(crate) failed: bool,
-    /// In order: where and why, until nothing is under way any more.
+    /// Ordered reads: offset and error of a failure, until nothing is under way any more.
     pub(crate) failure: Option<(u64, io::Error)>,
-    /// In order, or serial: what was begun and is not handed over yet.
+    /// Ordered and serial reads: fragments started but not yet handed over.
     pub(crate) waiting: std::collections::VecDeque<Waiting>,
 }
 
-/// A fragment whose turn has not come.
+/// A fragment that is not yet handed over.
 #[derive(Debug)]
 pub(crate) struct Waiting {
     pub(crate) offset: u64,
@@ -209,8 +209,9 @@ pub(crate) struct Waiting {
 pub(crate) struct Write {
     pub(crate) disk: Arc<Disk>,
     pub(crate) start: u64,
-    /// Next byte to be received, and the next one that has no room yet.
+    /// Next byte of payload to come.
     pub(crate) next: u64,
+    /// Next byte that has no room yet.
     pub(crate) placed: u64,
     pub(crate) end: u64,
     pub(crate) durable: bool,

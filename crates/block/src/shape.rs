@@ -1,36 +1,36 @@
-//! What an export tells its clients of a disk in place of what the back end says.
+//! Blocks and queue depth that an export announces in place of the back end's.
 
 use std::io;
 use towline_store::Geometry;
 
-/// Longest block that the NBD protocol lets be the smallest unit of requests.
+/// Largest minimum block that the NBD protocol allows, in bytes.
 const BLOCK_BYTES_MAX: u32 = 64 * 1024;
-/// What is told to be served best lies in these bounds of the protocol.
+/// The protocol's bounds for the preferred block, in bytes.
 const PREFERRED_BYTES: std::ops::RangeInclusive<u32> = 512..=32 << 20;
 
-/// Requests of one connection that may be under way at once, and are unless an export says less.
+/// Requests of one connection that may be under way at once, unless the export allows fewer.
 pub const DEPTH_MAX: u32 = 1024;
 
-/// Blocks and queue depth of an export; zero: as the back end and the server are by themselves.
+/// Blocks and queue depth of an export; zero means the default of the back end or the server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[allow(clippy::exhaustive_structs)] // made from options
 pub struct Shape {
-    /// Smallest unit of requests, bytes.
+    /// Smallest unit of requests, in bytes.
     pub block: u32,
-    /// Unit that is told to be served best, bytes.
+    /// Unit that is announced as performing best, in bytes.
     pub preferred: u32,
-    /// Requests of one connection that may be under way at once, at most [`DEPTH_MAX`].
+    /// Limit for the requests of one connection under way at once, at most [`DEPTH_MAX`].
     pub depth: u32,
 }
 
 impl Shape {
-    /// The geometry that clients see.
+    /// Returns the geometry that clients see.
     #[must_use]
     pub fn of(self, back_end: Geometry) -> Geometry {
         let block_minimum = back_end.block_minimum.max(self.block);
         let preferred = if self.preferred > 0 { self.preferred } else { back_end.block_preferred };
         Geometry {
-            // Less than a block at the end, which a file may have grown by, cannot be asked for.
+            // A partial block at the end, which a grown file may have, cannot be requested.
             size: back_end.size - back_end.size % u64::from(block_minimum),
             block_minimum,
             block_preferred: preferred.max(block_minimum),
@@ -38,11 +38,11 @@ impl Shape {
         }
     }
 
-    /// Checks it against the back end.
+    /// Checks the shape against the back end.
     ///
     /// # Errors
-    /// `InvalidInput`, with words, for blocks and depths that cannot be, or blocks that the disk's size is no
-    /// multiple of.
+    /// `InvalidInput`, with an explanation, for blocks and depths that are not allowed, or if the disk's size
+    /// is not a multiple of the block.
     pub fn check(self, back_end: Geometry) -> io::Result<()> {
         let wrong = |what: String| Err(io::Error::new(io::ErrorKind::InvalidInput, what));
         let Self { block, preferred, depth } = self;

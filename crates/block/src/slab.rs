@@ -1,6 +1,6 @@
-//! A table whose keys are not valid any more once their entry is gone.
+//! A table whose keys become invalid when their entry is removed.
 
-/// Key of an entry: its place, and which of the entries that ever had this place.
+/// Key of an entry: its index, and a number that changes each time the index is reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Key {
     pub(crate) place: u32,

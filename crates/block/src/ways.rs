@@ -1,5 +1,5 @@
-//! The ways of one fragment: by reference, by a copy at once, by the device into a buffer, or by a
-//! thread that may wait.
+//! The ways in which a fragment is moved: by reference, by an immediate copy, by the device into a buffer, or
+//! by a call on a thread that may block.
 
 use crate::Disk;
 use crate::memory::{Memory, Short};
@@ -12,12 +12,12 @@ use std::time::Instant;
 use towline_mem::{Aggregate, PoolBuffer, Segment};
 use towline_store::{BlockStore, Direction, Now};
 
-/// Longest run of pages that is handed over as one piece.
+/// Longest run of pages that is handed over in one piece.
 const LENT_BYTES_MAX: u64 = 1 << 20;
-/// Shorter holes are read like data.
+/// Shorter holes are read as data.
 const HOLE_BYTES_MIN: u64 = 64 * 1024;
 
-/// The first bytes of a range, if they need no device.
+/// Returns the first bytes of a range if they need no device.
 pub(crate) fn at_once(disk: &Disk, offset: u64, rest: u64, how: How) -> Option<Piece> {
     let hole = disk.store.hole_now(offset, rest);
     if hole == rest || hole >= HOLE_BYTES_MIN {
@@ -34,7 +34,7 @@ pub(crate) fn at_once(disk: &Disk, offset: u64, rest: u64, how: How) -> Option<P
     }
 }
 
-/// Exactly these bytes by reference, if they are in memory.
+/// Returns exactly these bytes by reference if they are in memory.
 pub(crate) fn lent(disk: &Disk, offset: u64, length: u64) -> Option<Aggregate> {
     disk.store.lend(offset, length).filter(|bytes| bytes.len() == length)
 }
@@ -46,16 +46,17 @@ pub(crate) fn aggregate(buffer: PoolBuffer, length: u64) -> Aggregate {
 }
 
 pub(crate) enum ReadWork {
-    /// Nothing had to be waited for.
+    /// The read is done without waiting.
     Done(io::Result<Piece>),
-    /// With true: it moves nothing, but brings pages into memory.
+    /// The work waits. If the flag is set, it moves nothing and only brings pages into memory.
     Begin(Work, bool),
 }
 
-/// How the next fragment of a read, at most `rest` bytes, is begun. Its buffer is charged to the account.
+/// Reads the next fragment of a read, of at most `rest` bytes, or prepares the work for it. Returns its
+/// length too. The buffer is charged to `account`.
 ///
 /// # Errors
-/// There is no buffer for it.
+/// No buffer is available for it.
 pub(crate) fn read_work(
     memory: &mut Memory,
     disk: &Arc<Disk>,
@@ -66,7 +67,7 @@ pub(crate) fn read_work(
 ) -> Result<(ReadWork, u64), Short> {
     let place = disk.store.locate(offset, rest, Direction::Read);
     let length = place.as_ref().map_or(rest, |place| place.length);
-    // Also for pages: what is brought into memory for one client is bounded as buffers are.
+    // Pages need a buffer too: it bounds what is brought into memory for one client.
     let mut buffer = memory.take(disk, length)?;
     if let Some(account) = account {
         buffer = buffer.charged_to(account);
@@ -96,7 +97,8 @@ pub(crate) fn read_work(
     Ok((ReadWork::Begin(work, false), length))
 }
 
-/// Whom to ask for so many bytes, and, where a disk only pretends to take time, when.
+/// Returns the store to ask for `length` bytes and, for a disk that only simulates a delay, the time to ask
+/// it.
 fn late(disk: &Disk, length: u64) -> (Option<Instant>, Arc<dyn BlockStore>) {
     match disk.store.later(length) {
         Some((at, store)) => (Some(at), store),
@@ -114,7 +116,7 @@ fn work_at(
     }
 }
 
-/// How bytes of a write are written.
+/// Returns the work that writes the bytes in a buffer.
 pub(crate) fn write_work(
     disk: &Arc<Disk>,
     offset: u64,

@@ -1,5 +1,5 @@
-//! Whatever lands when, each read is told whole, and reads in order never mix.
-#![allow(clippy::unwrap_used)] // a test that cannot go on should say where
+//! Whatever the order in which fragments land, each read is reported completely, and ordered reads never mix.
+#![allow(clippy::unwrap_used)] // a test should say where it fails
 
 use proptest::prelude::*;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ const SIZE: u64 = 1 << 20;
 const FRAGMENT: u64 = 16 * 1024;
 const OWNER_FRAGMENTS: usize = 5;
 
-/// Work that was begun and is done when the test says so.
+/// Collects the work that the engine starts; the test decides when it is done.
 #[derive(Default)]
 struct Later(Vec<(u64, Work)>);
 
@@ -40,12 +40,12 @@ struct Asked {
 fn asked() -> impl Strategy<Value = Asked> {
     let range = (0..SIZE - 200_000, 1..200_000u64);
     (range, 0..2usize).prop_map(|((from, length), owner)| {
-        // As an NBD connection has one form of reply.
+        // A connection has one form of reply, as with NBD.
         Asked { from, length, ordered: owner == 0, owner }
     })
 }
 
-/// What was told of one read.
+/// What was reported of one read.
 struct Told {
     covered: Vec<bool>,
     over: bool,
@@ -171,7 +171,8 @@ proptest! {
     }
 }
 
-/// What is told of a read, and in which order its fragments were begun, when they land backwards.
+/// Returns the order in which fragments are reported that land last to first, and how many each landing
+/// reports.
 fn landing_backwards(delivery: Delivery) -> (Vec<u64>, Vec<usize>) {
     let memory = MemoryDisk::new("test", SIZE).unwrap();
     let store = DelayStore::new(memory, Duration::ZERO, 0);
@@ -225,7 +226,7 @@ fn bytes_are_counted_by_their_way() {
     assert_eq!(moved(DataPath::ZeroCopy), (0, 4));
 }
 
-/// Who sleeps while there are some leaves clients without their answers.
+/// A core that goes to sleep while there are outputs leaves clients without answers.
 #[test]
 fn answers_that_nobody_has_taken_are_work() {
     let memory = MemoryDisk::new("test", SIZE).unwrap();
@@ -241,7 +242,7 @@ fn answers_that_nobody_has_taken_are_work() {
     assert!(!engine.has_work());
 }
 
-/// What a connection had asked for is forgotten with it, whatever had landed.
+/// A connection's requests are forgotten with it, however much has landed.
 #[test]
 fn an_owner_that_goes_leaves_nothing() {
     for landed in 0..6 {

@@ -1,7 +1,7 @@
-//! One fault after another at every place where the engine waits for a device: transfers that move
-//! less than asked for, that are interrupted, that fail. Each request is answered once, with right
-//! data or an error, and memory comes back.
-#![allow(clippy::unwrap_used)] // a test that cannot go on should say where
+//! Causes one fault at every place where the engine waits for a device: transfers that move less than asked
+//! for, are interrupted, or fail. Each request is answered once, with the right data or an error, and all
+//! memory is released.
+#![allow(clippy::unwrap_used)] // a test should say where it fails
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -22,7 +22,7 @@ const EIO: i32 = 5;
 const EAGAIN: i32 = 11;
 const ENOSPC: i32 = 28;
 
-/// A file that is never answered for at once, so that all goes through the driver.
+/// A file that never answers at once, so that all work goes through the driver.
 #[derive(Debug)]
 struct Waits(Arc<FileDisk>);
 
@@ -32,7 +32,7 @@ impl BlockStore for Waits {
     }
 
     fn locate(&self, offset: u64, length: u64, direction: Direction) -> Option<Place> {
-        // Some places have none, so that both ways are taken.
+        // Some offsets have no place, so that both ways are used.
         let none = (offset / FRAGMENT as u64) % 5 == 4;
         if none { None } else { self.0.locate(offset, length, direction) }
     }
@@ -73,14 +73,14 @@ impl BlockStore for Waits {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
-    /// Only so many bytes are moved.
+    /// Only this many bytes are moved.
     Short(usize),
-    /// As at the end of a file.
+    /// No bytes are moved, as at the end of a file.
     Nothing,
     Errno(i32),
 }
 
-/// Does the work when asked to, the one of this number wrongly.
+/// Does the work when told to; the piece of work with the given number fails.
 struct Faulty {
     work: Vec<(u64, Work)>,
     begun: usize,
@@ -97,9 +97,9 @@ impl Driver for Faulty {
 }
 
 impl Faulty {
-    /// Does one piece of work; what the engine is to be told.
+    /// Does one piece of work and returns the result for the engine.
     fn turn(&mut self) -> Option<(u64, io::Result<usize>, PoolBuffer)> {
-        // The youngest first: whatever lands, it is not the next in order.
+        // The newest first, so that what lands is never the next in order.
         let (token, work) = self.work.pop()?;
         let number = self.numbers.remove(&token)?;
         let fault = self.fault.filter(|(at, _)| *at == number).map(|(_, fault)| fault);
@@ -140,7 +140,7 @@ impl Faulty {
     }
 }
 
-/// What stands on the disk before, and what is written.
+/// The contents before, and the data written.
 static CONTENTS: LazyLock<[Vec<u8>; 2]> = LazyLock::new(|| {
     [0, 31].map(|seed| (0..SIZE).map(|at| (at / 512 * 13 + at * 7 + seed) as u8 | 1).collect())
 });
@@ -149,7 +149,7 @@ fn contents(which: usize, range: Range<u64>) -> &'static [u8] {
     &CONTENTS[which][range.start as usize..range.end as usize]
 }
 
-/// What became of a request.
+/// The outcome of a request.
 #[derive(Debug, Default)]
 struct Outcome {
     error: Option<i32>,
@@ -188,7 +188,7 @@ impl World {
         self.outcomes.len() - 1
     }
 
-    /// Works until all is told. Data is what stood there before or, once `written`, perhaps what is
+    /// Works until everything is reported. Reads return the contents before or, if `written`, also the data
     /// written.
     fn run(&mut self, written: bool) {
         for _ in 0..100_000 {
@@ -253,8 +253,8 @@ impl World {
     }
 }
 
-/// Reads and writes of all kinds with this fault in their midst; false when there were fewer pieces
-/// of work than that.
+/// Does reads and writes of all kinds with this fault among them. Returns false if there was less work than
+/// that.
 fn script(file: &tempfile::NamedTempFile, fault: (usize, Fault)) -> bool {
     let what = format!("{fault:?}");
     let mut world = World::new(file.as_file(), file.path(), Some(fault));
@@ -299,10 +299,10 @@ fn script(file: &tempfile::NamedTempFile, fault: (usize, Fault)) -> bool {
     for (tag, (range, _)) in reads.iter().enumerate().filter(|(tag, _)| !failed.contains(tag)) {
         assert_eq!(world.outcomes[tag].covered, range.end - range.start, "{what}: read {tag}");
     }
-    // Where there is no space nothing was written that could be lost.
+    // Without space nothing was written that could be lost.
     let lost = failed.contains(&hard) && fault.1 != Fault::Errno(ENOSPC);
     assert_eq!(world.disk.has_failed(), lost, "{what}: a durable write failed");
-    // What was answered without an error is there.
+    // Writes answered without an error are in the file.
     let mut bytes = vec![0; SIZE as usize];
     file.as_file().read_exact_at(&mut bytes, 0).unwrap();
     for (tag, range) in [(soft, 100..60_000), (hard, 70_000..110_000), (small, 120_000..120_100)] {

@@ -1,6 +1,6 @@
-//! What a long read holds: its fragments, not its length. The engine's buffers are counted after
-//! every step, with the sizes that the server uses.
-#![allow(clippy::unwrap_used)] // a test that cannot go on should say where
+//! A long read holds memory for its fragments, not for its length. Counts the engine's buffers after every
+//! step, with the sizes that the server uses.
+#![allow(clippy::unwrap_used)] // a test should say where it fails
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -27,11 +27,12 @@ impl Driver for Later {
 enum Order {
     First,
     Last,
-    /// All but the first, as long as there are others.
+    /// The second, so that the first lands only when it is alone.
     FirstLast,
 }
 
-/// Reads 8 MiB, several at once, to somebody who takes the answer slowly; the most that was held.
+/// Reads 8 MiB, several times at once, for a client that takes the answers slowly. Returns the most bytes
+/// held.
 fn most_held(store: Arc<dyn BlockStore>, how: How, reads: usize, order: Order) -> u64 {
     let store = DelayStore::new(store, Duration::ZERO, 0);
     let disk = Arc::new(Disk::new("disk", "", store, false));
@@ -44,7 +45,7 @@ fn most_held(store: Arc<dyn BlockStore>, how: How, reads: usize, order: Order) -
         engine.read(owner, tag, &disk, 0..READ, how, Instant::now());
     }
     let mut later = Later::default();
-    // What is on its way to the client.
+    // Bytes on their way to the client.
     let mut unsent: VecDeque<Piece> = VecDeque::new();
     let (mut covered, mut most) = (0, 0);
     while covered < reads as u64 * READ {

@@ -1,4 +1,4 @@
-//! Times one operation on one remote file: `latency URL`, for example
+//! Times operations on one remote file: `latency URL`, for example
 //! `cargo run --release -p towline-client --example latency towline://127.0.0.1/data/file`.
 
 use std::time::Instant;

@@ -1,5 +1,5 @@
-//! Reads a remote file from start to end, over and over for two seconds, in pieces of a given size:
-//! `throughput URL [BYTES]`; prints GB/s.
+//! Reads a remote file from start to end, again and again for two seconds, in pieces of a given
+//! size, and prints GB/s: `throughput URL [BYTES]`.
 
 use std::time::{Duration, Instant};
 use towline_client::{Client, Options, Url};

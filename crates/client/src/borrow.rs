@@ -1,4 +1,5 @@
-//! Data that the server lends: read in place, in memory of the server that is mapped here.
+//! Borrowed data: the client reads what the server lends in place, in the server's memory, which it
+//! maps.
 
 use smallvec::SmallVec;
 use std::io;
@@ -9,26 +10,26 @@ use towline_net::Link;
 use towline_wire::extents::{Extent, Extents};
 use towline_wire::{Header, ProtocolError};
 
-/// How much is fetched ahead of a copy: the processor goes on by itself once it has seen some lines.
+/// Bytes prefetched before a copy: after a few lines the processor prefetches by itself.
 const EXPECTED_BYTES: usize = 512;
 
-/// The memories that were handed over on a lane, by their numbers.
+/// The memories that the server handed over on a lane, by number.
 pub(crate) struct Memories {
     known: Vec<Arc<Known>>,
     hide: fn(OwnedFd) -> io::Result<OwnedFd>,
 }
 
-/// A memory that was handed over, on a link.
+/// A memory that the server handed over on a link.
 struct Known {
     link: Arc<Link>,
     memory: SharedMemory,
 }
 
-/// Why lent data cannot be had.
+/// Why lent data cannot be used.
 pub(crate) enum Refusal {
     /// The server broke the protocol.
     Illegal(ProtocolError),
-    /// This process cannot map the memory: it has to be sent.
+    /// This process cannot map the memory: the data has to be sent.
     Unmapped,
 }
 
@@ -38,9 +39,9 @@ impl From<ProtocolError> for Refusal {
     }
 }
 
-/// Data of one reply.
+/// The data that one reply lends.
 pub(crate) struct Borrowed {
-    /// Where it stands; `None` when all of it is zeroes.
+    /// The memory it is in; `None` if all of it is zeroes.
     from: Option<Arc<Known>>,
     extents: SmallVec<[Extent; 2]>,
     bytes: usize,
@@ -57,12 +58,13 @@ fn wrong(what: &'static str) -> Refusal {
 }
 
 impl Memories {
-    /// None yet, on a lane over which there can be some. `hide`: see [`crate::Options::hide`].
+    /// No memories yet; `None` for a lane over which the server cannot lend. `hide`: see
+    /// [`crate::Options::hide`].
     pub(crate) fn of(link: &Link, hide: fn(OwnedFd) -> io::Result<OwnedFd>) -> Option<Self> {
         matches!(link, Link::Shm(_)).then(|| Self { known: Vec::new(), hide })
     }
 
-    /// The memory of this number: the next one is taken from the link.
+    /// Returns the memory with this number. Receives it from the link if it is the next one.
     fn find(&mut self, number: u32, link: &Arc<Link>) -> Result<&Arc<Known>, Refusal> {
         let Link::Shm(shared) = &**link else { return Err(wrong("lent over a socket")) };
         let number = number as usize;
@@ -79,7 +81,7 @@ impl Memories {
         self.known.get(number).ok_or_else(|| wrong("memory was lent that was not handed over"))
     }
 
-    /// What a reply says is lent: `room` bytes at most, all of them inside the memory.
+    /// Returns what a reply lends: at most `room` bytes, all of them inside the memory.
     pub(crate) fn borrow(
         &mut self,
         header: &Header,
@@ -110,13 +112,13 @@ impl Memories {
 }
 
 impl Borrowed {
-    /// Bytes.
+    /// Length in bytes.
     pub(crate) fn len(&self) -> usize {
         self.bytes
     }
 
-    /// Has the processor fetch its first bytes while it does something else. They are in no cache, most likely, and neither is what
-    /// tells where their page is.
+    /// Prefetches its first bytes. They are most likely in no cache, and neither is the translation
+    /// of their address.
     pub(crate) fn expect(&self) {
         if let (Some(from), Some(Extent { offset: Some(offset), length })) =
             (&self.from, self.extents.first())
@@ -125,16 +127,16 @@ impl Borrowed {
         }
     }
 
-    /// True when it was lent over this link.
+    /// True if it was lent over this link.
     pub(crate) fn is_of(&self, link: &Arc<Link>) -> bool {
         self.from.as_ref().is_some_and(|from| Arc::ptr_eq(&from.link, link))
     }
 
-    /// Copies all of it to the start of `target`. False: the loan ended meanwhile, with the lane,
-    /// and the bytes are worthless.
+    /// Copies all of it to the start of `target`. Returns false if the loan ended meanwhile, with
+    /// the lane; the bytes are then worthless.
     ///
     /// # Panics
-    /// When `target` is shorter.
+    /// If `target` is shorter.
     pub(crate) fn copy_to(&self, target: &mut [u8]) -> bool {
         let mut rest = target;
         for extent in &self.extents {
@@ -145,7 +147,7 @@ impl Borrowed {
             }
             rest = behind;
         }
-        // That there is a hole was true when it was said.
+        // Holes need no check: they were holes when the server said so.
         self.from.as_ref().is_none_or(|from| match &*from.link {
             Link::Shm(link) => link.loans_hold(),
             _ => false,

@@ -1,4 +1,4 @@
-//! A client: one session with one server.
+//! The client handle: one session with one server.
 
 use crate::File;
 use crate::convert::write_flags;
@@ -12,51 +12,55 @@ use std::time::Duration;
 use towline_wire::limits::{CLIENT_STALL_SECONDS, LISTING_BYTES_MAX, RECONNECT_SECONDS};
 use towline_wire::{Attr, Request};
 
-/// Whose requests a server takes first, where they wait for it: for its processors, its memory or its devices.
+/// How a server ranks this client's requests while they wait for its processors, memory or devices.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Priority {
-    /// In turn with all others.
+    /// In turn with all other clients.
     #[default]
     Normal,
-    /// After those of other clients, but at least one for each eight of theirs. For work that nobody waits for.
+    /// After other clients' requests, but at least one for every eight of theirs. For background
+    /// work.
     Low,
 }
 
-/// How a client behaves.
+/// Settings of a client.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Options {
     /// How long the client tries to replace a lost connection before operations fail.
     pub reconnect: Duration,
-    /// How long a server that took a connection may take to answer the greeting, and after a restart each
-    /// request to have an open file or a lock again; a server that takes longer counts as one that cannot be reached. Not zero.
+    /// How long the server may take to answer the greeting once it has accepted a connection and,
+    /// after a restart, to answer each request that reopens a file or takes a lock again. A slower
+    /// server counts as unreachable. Must not be zero.
     pub greeting: Duration,
-    /// How long to spin for an answer before sleeping, in microseconds; where that was in vain it
-    /// is done less often, see [`towline_net::Spin`]. Zero: sleep at once.
+    /// How long to spin for an answer before sleeping, in microseconds. The client spins less often
+    /// where spinning has not helped, see [`towline_net::Spin`]. Zero: sleep at once.
     pub spin_us: u32,
-    /// A random number that names a family of sessions: whoever knows it shares their open files,
-    /// see [`File::from_handle`]. Zero: none.
+    /// A random number that names a family of sessions, which share their open files: every session
+    /// that gives the number belongs to the family, see [`File::from_handle`]. Zero: none.
     pub family: u64,
-    /// Whether requests of other clients go before this one's.
+    /// Whether requests of other clients go before those of this one.
     pub priority: Priority,
-    /// How many requests go over a socket before the session moves to shared memory, where there is
-    /// some: to set it up costs as much as it saves some twenty small requests. Zero: at once.
+    /// Number of requests after which the session moves from a socket to shared memory, if it can:
+    /// setting up shared memory costs as much as it saves over some twenty small requests. Zero: at
+    /// once.
     pub nearer_after: u64,
-    /// Each descriptor that the client keeps goes through this first: a library inside another program can give
-    /// it a number that the program does not use. The default changes nothing.
+    /// Called with each descriptor that the client keeps; the client uses the descriptor it
+    /// returns. A library inside another program can move descriptors to numbers that the program
+    /// does not use. The default changes nothing.
     pub hide: fn(OwnedFd) -> io::Result<OwnedFd>,
-    /// How many operations that were started may wait to be sent until somebody waits for an
-    /// answer, so that many leave by one system call. For programs that keep a pipeline full: half
-    /// of its depth is a good number. Zero: each is sent at once.
+    /// Started operations are queued, to leave with one system call, until this many messages wait
+    /// or a caller waits for an answer. For programs that keep a pipeline full: half its depth is a
+    /// good number. Zero: send each at once.
     pub coalesce: u32,
-    /// Counted up before each request that can change what others see of files, and again when it
-    /// is answered ([`Request::alters`]). Clients that share the number, also in other processes,
-    /// thus know whether what they were told before can still be true.
+    /// Incremented before each request that can change what others see of files, and again when it
+    /// is answered ([`Request::alters`]). Clients that share the counter, also across processes,
+    /// can tell whether earlier answers may still hold.
     pub changes: Option<&'static AtomicU64>,
-    /// Listings with attributes also say which files have no extended attributes
-    /// ([`towline_wire::attr::attr_flag::NO_XATTRS`]). It costs the server a system call for each.
-    /// Asked before each.
+    /// Whether listings with attributes also say which files have no extended attributes
+    /// ([`towline_wire::attr::attr_flag::NO_XATTRS`]), which costs the server one system call per
+    /// file. Called before each such listing.
     pub tell_xattrs: fn() -> bool,
 }
 
@@ -77,7 +81,7 @@ impl Default for Options {
     }
 }
 
-/// A session with one server. Cloning shares it.
+/// A session with one server. Clones share it.
 #[derive(Clone)]
 pub struct Client {
     pub(crate) core: Arc<Core>,
@@ -92,26 +96,26 @@ impl Client {
         Ok(Self { core: Core::connect(transport, options)? })
     }
 
-    /// Opens the root directory of an export; or, of `EXPORT/PATH`, that directory of it as a root of
+    /// Opens the root directory of an export. With `EXPORT/PATH`, opens that directory as a root of
     /// its own, which no `..` and no symbolic link leads out of.
     ///
     /// # Errors
-    /// `ENOENT` when there is no such export, `EACCES` when it is not for this user; and as `open`.
+    /// `ENOENT` if there is no such export, `EACCES` if this user may not use it; and as `open`.
     pub fn attach(&self, export: &[u8]) -> Result<File, Error> {
         let outcome = self.core.call(&[Request::Attach { name: export }], &[], &mut [])?;
         File::opened(&self.core, outcome.single()?, None, export, 0)
     }
 
-    /// Which start of the server answers: another number after each.
+    /// The boot epoch of the server: identifies its current run.
     #[must_use]
     pub fn boot_epoch(&self) -> u32 {
         self.core.boot_epoch()
     }
 
-    /// Opens again, as after a restart of the server, the files of the family that it was told of by
-    /// [`File::from_handle`]: for a new member that comes to another start of the server ([`Client::boot_epoch`]) than
-    /// the one that gave the handles. What cannot be had again fails with `ESTALE` from then on. For a client that
-    /// nobody else uses yet.
+    /// Reopens the files of the family that this client knows from [`File::from_handle`], as after
+    /// a restart of the server. For a new member of the family that connects to another run of the
+    /// server ([`Client::boot_epoch`]) than the one that issued the handles. Files that cannot be
+    /// reopened fail with `ESTALE` from then on. Nobody else may be using this client yet.
     ///
     /// # Errors
     /// [`Error::Connection`].
@@ -119,7 +123,7 @@ impl Client {
         self.core.reclaim()
     }
 
-    /// Names of the server's exports.
+    /// Returns the names of the server's exports.
     ///
     /// # Errors
     /// [`Error::Connection`].
@@ -128,7 +132,7 @@ impl Client {
         Ok(names.split(|b| *b == 0).filter(|n| !n.is_empty()).map(<[u8]>::to_vec).collect())
     }
 
-    /// The server's counters and stage times, as JSON.
+    /// Returns the server's counters and stage times, as JSON.
     ///
     /// # Errors
     /// [`Error::Connection`].
@@ -144,58 +148,60 @@ impl Client {
         Ok(answer)
     }
 
-    /// The transport of the present connection.
+    /// The transport of the current connection.
     #[must_use]
     pub fn link_kind(&self) -> towline_net::LinkKind {
         self.core.link().kind()
     }
 
-    /// Where the time of this client's requests went so far.
+    /// Where the time of this client's requests has gone so far.
     #[must_use]
     pub fn times(&self) -> crate::Times {
         self.core.times()
     }
 
-    /// Later requests are made on behalf of this user and group, as far as the server lets clients
-    /// choose; at first they are those of the process.
+    /// Makes later requests on behalf of this user and group, as far as the server lets clients
+    /// choose. Initially they are the effective user and group of the process.
     pub fn act_as(&self, user: u32, group: u32) {
         self.core.act_as(user, group);
     }
 
-    /// Receives what has come, without waiting, and completes what it completes. For programs that
-    /// wait for [`Client::fd`] in an event loop of their own.
+    /// Sends waiting messages and receives what has arrived, all without waiting, and completes the
+    /// requests that are answered. For programs that wait for [`Client::fd`] in their own event
+    /// loop.
     pub fn progress(&self) {
         self.core.progress();
     }
 
-    /// True when something waits to be sent, as the connection took no more. Who waits for [`Client::fd`] in an event loop waits
-    /// then until it can be written to, too, and calls [`Client::progress`]: the server may wait for what is to be sent.
+    /// True while messages wait to be sent, as when the connection takes no more. An event loop
+    /// that waits for [`Client::fd`] then also waits until it is writable and calls
+    /// [`Client::progress`]: the server may be waiting for these messages.
     #[must_use]
     pub fn waits_to_send(&self) -> bool {
         self.core.waits_to_send()
     }
 
-    /// True when no request is under way, nor a file to be closed.
+    /// True when no request is under way and no close is pending.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.core.state.lock().is_idle()
     }
 
-    /// A duplicate of the descriptor that becomes readable when something has come, and can be written to when there is room
-    /// for what waits to be sent ([`Client::waits_to_send`]). Over shared
-    /// memory it only tells that the server is gone; use [`Operation::wait`] there. It changes
-    /// when a lost connection is replaced.
+    /// Returns a duplicate of the connection's descriptor. It becomes readable when something has
+    /// arrived, and writable when there is room for waiting messages ([`Client::waits_to_send`]).
+    /// Over shared memory it only shows that the server is gone; use [`Operation::wait`] there. The
+    /// descriptor changes when a lost connection is replaced.
     ///
     /// # Errors
-    /// `EMFILE` when there are no descriptors left.
+    /// `EMFILE` if there are no descriptors left.
     pub fn fd(&self) -> io::Result<OwnedFd> {
         let link = self.core.link();
         let fd = link.fd().ok_or(io::ErrorKind::Unsupported)?;
         self.core.hide(fd.try_clone_to_owned()?)
     }
 
-    /// Runs `work` with an open file of this family whose handle is known, and the `flags` it was
-    /// opened with; it stays open.
+    /// Runs `work` with the open file of this family that has this `handle` and was opened with
+    /// `flags`. The file stays open.
     ///
     /// # Errors
     /// Those of `work`.
@@ -212,46 +218,48 @@ impl Client {
         result
     }
 
-    /// Closes an open file of this family, without waiting for the answer, unless this client has locked it: whoever
-    /// is told then that it is closed may want its locks, and ask for them in another session.
+    /// Closes an open file of this family. Waits for the answer only if this client has locks on
+    /// the file: another process that learns of the close may ask for these locks at once, in
+    /// another session.
     pub fn close_handle(&self, handle: u64) {
         if self.has_locked(handle) {
-            let _ = self.core.call(&[Request::Close { handle }], &[], &mut []); // as `close(2)` of a file that is read
+            let _ = self.core.call(&[Request::Close { handle }], &[], &mut []); // its result is not needed
         } else {
             self.core.close_later(handle);
         }
     }
 
-    /// A process of this family, or of this client, that took locks ([`crate::Lock::owner`]) has ended: they
-    /// are given back, without waiting for the answer. Should it be alive, it has lost them.
+    /// Tells the server that a process of this family or client, which took locks
+    /// ([`crate::Lock::owner`]), has ended. The server releases its locks; this does not wait for
+    /// the answer. A process that is still alive has lost them.
     pub fn end_process(&self, owner: u64) {
         self.core.end_process(owner);
     }
 
-    /// Closes an open file of this family by a message that leaves with the next one, or by
+    /// Closes an open file of this family with a message that leaves with the next one, or on
     /// [`Client::flush`].
     pub fn close_with_next(&self, handle: u64) {
         self.core.close_with_next(handle);
     }
 
-    /// Sends what waits to be sent with something else.
+    /// Sends messages that are queued to leave with others.
     pub fn flush(&self) {
-        let _ = self.core.flush(); // a broken connection shows when something is waited for
+        let _ = self.core.flush(); // a later wait reports a broken connection
     }
 
-    /// An open file of this family is closed by somebody else: it is not opened again after a restart
-    /// of the server.
+    /// Forgets an open file of this family that somebody else closes, so that it is not reopened
+    /// after a restart of the server.
     pub fn forget_handle(&self, handle: u64) {
         self.core.forget(handle);
     }
 
-    /// True when locks were taken through this client on an open file, and not given back.
+    /// True if locks taken through this client on an open file are still held.
     #[must_use]
     pub fn has_locked(&self, handle: u64) -> bool {
         self.core.state.lock().files.has_locked(handle)
     }
 
-    /// Tells the server that the session is over, so that it keeps nothing for it.
+    /// Tells the server that the session is over, so that it keeps no state for it.
     pub fn close(self) {
         self.core.close();
     }

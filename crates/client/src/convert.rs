@@ -1,4 +1,4 @@
-//! Results of requests as what calls return, and arguments as what requests carry.
+//! Converts results of requests to what calls return, and arguments to what requests carry.
 
 use crate::Error;
 use towline_wire::limits::{NAME_BYTES_MAX, PATH_BYTES_MAX};
@@ -38,12 +38,12 @@ pub(crate) fn flag(follow: bool) -> u32 {
     if follow { 0 } else { NO_FOLLOW }
 }
 
-/// What the writes of a file say that is opened with these flags.
+/// Flags for the writes of a file that was opened with these flags.
 pub(crate) fn write_flags(open_flags: u32) -> u32 {
     if open_flags & open_flag::APPEND != 0 { write_flag::APPEND } else { 0 }
 }
 
-/// Fails as a local call would for a path no kernel would take.
+/// Fails as a local call would for a path that no kernel would take.
 pub(crate) fn check(path: &[u8]) -> Result<&[u8], Error> {
     if path.contains(&0) {
         return Err(Errno::EINVAL.into());

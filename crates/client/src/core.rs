@@ -1,8 +1,9 @@
-//! The core of a client: slots, sending, and whoever waits reads for all.
+//! The core of a client: request slots, sending, and receiving by one waiting thread for all.
 //!
-//! A request takes a slot, is sent by its own thread, and is completed by the leader: the one
-//! waiting thread that receives. When the leader's own request is answered it hands over to
-//! another waiting thread. Locks are held for moments only, never while waiting.
+//! A thread that makes a request takes a slot and sends the request itself. The leader, the one
+//! waiting thread that receives, completes it. When the leader's own request is answered, it hands
+//! the lead to another waiting thread. Locks are held only for moments and never while waiting,
+//! except while everything is reopened after a restart of the server.
 
 mod completing;
 mod outcome;
@@ -41,14 +42,14 @@ use towline_net::{Counters, Input, Link, Spin};
 use towline_wire::limits::{SLOTS_MAX, TRANSFER_BYTES_MAX};
 use towline_wire::{Errno, Reply, Request};
 
-/// Parts of messages that one system call sends.
+/// Most parts of messages that one system call sends.
 const GATHER: usize = 64;
-/// Bytes read at once; bulk goes straight to its place.
+/// Most bytes received at once into the scratch buffer; bulk data goes straight to its target.
 const SCRATCH_BYTES: usize = 96 * 1024;
 
 type Finished = Result<(Outcome, Vec<u8>), Error>;
 
-/// Names a request under way.
+/// Identifies a request under way.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct SlotRef {
     slot: u16,
@@ -58,109 +59,119 @@ pub(crate) struct SlotRef {
 enum Status {
     Free,
     Waiting,
-    /// Its outcome is there, or there will be none.
+    /// Answered, or ended with an error.
     Done(Result<(), Error>),
-    /// Done, and its lent data is being copied.
+    /// Done, while its lent data is being copied.
     Copying,
 }
 
 struct Slot {
     sequence: u32,
-    /// Later requests have larger ones: sent again, they keep their order.
+    /// Increases from request to request, so that resent requests keep their order.
     order: u64,
     status: Status,
-    /// The memory of its outcomes, one after the other.
+    /// The outcome of its request; its memory is reused for the next one.
     outcome: Outcome,
-    /// Header, body and short inline payload, to be sent again when the lane is lost.
+    /// Header, body and short inline payload, kept to be resent if the lane is lost.
     message: Arc<Vec<u8>>,
-    /// The source follows the message.
+    /// The whole source is sent behind the message, as inline payload.
     rides: bool,
-    /// So much of the source follows the message, at most, when it is sent for the first time.
+    /// Most bytes of the source that follow the message without a grant when it is first sent.
     ahead: usize,
-    /// Parts of the source that wait to be sent: it must stay until they are.
+    /// Parts of the source that are queued or being sent. The source must stay until they have
+    /// left.
     sending: usize,
-    /// Sent behind the message or under grants.
+    /// Data to send, behind the message or under grants.
     source: Buffer,
     target: Buffer,
-    /// More may be read than rides inline, and goes straight to its place. Listings are short for
-    /// the most part, and are received by one system call, with their header.
+    /// More data may arrive than fits inline, and goes straight to the target. Not set for listings
+    /// and events: most are short, and one system call receives them with their header.
     bulk: bool,
     received: usize,
     landed: u64,
-    /// Bytes of the source that the server has asked for, from the first one on.
+    /// End of the part of the source that the server has granted so far.
     granted: u64,
     checksums: Vec<Checked>,
-    /// First byte of the target that stands for one that could not be read, and why.
+    /// Offset of the first byte of the target that could not be read, and the error.
     failed: Option<(u64, Errno)>,
-    /// It counts as a change: see `Options::changes`.
+    /// Counts as a change, see `Options::changes`.
     alters: bool,
-    /// What it locks or unlocks of which file. Noted in the moment in which it is answered: who asked may
-    /// come to it only when another lane was lost, and all locked again that was known.
+    /// The file and lock of a lock request. The client remembers the lock when the answer arrives:
+    /// the caller may take the answer only after another lane was lost and all known locks were
+    /// taken again.
     lock: Option<(u64, Lock)>,
-    /// What it closes. That is known until it is answered: what was begun before may have to be asked again of another server.
+    /// What it closes. The file or disk stays known until the answer arrives: earlier requests may
+    /// have to be resent to a restarted server.
     closes: Option<Closing>,
-    /// What its last reply lent, on the present lane, was not given back.
+    /// Data that its last reply lent on the current lane has not been given back.
     indebted: bool,
     /// Nobody wants the answer any more.
     abandoned: bool,
-    /// The server was asked to give it up, and is asked again when it is sent again.
+    /// The server was asked to give it up; a new lane repeats that after resending the request.
     cancelled: bool,
-    /// Where its time goes, if this is one of those that are measured.
+    /// Timing, if this request is measured.
     stamps: Option<Stamps>,
-    /// Threads asleep until it is over.
+    /// Condition variables of threads that sleep until it is over.
     waiters: SmallVec<[Arc<Condvar>; 1]>,
     waker: Option<Waker>,
 }
 
-/// What a leader wants to happen.
+/// What the leader waits for.
 #[derive(Clone, Copy)]
 enum Wait<'a> {
-    /// Only what is possible at once.
+    /// Nothing: it only does what is possible at once.
     No,
-    /// One of these requests to be over, or (none) a slot to be free.
+    /// Until one of these requests is over or, with `None`, until there is room for another
+    /// request.
     For(Option<&'a [SlotRef]>),
-    /// An answer to what was just sent, by whoever has led since before: so it cannot be there yet, and nothing waits to be sent.
+    /// The answer to the request that this thread has just sent as the leader: nobody can have
+    /// received it yet, and nothing is queued.
     ForNew,
 }
 
 pub(crate) struct State {
     slots: Vec<Slot>,
     free: Vec<u16>,
-    /// Requests so far.
+    /// Number of requests so far.
     requested: u64,
-    /// Results that were not taken yet, and whose slots were needed.
+    /// Results not taken yet, whose slots were needed for other requests.
     parked: HashMap<SlotRef, Finished>,
-    /// `None` while somebody leads, who has it.
+    /// `None` while a thread leads: the leader has it.
     receiving: Option<Box<Receiving>>,
     link: Arc<Link>,
-    /// Counts lanes: see [`Messages::lane`]. Changed with that of [`Outgoing`], while both are locked.
+    /// Counts lanes, see [`Messages::lane`]. Changes together with the number in [`Outgoing`], with
+    /// both locked.
     lane: u64,
-    /// Wakers of requests that are over. They are woken where nothing is locked: they run what they like.
+    /// Wakers of requests that are over. They are called with nothing locked, since they may run
+    /// any code.
     woken: Vec<Waker>,
-    /// Messages have been queued, to leave with others: who waits for an answer looks for them.
+    /// Set once messages have been queued to leave with others: from then on, threads that wait for
+    /// an answer send what is queued.
     queues: bool,
-    /// Its lanes go as near as they may.
+    /// Lanes use the nearest link that the transport allows, shared memory if possible.
     near: bool,
     session: u64,
     secret: u64,
     boot_epoch: u32,
-    /// Why nothing works any more.
+    /// Why the session cannot be used any more.
     pub(crate) dead: Option<Error>,
     pub(crate) files: OpenFiles,
     pub(crate) disks: OpenDisks,
     pub(crate) closing: Vec<Closing>,
-    /// Changes of disks that were not answered: slot, disk, range.
+    /// Unanswered changes of disks: slot, disk, range.
     changes: Vec<(u16, u32, Range<u64>)>,
-    /// Unanswered requests with room for more than rides inline.
+    /// Number of unanswered requests with [`Slot::bulk`] set.
     bulk: usize,
-    /// Threads asleep until a request of theirs is answered.
+    /// Threads that sleep until one of their requests is answered.
     sleepers: usize,
     times: Times,
-    /// What the server lends parts of on the present lane; `None` where nothing can be borrowed.
+    /// The server's memory that data is lent from on the current lane; `None` if nothing can be
+    /// borrowed.
     memories: Option<Memories>,
-    /// Free slots that are indebted.
+    /// Number of free slots that are indebted.
     debts: usize,
-    /// How many bytes each of the next long writes may send at once, and until when, by the coarse clock.
+    /// Permissions to send data ahead of a grant, one for each long write: most bytes, and the
+    /// deadline in milliseconds of the coarse clock.
     leaves: VecDeque<(usize, u64)>,
 }
 
@@ -170,7 +181,7 @@ struct Receiving {
     scratch: Vec<u8>,
     spin: Spin,
     link: Arc<Link>,
-    /// Bulk was expected when the lead was taken.
+    /// Bulk data was expected when the lead was taken.
     bulk: bool,
 }
 
@@ -178,15 +189,15 @@ pub(crate) struct Core {
     transport: Transport,
     options: Options,
     client: u64,
-    /// User and group that requests name.
+    /// User and group sent with requests.
     identity: [AtomicU32; 2],
     pub(crate) state: Mutex<State>,
-    /// Held while sending, so that messages stay whole. Locked before the state, never after it.
+    /// Locked while sending, so that messages stay whole. Locked before the state, never after it.
     out: Mutex<Outgoing>,
     slot_free: Condvar,
     counters: Counters,
     pub(crate) listings: Listings,
-    /// Number of the first event that was not passed on; zero before there was any number.
+    /// Number of the first event not passed on yet; zero until a number is known.
     pub(crate) seen: AtomicU64,
 }
 
@@ -281,7 +292,7 @@ impl Core {
         self.state.lock().boot_epoch
     }
 
-    /// Opens again what it knows of; what cannot be had is stale from then on.
+    /// Reopens the known files; those that cannot be reopened are stale from then on.
     pub(crate) fn reclaim(self: &Arc<Self>) -> Result<(), Error> {
         let (mut files, epoch) = {
             let state = self.state.lock();
@@ -294,7 +305,8 @@ impl Core {
                     lost = Some(error);
                     Err(io::ErrorKind::NotConnected.into())
                 }
-                // Of another start of the server whoever connected again has had all already.
+                // If the server has restarted again, the thread that reconnected has reopened
+                // everything.
                 _ if self.boot_epoch() != epoch => Err(io::ErrorKind::ConnectionReset.into()),
                 asked => Ok(asked.is_ok_and(|outcome| outcome.single().is_ok())),
             }
@@ -309,7 +321,7 @@ impl Core {
         self.state.lock().files.forget(handle);
     }
 
-    /// Sends a request and waits for its reply; data move from `source` and into `target`.
+    /// Sends a request and waits for its reply. Data moves from `source` and into `target`.
     pub(crate) fn call(
         self: &Arc<Self>,
         requests: &[Request<'_>],
@@ -321,7 +333,8 @@ impl Core {
         Ok(place)
     }
 
-    /// [`Core::call`] of one that is made often: what its outcome says, which stays where it is. `read` uses nothing of the core.
+    /// [`Core::call`] for frequent requests: `read` sees the outcome in place, with the state
+    /// locked, and must not use the core.
     pub(crate) fn ask<T>(
         self: &Arc<Self>,
         requests: &[Request<'_>],
@@ -344,13 +357,13 @@ impl Core {
         target: &mut [u8],
         look: Look<'_>,
     ) -> Result<(), Error> {
-        // SAFETY: this function waits below until the request is over, also when it fails, and
-        // uses neither buffer meanwhile.
+        // SAFETY: this function waits below until the request is over, even if it fails, and uses
+        // neither buffer meanwhile.
         let (source, target) = unsafe { (Buffer::source(source), Buffer::target(target)) };
         self.exchange(requests, source, target, look)
     }
 
-    /// Sends a request to be completed later.
+    /// Sends a request that is completed later.
     pub(crate) fn start<T>(
         self: &Arc<Self>,
         requests: &[Request<'_>],
@@ -433,19 +446,19 @@ impl Core {
         }
     }
 
-    /// Counts a change that is about to be made, or was made: see `Options::changes`.
+    /// Counts a change that is about to be made or was made, see `Options::changes`.
     pub(super) fn count_change(&self) {
         if let Some(changes) = self.options.changes {
             changes.fetch_add(1, Ordering::AcqRel);
         }
     }
 
-    /// Whether listings with attributes say which files have no extended ones.
+    /// Whether listings with attributes say which files have no extended attributes.
     pub(crate) fn tells_xattrs(&self) -> bool {
         (self.options.tell_xattrs)()
     }
 
-    /// The descriptor that becomes readable when there is something to receive.
+    /// The link of the current lane.
     pub(crate) fn link(&self) -> Arc<Link> {
         self.state.lock().link.clone()
     }
@@ -465,13 +478,13 @@ impl Core {
         (self.options.hide)(fd)
     }
 
-    /// Where the time of its requests went so far.
+    /// Where the time of its requests has gone so far.
     pub(crate) fn times(&self) -> Times {
         self.state.lock().times
     }
 }
 
-/// A server, as in a URL.
+/// The server, as in a URL.
 fn server_of(transport: &Transport) -> String {
     Url { transport: transport.clone(), export: Vec::new(), path: Vec::new() }.to_string()
 }
@@ -486,7 +499,7 @@ fn connection_error(transport: &Transport, what: &str, error: &io::Error) -> Err
     Error::Connection {
         server: server_of(transport),
         what: format!("{what}: {error}{hint}"),
-        // What is not there is the socket, not the file that somebody asked for.
+        // A missing socket must not look like a missing file.
         errno: match Errno::of(error) {
             Errno::ENOENT | Errno::ENOTDIR => Errno::ECONNREFUSED,
             errno => errno,

@@ -1,4 +1,4 @@
-//! Remote disks.
+//! Remote disks: reads, writes and the other requests of a block device.
 
 use crate::convert::{done, unexpected};
 use crate::core::{Checked, Core, Outcome};
@@ -15,24 +15,25 @@ use towline_wire::disk::{
 use towline_wire::limits::TRANSFER_BYTES_MAX;
 use towline_wire::{Errno, Reply, Request};
 
-/// What a disk is like.
+/// Properties of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DiskInfo {
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// Offsets and lengths are multiples of this power of two.
+    /// Offsets and lengths must be multiples of this power of two.
     pub block_minimum: u32,
-    /// Unit that is served best, a power of two.
+    /// Preferred unit of requests, a power of two.
     pub block_preferred: u32,
-    /// Changes are refused.
+    /// The disk refuses changes.
     pub read_only: bool,
-    /// Seeks cost time.
+    /// Seeks take time, as on a spinning disk.
     pub rotational: bool,
-    /// Names its bytes: another number stands for other bytes, also after a restart of the server.
+    /// Identifies the contents: another number means other bytes, also after a restart of the
+    /// server.
     pub identity: u64,
-    /// Since when none of them may have been lost, as the server told first: another number for each start of
-    /// its machine, and after a flush that failed.
+    /// Changes when unflushed writes may have been lost: it differs for each boot of the server's
+    /// machine, and after a failed flush.
     pub epoch: u64,
 }
 
@@ -59,33 +60,32 @@ impl DiskInfo {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[allow(clippy::exhaustive_structs)] // the two that the protocol knows
 pub struct ZeroHow {
-    /// Space has to stay or become allocated.
+    /// Keep space allocated, or allocate it.
     pub allocate: bool,
     /// Fail with `EOPNOTSUPP` rather than write zeroes one by one.
     pub fast: bool,
 }
 
-/// Which extents [`Disk::extents`] tells.
+/// Which extents [`Disk::extents`] reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(clippy::exhaustive_enums)] // the two that the protocol knows
 pub enum ExtentKind {
-    /// What is allocated; flags are bits of [`towline_wire::disk::extent_flag`].
+    /// Allocated space; the flags are bits of [`towline_wire::disk::extent_flag`].
     Allocation,
-    /// What was written since the server began to serve the disk: flags 1, else 0.
+    /// Ranges written since the server began to serve the disk: flags are 1 if written, else 0.
     Written,
 }
 
 /// A remote disk. Dropping it closes it.
 ///
-/// Offsets and lengths are bytes, in whole blocks of [`DiskInfo::block_minimum`], inside of the
-/// disk. The calls that [`start`](Self::start_read_at) something return at once and are completed
-/// later, alone or in a [`crate::Group`]; a change that overlaps another one under way waits for
-/// that first.
+/// Offsets and lengths are bytes, in whole blocks of [`DiskInfo::block_minimum`], inside the disk.
+/// Calls like [`start_read_at`](Self::start_read_at) return at once and complete later, alone or in
+/// a [`crate::Group`]. A change that overlaps another one under way waits for that one first.
 ///
-/// A lost connection is replaced, and what was not answered is asked again. A change that was
-/// answered is on stable storage after the next [`Disk::flush`]. When the machine of the server
-/// fails before that, it may be lost; then every later call fails with [`Error::WritesLost`] (once
-/// the server is back), so that nobody goes on with bytes that are older than they should be.
+/// The client replaces a lost connection and resends unanswered requests. An answered change is on
+/// stable storage after the next [`Disk::flush`]. If the server's machine fails before that, the
+/// change may be lost; every later call then fails with [`Error::WritesLost`] (once the server is
+/// back), so that nobody goes on with stale bytes.
 pub struct Disk {
     core: Arc<Core>,
     state: Arc<DiskState>,
@@ -96,7 +96,7 @@ impl Client {
     /// Opens a disk; the empty name stands for the server's default one.
     ///
     /// # Errors
-    /// `ENOENT` when there is no such disk, `EMFILE` when too many are open.
+    /// `ENOENT` if there is no such disk, `EMFILE` if too many are open.
     pub fn disk(&self, name: &[u8]) -> Result<Disk, Error> {
         let number = self.core.number_disk();
         let request = Request::DiskOpen { disk: number, name };
@@ -107,7 +107,7 @@ impl Client {
         Ok(Disk { core: self.core.clone(), state, checksums: false })
     }
 
-    /// Name and description of each disk of the server.
+    /// Returns the name and description of each disk of the server.
     ///
     /// # Errors
     /// [`Error::Connection`].
@@ -135,26 +135,26 @@ impl Disk {
         &self.state.name
     }
 
-    /// What it is like, as far as is known here.
+    /// Its properties as last reported by the server.
     #[must_use]
     pub fn info(&self) -> DiskInfo {
         *self.state.info.lock()
     }
 
-    /// Bytes.
+    /// Size in bytes.
     #[must_use]
     pub fn size(&self) -> u64 {
         self.info().size
     }
 
-    /// Smallest unit of requests, and the one that is served best.
+    /// The smallest and the preferred unit of requests, in bytes.
     #[must_use]
     pub fn block_sizes(&self) -> (u32, u32) {
         let info = self.info();
         (info.block_minimum, info.block_preferred)
     }
 
-    /// Asks the server what it is like now; the size may have changed.
+    /// Asks the server for the disk's current properties; the size may have changed.
     ///
     /// # Errors
     /// [`Error::Connection`], [`Error::WritesLost`].
@@ -163,11 +163,11 @@ impl Disk {
         self.learn(&request)
     }
 
-    /// Makes it so many bytes long, for all its users; zero: as long as the file or device behind
-    /// it has become.
+    /// Changes the size to `size` bytes, for all users of the disk; zero: to the current size of
+    /// the file or device behind it.
     ///
     /// # Errors
-    /// `EOPNOTSUPP` when what is behind it cannot be resized, `EROFS`, `EINVAL`.
+    /// `EOPNOTSUPP` if the file or device cannot be resized, `EROFS`, `EINVAL`.
     pub fn resize(&self, size: u64) -> Result<DiskInfo, Error> {
         let request = Request::DiskResize { disk: self.state.number, size };
         self.learn(&request)
@@ -181,18 +181,18 @@ impl Disk {
         Ok(info)
     }
 
-    /// From now on data carries a crc32c for each 4 KiB, which the receiver checks against its
-    /// memory. Data that differs is `EBADMSG`.
+    /// From now on, data carries a crc32c for each 4 KiB, which the receiver checks against its
+    /// memory. A mismatch fails with `EBADMSG`.
     #[must_use]
     pub fn with_checksums(mut self, checksums: bool) -> Self {
         self.checksums = checksums;
         self
     }
 
-    /// Fills `target`.
+    /// Fills `target` with the bytes at `offset`.
     ///
     /// # Errors
-    /// What the device says; `EINVAL` for a range that is not in whole blocks inside of the disk.
+    /// Those of the device; `EINVAL` for a range that is not in whole blocks inside the disk.
     pub fn read_at(&self, target: &mut [u8], offset: u64) -> Result<(), Error> {
         if target.len() > TRANSFER_BYTES_MAX {
             return self.read_vectored_at(&mut [IoSliceMut::new(target)], offset);
@@ -203,12 +203,13 @@ impl Disk {
         read_all(&outcome, target)
     }
 
-    /// Fills several buffers with the bytes from `offset` on, one behind the other. Each is a
-    /// request of its own (or several, beyond 8 MiB), read straight into it; they are under way
+    /// Fills several buffers with consecutive bytes from `offset` on. Each buffer is a request of
+    /// its own (or several, beyond 8 MiB), read straight into it; the requests are under way
     /// together.
     ///
     /// # Errors
-    /// As [`Disk::read_at`], of the first one that failed; the others may be filled.
+    /// As [`Disk::read_at`], of the first request that failed; the others may have filled their
+    /// buffers.
     pub fn read_vectored_at(
         &self,
         targets: &mut [IoSliceMut<'_>],
@@ -230,10 +231,10 @@ impl Disk {
         Ok(())
     }
 
-    /// Fills a buffer of at most 8 MiB, later; yields it.
+    /// Fills a buffer of at most 8 MiB, completed later; yields the buffer.
     ///
     /// # Errors
-    /// When it cannot be started.
+    /// If it cannot be started.
     pub fn start_read_at(&self, buffer: Vec<u8>, offset: u64) -> Result<Operation<Vec<u8>>, Error> {
         self.state.check()?;
         let request = self.read_request(offset, buffer.len());
@@ -248,16 +249,16 @@ impl Disk {
         Request::DiskRead { disk: self.state.number, flags, offset, length: length as u32 }
     }
 
-    /// Writes.
+    /// Writes `data` at `offset`.
     ///
     /// # Errors
-    /// What the device says; `EROFS`; `EINVAL` or `ENOSPC` for a range that is not in whole blocks
-    /// inside of the disk.
+    /// Those of the device; `EROFS`; `EINVAL` or `ENOSPC` for a range that is not in whole blocks
+    /// inside the disk.
     pub fn write_at(&self, data: &[u8], offset: u64) -> Result<(), Error> {
         self.write(data, offset, false)
     }
 
-    /// Writes to stable storage (FUA).
+    /// [`Disk::write_at`] that returns once the data is on stable storage (FUA).
     ///
     /// # Errors
     /// As [`Disk::write_at`].
@@ -265,11 +266,12 @@ impl Disk {
         self.write(data, offset, true)
     }
 
-    /// Writes several buffers, one behind the other. Each is a request of its own (or several,
-    /// beyond 8 MiB), sent straight from it; they are under way together.
+    /// Writes several buffers one after the other, from `offset` on. Each buffer is a request of
+    /// its own (or several, beyond 8 MiB), sent straight from it; the requests are under way
+    /// together.
     ///
     /// # Errors
-    /// As [`Disk::write_at`], of the first one that failed; the others may be written.
+    /// As [`Disk::write_at`], of the first request that failed; the others may have been written.
     pub fn write_vectored_at(
         &self,
         sources: &[IoSlice<'_>],
@@ -278,7 +280,7 @@ impl Disk {
     ) -> Result<(), Error> {
         self.state.check()?;
         let (mut under_way, mut at) = (UnderWay::new(&self.core), offset);
-        // Every answer counts, also behind a failure: what was stored may be lost later.
+        // Note every answer, also after a failure: a change that was stored may be lost later.
         let mut result = Ok(());
         let mut take = |under_way: &mut UnderWay<'_>| {
             let Some((outcome, _)) = under_way.wait() else { return false };
@@ -319,10 +321,10 @@ impl Disk {
         self.state.stored(&outcome, if durable { Stored::Durable } else { Stored::Cached })
     }
 
-    /// Writes at most 8 MiB, later; yields the buffer.
+    /// Writes at most 8 MiB, completed later; yields the buffer.
     ///
     /// # Errors
-    /// When it cannot be started.
+    /// If it cannot be started.
     pub fn start_write_at(
         &self,
         data: Vec<u8>,
@@ -358,19 +360,20 @@ impl Disk {
         Request::DiskWrite { disk, flags, offset, length: length as u32, checksums }
     }
 
-    /// What was written before, by anybody who was told so, is on stable storage afterwards.
+    /// Puts all changes answered so far, to any client, on stable storage.
     ///
     /// # Errors
-    /// What the device says; then nothing is known about any of it. [`Error::WritesLost`].
+    /// Those of the device, after which the state of these changes is unknown;
+    /// [`Error::WritesLost`].
     pub fn flush(&self) -> Result<(), Error> {
         self.start_flush()?.wait().map(|_| ())
     }
 
-    /// [`Disk::flush`], later; yields an empty buffer, so that it can be in one group with reads
-    /// and writes.
+    /// [`Disk::flush`], completed later; yields an empty buffer, so that it can be in one group
+    /// with reads and writes.
     ///
     /// # Errors
-    /// When it cannot be started.
+    /// If it cannot be started.
     pub fn start_flush(&self) -> Result<Operation<Vec<u8>>, Error> {
         self.state.check()?;
         let covers = self.state.written();
@@ -378,18 +381,18 @@ impl Disk {
         self.start_change(request, Stored::Flushed(covers))
     }
 
-    /// A range reads as zeroes afterwards; of any length.
+    /// Makes a range of any length read as zeroes.
     ///
     /// # Errors
-    /// As [`Disk::write_at`]; `EOPNOTSUPP` when it was to be fast and cannot be.
+    /// As [`Disk::write_at`]; `EOPNOTSUPP` if [`ZeroHow::fast`] is set and there is no fast way.
     pub fn zero(&self, offset: u64, length: u64, how: ZeroHow) -> Result<(), Error> {
         self.start_zero(offset, length, how, false)?.wait().map(|_| ())
     }
 
-    /// [`Disk::zero`], later.
+    /// [`Disk::zero`], completed later.
     ///
     /// # Errors
-    /// When it cannot be started.
+    /// If it cannot be started.
     pub fn start_zero(
         &self,
         offset: u64,
@@ -409,7 +412,7 @@ impl Disk {
         self.start_change(request, if durable { Stored::Durable } else { Stored::Cached })
     }
 
-    /// The contents of a range are no longer needed; of any length.
+    /// Discards the contents of a range of any length.
     ///
     /// # Errors
     /// As [`Disk::write_at`].
@@ -417,10 +420,10 @@ impl Disk {
         self.start_trim(offset, length)?.wait().map(|_| ())
     }
 
-    /// [`Disk::trim`], later.
+    /// [`Disk::trim`], completed later.
     ///
     /// # Errors
-    /// When it cannot be started.
+    /// If it cannot be started.
     pub fn start_trim(&self, offset: u64, length: u64) -> Result<Operation<Vec<u8>>, Error> {
         self.state.check()?;
         let request = Request::DiskTrim { disk: self.state.number, flags: 0, offset, length };
@@ -438,18 +441,18 @@ impl Disk {
     /// Brings a range into the server's memory, if it has a cache.
     ///
     /// # Errors
-    /// What the device says.
+    /// Those of the device.
     pub fn cache(&self, offset: u64, length: u64) -> Result<(), Error> {
         self.state.check()?;
         let request = Request::DiskCache { disk: self.state.number, offset, length };
         done(self.core.call(&[request], &[], &mut [])?.single()?)
     }
 
-    /// Extents of the first bytes of a range: at least one, at most 4096, neighbours differ. Ask
-    /// again behind them for the rest.
+    /// Returns the extents at the start of a range: at least one and at most 4096, neighbours with
+    /// different flags. Ask again from their end for the rest.
     ///
     /// # Errors
-    /// `EINVAL` for no bytes or a range that is not in whole blocks inside of the disk.
+    /// `EINVAL` for an empty range or one that is not in whole blocks inside the disk.
     pub fn extents(
         &self,
         offset: u64,
@@ -466,7 +469,7 @@ impl Disk {
         let outcome = self.core.call(&[request], &[], &mut [])?;
         let Reply::Bytes { value } = outcome.single()? else { return Err(unexpected()) };
         let extents = parse_extents(value)?;
-        // A list that is empty would keep its user from ever getting to the end.
+        // With an empty list the caller would never reach the end of its range.
         if extents.is_empty() { Err(unexpected()) } else { Ok(extents) }
     }
 }
@@ -477,7 +480,7 @@ impl Drop for Disk {
     }
 }
 
-/// Checks that a read brought all of its bytes, as they were sent.
+/// Checks that a read returned all of its bytes, with matching checksums.
 fn read_all(outcome: &Outcome, target: &[u8]) -> Result<(), Error> {
     match outcome.single()? {
         Reply::Read { length, errno: 0 }
@@ -486,7 +489,7 @@ fn read_all(outcome: &Outcome, target: &[u8]) -> Result<(), Error> {
         _ => return Err(unexpected()),
     }
     for Checked { at, length, sums } in &outcome.checksums {
-        // Inside of the target, else it would not count as landed.
+        // It is inside the target, or it would not have counted as landed.
         let part = target.get(*at as usize..*at as usize + *length as usize);
         if part.is_none_or(|part| first_difference(part, sums).is_some()) {
             return Err(Errno::EBADMSG.into());

@@ -1,4 +1,5 @@
-//! The disks that a client has open: what has to be known of them after a restart of the server.
+//! The disks that a client has open, and what it needs to know of them after a restart of the
+//! server.
 
 use crate::convert::unexpected;
 use crate::core::{Core, Outcome};
@@ -16,29 +17,30 @@ pub(crate) struct DiskState {
     pub(crate) name: Vec<u8>,
     pub(crate) info: Mutex<DiskInfo>,
     durability: Mutex<Durability>,
-    /// Why nothing works any more. Looked at before each request, so without a lock.
+    /// Why the disk cannot be used any more. Checked before each request, so it takes no lock.
     broken: OnceLock<Error>,
 }
 
-/// What was answered and not flushed.
+/// Changes that were answered and not flushed.
 #[derive(Default)]
 struct Durability {
-    /// Changes that were answered so far.
+    /// Number of changes answered so far.
     answered: u64,
-    /// Epochs of the server's disk under which changes were answered and not flushed, with the
-    /// first and last of these changes. One, but around a restart.
+    /// Epochs of the server's disk under which changes were answered and not flushed, each with the
+    /// numbers of its first and last of these changes. One epoch, except around a restart.
     unflushed: Vec<(u64, Range<u64>)>,
-    /// Epochs that ended with a restart. Changes may have been answered under one, and be taken later by who asked.
+    /// Epochs that ended with a restart. The caller may take the answer to a change made under one
+    /// of them only later.
     ended: Vec<u64>,
 }
 
-/// How safe a change is that was answered.
+/// Durability of an answered change.
 pub(crate) enum Stored {
-    /// Until the machine of the server fails.
+    /// Lasts until the server's machine fails.
     Cached,
     /// On stable storage.
     Durable,
-    /// And so are all changes that were answered before it began: so many.
+    /// On stable storage, with all changes answered before the flush began; the number of these.
     Flushed(u64),
 }
 
@@ -48,23 +50,23 @@ impl DiskState {
         Self { number, name: name.to_vec(), info: Mutex::new(info), durability, broken }
     }
 
-    /// Fails when the disk cannot be used any more.
+    /// Fails if the disk cannot be used any more.
     pub(crate) fn check(&self) -> Result<(), Error> {
         self.broken.get().cloned().map_or(Ok(()), Err)
     }
 
-    /// Changes answered so far.
+    /// Number of changes answered so far.
     pub(crate) fn written(&self) -> u64 {
         self.durability.lock().answered
     }
 
-    /// Takes the answer to a change.
+    /// Notes the answer to a change.
     pub(crate) fn stored(&self, outcome: &Outcome, how: Stored) -> Result<(), Error> {
         let Reply::Stored { epoch } = outcome.single()? else { return Err(unexpected()) };
         self.note(&mut self.durability.lock(), epoch, how)
     }
 
-    /// What became of it in a restart: `reply` is the server's to its being opened again.
+    /// Notes how the disk came out of a restart; `reply` answers the request that reopened it.
     fn reopened(&self, reply: Reply<'_>) {
         let mut durability = self.durability.lock();
         let before = *self.info.lock();
@@ -74,7 +76,7 @@ impl DiskState {
                 if info.epoch != before.epoch {
                     durability.ended.push(before.epoch);
                 }
-                // The error is kept for whoever calls next.
+                // The error stays for the next caller.
                 let _ = self.is_under(&durability, info.epoch);
             }
             _ => {
@@ -105,7 +107,8 @@ impl DiskState {
         self.is_under(durability, epoch)
     }
 
-    /// The server's disk is under this epoch now: what was not flushed under another may be lost.
+    /// Takes note that the server's disk is under this epoch: changes left unflushed under another
+    /// may be lost.
     fn is_under(&self, durability: &Durability, epoch: u64) -> Result<(), Error> {
         if durability.unflushed.iter().any(|(known, _)| *known != epoch) {
             self.lose();
@@ -113,14 +116,15 @@ impl DiskState {
         self.check()
     }
 
-    /// What was not flushed may be lost.
+    /// Fails all later requests, since unflushed changes may be lost.
     fn lose(&self) {
         let disk = String::from_utf8_lossy(&self.name).into_owned();
         self.broken.get_or_init(|| Error::WritesLost { disk });
     }
 }
 
-/// Disks by number. No number is given twice: nothing that is still under way can mean another disk.
+/// Open disks by number. Numbers are never reused, so no request under way can refer to another
+/// disk.
 #[derive(Default)]
 pub(crate) struct OpenDisks {
     open: BTreeMap<u32, Arc<DiskState>>,
@@ -144,11 +148,11 @@ impl OpenDisks {
         self.open.contains_key(&number)
     }
 
-    /// Calls `each` with the request that opens a disk again; it hands the reply to the function
-    /// that comes with it.
+    /// Calls `each` with a request to reopen each disk, and with a function that `each` passes the
+    /// reply to.
     ///
     /// # Errors
-    /// The connection was lost: all is to be asked for again on the next one.
+    /// The connection was lost: ask for everything again on the next one.
     pub(crate) fn reclaim(
         &self,
         mut each: impl FnMut(&Request<'_>, &mut dyn FnMut(Reply<'_>)) -> io::Result<()>,
@@ -162,7 +166,7 @@ impl OpenDisks {
 }
 
 impl Core {
-    /// A number for a disk to be opened.
+    /// Returns a number for a disk to be opened.
     pub(crate) fn number_disk(&self) -> u32 {
         let next = &mut self.state.lock().disks.next;
         *next = next.wrapping_add(1);
@@ -173,7 +177,7 @@ impl Core {
         self.state.lock().disks.open.insert(disk.number, disk.clone());
     }
 
-    /// Closes a disk with the next request.
+    /// Closes a disk once no request needs it, without waiting for the answer.
     pub(crate) fn close_disk(self: &Arc<Self>, number: u32) {
         let mut state = self.state.lock();
         if state.dead.is_some() {
@@ -185,7 +189,7 @@ impl Core {
     }
 }
 
-/// What is to be closed, without anybody waiting for it.
+/// A close whose answer nobody waits for.
 #[derive(Clone, Copy)]
 pub(crate) enum Closing {
     /// A file.
@@ -197,7 +201,7 @@ pub(crate) enum Closing {
 }
 
 impl Closing {
-    /// What requests close that were remembered as open.
+    /// The file or disk that these requests close, if they are a close.
     pub(crate) fn of(requests: &[Request<'_>]) -> Option<Self> {
         match *requests {
             [Request::Close { handle }] => Some(Self::File(handle)),

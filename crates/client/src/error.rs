@@ -1,4 +1,4 @@
-//! What can go wrong in a client.
+//! Errors of client calls.
 
 use std::fmt;
 use towline_wire::hello::VERSION;
@@ -8,30 +8,32 @@ use towline_wire::{Errno, ProtocolError};
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Error {
-    /// The server (or a check before sending) says so, as a local system call would.
+    /// An error number from the server (or from a check before sending), as from a local system
+    /// call.
     Errno(Errno),
-    /// The server cannot be reached, or not any more.
+    /// The server cannot be reached, or no longer.
     Connection {
-        /// Server, as in the URL.
+        /// The server, as in the URL.
         server: String,
         /// What was tried and how it failed.
         what: String,
         /// Closest error number.
         errno: Errno,
     },
-    /// The peer sent something that is no legal message.
+    /// The peer sent an invalid message.
     Protocol(ProtocolError),
-    /// The server speaks this version of the protocol, and the library another one. Counts as `EPROTO`.
+    /// The version of the protocol that the server speaks, which differs from the library's. Counts
+    /// as `EPROTO`.
     Version(u16),
-    /// Changes of a disk that were answered and not flushed may be lost, since the machine of the
-    /// server failed (or a flush did): what is on the disk may be older than what was read before.
-    /// Whoever knows what that means opens the disk again. Counts as `EIO`.
+    /// Changes of a disk that were answered and not flushed may be lost, since the server's machine
+    /// or a flush failed: the disk may hold older data than was read before. Callers that can
+    /// handle this open the disk again. Counts as `EIO`.
     WritesLost {
         /// The disk.
         disk: String,
     },
-    /// A request was under way when the server restarted, and nobody can know whether it took
-    /// effect. Counts as `EIO`.
+    /// A request was under way when the server restarted, and it is unknown whether it took effect.
+    /// Counts as `EIO`.
     Unknown,
 }
 

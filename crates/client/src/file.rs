@@ -1,4 +1,4 @@
-//! Open files: their data, locks and space; operations on names are in `names.rs`.
+//! Open files: their data, locks and space. Operations on names are in `names.rs`.
 
 use crate::Error;
 use crate::client::Client;
@@ -9,12 +9,12 @@ use std::sync::Arc;
 use towline_wire::request::{CURRENT, write_flag};
 use towline_wire::{Attr, Errno, Reply, Request, StatFs};
 
-/// An open file or directory. Dropping it closes it with the next request.
+/// An open file or directory. Dropping it closes it without waiting for the server's answer.
 pub struct File {
     pub(crate) core: Arc<Core>,
     pub(crate) handle: u64,
     pub(crate) attr: Attr,
-    /// What its writes say: [`write_flag::APPEND`] when it was opened with `O_APPEND`.
+    /// Flags of its write requests: [`write_flag::APPEND`] if it was opened with `O_APPEND`.
     pub(crate) write_flags: u32,
 }
 
@@ -31,7 +31,8 @@ impl File {
         Ok(Self { core: core.clone(), handle, attr, write_flags: write_flags(flags) })
     }
 
-    /// Sends a request of one operation; `convert` uses nothing of the core.
+    /// Sends a request of one operation. `convert` runs with the state locked and must not use the
+    /// core.
     pub(crate) fn one<T>(
         &self,
         request: Request<'_>,
@@ -40,20 +41,21 @@ impl File {
         self.core.ask(&[request], &[], &mut [], |outcome| convert(outcome.single()?))
     }
 
-    /// Attributes when it was opened.
+    /// Its attributes at the time of opening.
     #[must_use]
     pub fn attr(&self) -> &Attr {
         &self.attr
     }
 
-    /// Handle in the protocol.
+    /// Its handle in the protocol.
     #[must_use]
     pub fn handle(&self) -> u64 {
         self.handle
     }
 
-    /// A file that another session of the family opened, at `path` from the root of `export` (named
-    /// as by [`Client::attach`]), with these `flags`; `inode` is its [`Attr::identity`]. Nothing is sent; using it fails with `EBADF` when it is not open.
+    /// Stands for a file that another session of the family opened at `path` from the root of
+    /// `export` (named as for [`Client::attach`]) with these `flags`; `inode` is its
+    /// [`Attr::identity`]. Sends nothing. Calls fail with `EBADF` if no such file is open.
     #[must_use]
     pub fn from_handle(
         client: &Client,
@@ -69,26 +71,28 @@ impl File {
         Self { core, handle, attr, write_flags: write_flags(flags) }
     }
 
-    /// Leaves it open on the server; whoever has the handle can go on with it.
+    /// Returns the handle and leaves the file open on the server, for any holder of the handle to
+    /// use.
     #[must_use]
     pub fn into_handle(mut self) -> u64 {
         std::mem::replace(&mut self.handle, CURRENT)
     }
 
-    /// `openat(2)`: one round trip, whatever the depth of the path. `mode` is that of a new file, here and below: permission bits,
-    /// from which the server takes those of a umask that may stand beside them ([`towline_wire::request::UMASK_SHIFT`]).
+    /// `openat(2)`: one round trip, however deep the path. Here and below, `mode` is that of a new
+    /// file: permission bits, optionally with a umask ([`towline_wire::request::UMASK_SHIFT`]),
+    /// which the server applies.
     ///
     /// # Errors
-    /// As the system call; `EXDEV` where a link or `..` leads out of the export.
+    /// As the system call; `EXDEV` if a link or `..` leads out of the export.
     pub fn open(&self, path: &[u8], flags: u32, mode: u32) -> Result<Self, Error> {
         let request = Request::Open { base: self.handle, flags, mode, path: check(path)? };
         let outcome = self.core.call(&[request], &[], &mut [])?;
         Self::opened(&self.core, outcome.single()?, Some((self.handle, path)), b"", flags)
     }
 
-    /// [`File::open`], and in the same round trip the file's first bytes: how many came into
-    /// `target`, fewer than fit only when there are no more. `None` when they cannot be read, as
-    /// with a directory; the file is open all the same.
+    /// [`File::open`] that also reads the start of the file into `target`, in the same round trip.
+    /// Returns the number of bytes read, which is smaller than `target` only at the end of the
+    /// file, or `None` if they cannot be read, as with a directory; the file is open all the same.
     ///
     /// # Errors
     /// As `open`.
@@ -111,7 +115,7 @@ impl File {
         Ok((file, whole.then_some(outcome.payload)))
     }
 
-    /// The file that the first operation of a compound opened.
+    /// The file opened by the first operation of a compound.
     pub(crate) fn first_opened<'a>(
         &self,
         replies: &mut impl Iterator<Item = Reply<'a>>,
@@ -125,8 +129,8 @@ impl File {
         }
     }
 
-    /// Opens with these flags of `open(2)`, reads from the start (at most 8 MiB) and closes, in one
-    /// round trip; returns the bytes read.
+    /// Opens a file with these flags of `open(2)`, reads from its start (at most 8 MiB) and closes
+    /// it, in one round trip. Returns the number of bytes read.
     ///
     /// # Errors
     /// As `open` and `read`.
@@ -141,7 +145,7 @@ impl File {
     /// [`File::read_path`], completed later; yields the bytes.
     ///
     /// # Errors
-    /// When it cannot be started.
+    /// If it cannot be started.
     pub fn start_read_path(
         &self,
         path: &[u8],
@@ -169,11 +173,11 @@ impl File {
         ])
     }
 
-    /// Creates a file with all its bytes and closes it, in one round trip. `data` may be as long
-    /// as [`towline_wire::limits::TRANSFER_BYTES_MAX`].
+    /// Opens a file, writes `data` to it and closes it, in one round trip. `data` may be up to
+    /// [`towline_wire::limits::TRANSFER_BYTES_MAX`] long.
     ///
     /// # Errors
-    /// As `open` and `write`; `ENOSPC` when not all of it could be written.
+    /// As `open` and `write`; `ENOSPC` if only part of it could be written.
     pub fn write_path(&self, path: &[u8], flags: u32, mode: u32, data: &[u8]) -> Result<(), Error> {
         let requests = [
             Request::Open { base: self.handle, flags, mode, path: check(path)? },
@@ -194,10 +198,10 @@ impl File {
         }
     }
 
-    /// Creates (or opens) a file and closes it, completed later.
+    /// Opens or creates a file and closes it, completed later.
     ///
     /// # Errors
-    /// When it cannot be started.
+    /// If it cannot be started.
     pub fn start_create(&self, path: &[u8], flags: u32, mode: u32) -> Result<Operation<()>, Error> {
         let requests = [
             Request::Open { base: self.handle, flags, mode, path: check(path)? },
@@ -214,8 +218,8 @@ impl File {
         self.one(Request::Stat { base: self.handle, flags: 0, path: b"" }, attributes)
     }
 
-    /// `pread(2)`, of any length (more than 8 MiB are several requests). Fewer bytes than asked only
-    /// at the end of the file.
+    /// `pread(2)` of any length; more than 8 MiB take several requests. Returns fewer bytes than
+    /// asked for only at the end of the file or when a later request fails.
     ///
     /// # Errors
     /// As the system call.
@@ -223,10 +227,11 @@ impl File {
         self.core.read(self.handle, target, offset)
     }
 
-    /// [`File::read_at`] of at most 8 MiB, completed later; yields the bytes read and the buffer.
+    /// [`File::read_at`] of at most 8 MiB, completed later; yields the number of bytes read and the
+    /// buffer.
     ///
     /// # Errors
-    /// When it cannot be started.
+    /// If it cannot be started.
     pub fn start_read_at(
         &self,
         buffer: Vec<u8>,
@@ -240,9 +245,9 @@ impl File {
         })
     }
 
-    /// `pwrite(2)`, of any length; returns the bytes written, fewer only when space runs out. A file
-    /// opened with `O_APPEND` is written at its end, whatever the offset; more than 8 MiB are then
-    /// several appends.
+    /// `pwrite(2)` of any length. Returns the number of bytes written, which is smaller only if
+    /// space runs out or a later request fails. A file opened with `O_APPEND` is written at its
+    /// end, whatever the offset; more than 8 MiB are then several appends.
     ///
     /// # Errors
     /// As the system call.
@@ -250,14 +255,14 @@ impl File {
         self.core.write(self.handle, data, offset, self.write_flags)
     }
 
-    /// [`File::write_at`] until all is written.
+    /// Calls [`File::write_at`] until everything is written.
     ///
     /// # Errors
-    /// As the system call, also where a part could be written before.
+    /// As the system call, even if part of the data has been written.
     pub fn write_all_at(&self, data: &[u8], offset: u64) -> Result<(), Error> {
         let mut done = 0;
         while done < data.len() {
-            // Why it stopped early the next one tells.
+            // If a write stops early, the next one reports why.
             match self.write_at(&data[done..], offset + done as u64)? {
                 0 => return Err(Errno::ENOSPC.into()),
                 written => done += written,
@@ -266,10 +271,11 @@ impl File {
         Ok(())
     }
 
-    /// [`File::write_at`] of at most 8 MiB, completed later; yields the bytes written and the buffer.
+    /// [`File::write_at`] of at most 8 MiB, completed later; yields the number of bytes written and
+    /// the buffer.
     ///
     /// # Errors
-    /// When it cannot be started.
+    /// If it cannot be started.
     pub fn start_write_at(
         &self,
         data: Vec<u8>,
@@ -287,8 +293,8 @@ impl File {
         })
     }
 
-    /// Writes at the end of the file, wherever that is by then; returns bytes written and where
-    /// they begin. At most 8 MiB, so that it stays one piece.
+    /// Writes at the current end of the file. Returns the number of bytes written and the offset
+    /// where they begin. At most 8 MiB, so that the data stays in one piece.
     ///
     /// # Errors
     /// As `write(2)` with `O_APPEND`.
@@ -317,7 +323,7 @@ impl File {
         })
     }
 
-    /// `fsync(2)` and its kin: one of [`towline_wire::request::sync_kind`].
+    /// `fsync(2)` and related calls: one of [`towline_wire::request::sync_kind`].
     ///
     /// # Errors
     /// As the system call.
@@ -333,15 +339,15 @@ impl File {
         self.one(Request::Allocate { handle: self.handle, mode, offset, length }, done)
     }
 
-    /// `lseek(2)` for data (3) and holes (4).
+    /// `lseek(2)` with `SEEK_DATA` (3) or `SEEK_HOLE` (4).
     ///
     /// # Errors
-    /// `ENXIO` when there is none.
+    /// `ENXIO` if there is none.
     pub fn seek(&self, offset: u64, whence: u32) -> Result<u64, Error> {
         self.one(Request::Seek { handle: self.handle, offset, whence }, number)
     }
 
-    /// `copy_file_range(2)` inside the server; returns bytes copied.
+    /// `copy_file_range(2)` inside the server; returns the number of bytes copied.
     ///
     /// # Errors
     /// As the system call; `EXDEV` between exports.
@@ -353,7 +359,7 @@ impl File {
         length: u64,
     ) -> Result<u64, Error> {
         if to.write_flags & write_flag::APPEND != 0 {
-            return Err(Errno::EBADF.into()); // it cannot be written elsewhere than at its end
+            return Err(Errno::EBADF.into()); // it can only be written at its end
         }
         let request = Request::CopyRange {
             handle: self.handle,
@@ -368,7 +374,7 @@ impl File {
     /// `fcntl` locks and `flock(2)`; see [`towline_wire::request::lock`] for families and kinds.
     ///
     /// # Errors
-    /// `EAGAIN` when taken by another and `wait` is false, `EDEADLK`, `ENOLCK`.
+    /// `EAGAIN` if another owner has the lock and `wait` is false, `EDEADLK`, `ENOLCK`.
     pub fn lock(&self, lock: &Lock, wait: bool) -> Result<(), Error> {
         let Lock { family, kind, owner, start, length } = *lock;
         let request = Request::Lock {
@@ -383,7 +389,7 @@ impl File {
         self.one(request, done)
     }
 
-    /// [`File::lock`] that waits, to be completed later; [`Operation::cancel`] gives it up.
+    /// [`File::lock`] that waits, completed later; [`Operation::cancel`] gives up waiting.
     ///
     /// # Errors
     /// As `lock`.
@@ -395,7 +401,7 @@ impl File {
         self.core.start(&[request], Vec::new(), Vec::new(), convert)
     }
 
-    /// `fcntl` F_GETLK: the lock in the way, if there is one.
+    /// `fcntl` `F_GETLK`: returns the conflicting lock, if there is one.
     ///
     /// # Errors
     /// As the system call.
@@ -411,8 +417,9 @@ impl File {
         })
     }
 
-    /// Closes and tells whether that failed; dropping does the same silently and later. Both come after the requests about it that
-    /// are under way, but for locks that are waited for: this waits for their answers.
+    /// Closes the file and reports errors; dropping it does the same silently, without waiting.
+    /// Both take place after the requests under way that need the file, other than lock requests.
+    /// This call waits until those requests are answered.
     ///
     /// # Errors
     /// As `close(2)`.
@@ -434,14 +441,14 @@ impl Drop for File {
 /// A byte-range or whole-file lock; see [`towline_wire::request::lock`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lock {
-    /// Process, open file or flock.
+    /// Owner kind: process, open file or `flock`.
     pub family: u8,
     /// Shared, exclusive or unlock.
     pub kind: u8,
-    /// Names the process, for the process family.
+    /// Names the process, for locks of the process family.
     pub owner: u64,
     /// First byte.
     pub start: u64,
-    /// Bytes; zero: to the end.
+    /// Length in bytes; zero: to the end.
     pub length: u64,
 }

@@ -1,4 +1,4 @@
-//! Connecting a lane and joining or beginning a session.
+//! Connects a lane, and joins or begins a session.
 
 use crate::{Error, Options, Priority, Transport};
 use std::io;
@@ -14,24 +14,25 @@ use towline_wire::hello::{MAGIC, VERSION, local_socket_name, resumed, want};
 use towline_wire::limits::HEADER_BYTES;
 use towline_wire::{Errno, Header, Hello, Kind, ProtocolError, Welcome};
 
-/// Time for a connection to come about.
+/// Most time for establishing a connection.
 const CONNECT: Duration = Duration::from_secs(10);
 
-/// Time for a server to answer on this machine where it has answered over TCP already. One that has no descriptors
-/// left does not: should its clients wait for that, none of them would ever give back those that they have.
+/// Most time for a server that has answered over TCP to answer on this machine. A server that has
+/// no descriptors left does not answer; if its clients waited for it, none of them would ever give
+/// back the descriptors they hold.
 const NEARER: Duration = Duration::from_secs(1);
 
-/// A greeted lane.
+/// A lane after its handshake.
 pub(crate) struct Greeted {
     pub(crate) link: Link,
     pub(crate) welcome: Welcome,
 }
 
-/// Why a lane could not be had.
+/// Why there is no lane.
 pub(crate) enum Failure {
-    /// The server may come back: try again.
+    /// The server may come back: worth another try.
     Io(io::Error),
-    /// It will not change by trying again.
+    /// Another try would fail in the same way.
     Final(Error),
 }
 
@@ -45,13 +46,13 @@ fn protocol(what: &'static str) -> Failure {
     Failure::Final(ProtocolError { what, at: 0 }.into())
 }
 
-/// True when a session may move to shared memory.
+/// True if a session may move to shared memory.
 pub(crate) fn may_move(transport: &Transport) -> bool {
     matches!(transport, Transport::Nearest(..) | Transport::Shm(_))
 }
 
-/// Connects, says hello for `session` (zero: a new one) and hears the answer. With `near` it goes as
-/// near as the transport may.
+/// Connects, says hello for `session` (zero: a new one) and receives the answer. With `near`, uses
+/// the nearest link that the transport allows.
 pub(crate) fn greet(
     transport: &Transport,
     near: bool,
@@ -72,8 +73,9 @@ pub(crate) fn greet(
     if !near || local_socket == 0 {
         return Ok(greeted);
     }
-    // The server is on this machine: the session moves there. That the session is known proves that
-    // it is the same server; in another network name space there is none of this name.
+    // The server is on this machine, so the session moves there. That the socket's server knows the
+    // session proves that it is the same server; in another network namespace there is no socket of
+    // this name.
     let Ok(socket) = connect_abstract(&local_socket_name(local_socket)) else {
         return Ok(greeted);
     };
@@ -92,8 +94,8 @@ pub(crate) fn greet(
         {
             Ok(greeted)
         }
-        // The session went to a connection that this process has no descriptors or no memory for, and
-        // the one before was closed: it has to come back.
+        // The session moved to a connection that this process has no descriptors or memory for, and
+        // the old connection was closed: the session has to come back over TCP.
         Err(_) => {
             drop(greeted.link);
             let back = connect_tcp(host, *port, CONNECT)?;
@@ -104,14 +106,14 @@ pub(crate) fn greet(
     }
 }
 
-/// Bounds how long a receive on a socket waits; `None`: not at all.
+/// Bounds how long a receive on a socket waits; `None` removes the bound.
 fn answer_within(link: &Link, time: Option<Duration>) -> io::Result<()> {
     use rustix::net::sockopt::{Timeout, set_socket_timeout};
     link.fd().map_or(Ok(()), |fd| Ok(set_socket_timeout(fd, Timeout::Recv, time)?))
 }
 
-/// The same, but waits no longer than the options say: a server that is stopped, or whose threads all
-/// wait for a device, still has its connections taken by the kernel.
+/// [`greet_on`] that waits no longer than the options say: the kernel accepts connections even for
+/// a server that is stopped, or whose threads all wait for a device.
 fn greet_in_time(
     link: Link,
     wants: u32,

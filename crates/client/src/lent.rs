@@ -1,4 +1,4 @@
-//! Buffers of requests under way: owned, or lent by a caller who waits.
+//! Buffers of requests under way: owned, or lent by a caller that waits.
 #![allow(unsafe_code)]
 
 /// Memory of a request, at a fixed address until the request is over.
@@ -11,13 +11,13 @@ pub(crate) enum Buffer {
     Target(*mut u8, usize),
 }
 
-// SAFETY: the lender waits until the request is over (see the constructors), whichever thread
-// moves the bytes meanwhile, and only one does: sending is under the lock of the send queue,
+// SAFETY: the lender waits until the request is over (see the constructors), whichever thread moves
+// the bytes meanwhile, and only one thread does: sending is under the lock of the send queue,
 // receiving is done by the one leader.
 unsafe impl Send for Buffer {}
 
 impl Buffer {
-    /// Nothing.
+    /// An empty buffer.
     pub(crate) fn none() -> Self {
         Self::Owned(Vec::new())
     }
@@ -41,8 +41,8 @@ impl Buffer {
         }
     }
 
-    /// The bytes, for as long as the request lives; the caller must hold it alive, which every
-    /// user does by completing requests only between uses of their buffers.
+    /// The bytes. The pointer is valid while the request lives, which the caller must ensure:
+    /// requests are completed only between uses of their buffers.
     pub(crate) fn bytes(&self) -> *const [u8] {
         match self {
             Self::Owned(bytes) => &raw const bytes[..],
@@ -51,7 +51,7 @@ impl Buffer {
         }
     }
 
-    /// A part to receive into; `None` beyond the end or when it is only to be sent from.
+    /// A part to receive into; `None` beyond the end or for a buffer that can only be sent from.
     pub(crate) fn part_mut(&mut self, from: usize, length: usize) -> Option<*mut [u8]> {
         if from.checked_add(length)? > self.len() {
             return None;
@@ -65,7 +65,7 @@ impl Buffer {
         }
     }
 
-    /// Gives owned memory back.
+    /// Returns owned memory; empty for lent memory.
     pub(crate) fn into_owned(self) -> Vec<u8> {
         match self {
             Self::Owned(bytes) => bytes,
@@ -76,9 +76,10 @@ impl Buffer {
 
 /// Reads through a pointer of [`Buffer::bytes`] while the request is known to be alive.
 pub(crate) fn shared<'a>(bytes: *const [u8]) -> &'a [u8] {
-    // SAFETY: see `Buffer::bytes`: a request whose parts wait to be sent is not over. Parts are looked at with the queue locked, by
-    // who sends, and only those of its lane; with another lane, or none any more, which comes with the queue locked, they no longer
-    // count. While a request takes its slot, its source is there.
+    // SAFETY: as `Buffer::bytes` says, a request whose parts wait to be sent is not over. Only the
+    // sending thread reads parts, with the queue locked, and only those of the queue's lane. The
+    // lane is replaced or ended with the queue locked, and then earlier parts no longer count.
+    // While a request takes its slot, its source exists.
     unsafe { &*bytes }
 }
 

@@ -1,15 +1,18 @@
-//! The Towline client library: remote files and disks, blocking and asynchronous from one core.
+//! The Towline client library: remote files and disks, with blocking and asynchronous calls on one
+//! core.
 //!
-//! A [`Client`] is one session with one server; clone it and use it from as many threads as you
-//! like. There is no thread behind it: whichever caller waits makes progress for all. A [`File`]
-//! is an open file or directory; its paths are relative to it. A [`Disk`] is an open disk. Blocking calls move bytes straight
-//! between the socket and the caller's buffer; [`Operation`]s are the same calls started now and
-//! completed later, alone ([`Operation::wait`]), in any order ([`Group`]) or as futures.
+//! A [`Client`] is one session with one server. Clone it and use it from as many threads as you
+//! like. It has no background thread: every waiting caller makes progress for all. A [`File`] is an
+//! open file or directory; paths passed to it are relative to it. A [`Disk`] is an open disk.
 //!
-//! A lost connection is replaced and unanswered requests are sent again under the same session,
-//! so each takes effect once. After a restart of the server open files are opened again.
+//! Blocking calls move bytes straight between the socket and the caller's buffer. [`Operation`]s
+//! are the same calls started now and completed later: singly ([`Operation::wait`]), in any order
+//! ([`Group`]) or as futures.
 //!
-//! What happens to open files that are watched ([`File::watch`]), by whomever, [`Client::events`] tells.
+//! The client replaces a lost connection and resends unanswered requests in the same session, so
+//! each request takes effect once. After a restart of the server it reopens open files.
+//!
+//! [`Client::events`] reports changes to watched files ([`File::watch`]), whoever makes them.
 
 mod borrow;
 mod client;

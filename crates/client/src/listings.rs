@@ -1,17 +1,17 @@
-//! Buffers for listings, used again: to clear a new one each time costs as much as a directory of a
-//! hundred files.
+//! Buffers for listings, kept for reuse: clearing a new one each time would cost as much as listing
+//! a directory of a hundred files.
 
 use crate::names::LIST_BYTES;
 use parking_lot::Mutex;
 
-/// Buffers kept at most: 2 MiB.
+/// Most buffers kept: 2 MiB in total.
 const KEPT: usize = 16;
 
 #[derive(Default)]
 pub(crate) struct Listings(Mutex<Vec<Vec<u8>>>);
 
 impl Listings {
-    /// A buffer of [`LIST_BYTES`] with the bytes of some earlier listing, or zeros.
+    /// Returns a buffer of [`LIST_BYTES`] that holds the bytes of an earlier listing, or zeros.
     pub(crate) fn take(&self) -> Vec<u8> {
         let kept = self.0.lock().pop();
         kept.unwrap_or_else(|| vec![0; LIST_BYTES])

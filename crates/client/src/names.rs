@@ -10,14 +10,14 @@ use towline_wire::limits::PATH_BYTES_MAX;
 use towline_wire::request::{CURRENT, DIRECTORY, FOLLOW, listed, valid};
 use towline_wire::{Attr, Errno, Reply, Request, Timestamp};
 
-/// Bytes of entries asked for at once: some 800 with attributes.
+/// Bytes of entries requested at once: some 800 entries with attributes.
 pub(crate) const LIST_BYTES: usize = 128 * 1024;
 
-/// One name of a listing.
+/// An entry of a directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DirEntry {
-    /// Where the listing goes on after it.
+    /// Where a listing continues after this entry.
     pub cookie: u64,
     /// Inode number.
     pub inode: u64,
@@ -25,11 +25,11 @@ pub struct DirEntry {
     pub file_type: u8,
     /// Name.
     pub name: Vec<u8>,
-    /// Attributes, if asked for and to be had.
+    /// Attributes, if asked for and available.
     pub attr: Option<Attr>,
 }
 
-/// Some entries of a directory, and whether there are no more.
+/// Some entries of a directory, and whether they are the last.
 pub type Batch = (Vec<DirEntry>, bool);
 
 /// Attributes to change; `None` leaves one as it is.
@@ -62,7 +62,7 @@ impl File {
     /// [`File::stat_path`], completed later.
     ///
     /// # Errors
-    /// When it cannot be started.
+    /// If it cannot be started.
     pub fn start_stat_path(&self, path: &[u8], follow: bool) -> Result<Operation<Attr>, Error> {
         let request = Request::Stat { base: self.handle, flags: flag(follow), path: check(path)? };
         self.core
@@ -78,7 +78,7 @@ impl File {
         Request::ReadDir { handle, cookie, length: LIST_BYTES as u32, attributes }
     }
 
-    /// One batch of entries from `cookie` on (zero: the start), and whether it was the last.
+    /// Returns a batch of entries from `cookie` on (zero: the start), and whether it is the last.
     ///
     /// # Errors
     /// As `getdents64(2)`.
@@ -91,7 +91,7 @@ impl File {
         found
     }
 
-    /// All entries of the directory; `.` and `..` are left out.
+    /// Returns all entries of the directory except `.` and `..`.
     ///
     /// # Errors
     /// As `getdents64(2)`.
@@ -107,8 +107,8 @@ impl File {
         Ok(all)
     }
 
-    /// [`File::open`] of a directory, and in the same round trip its first entries (some 800 with
-    /// attributes) and whether there are no more. `None` when they cannot be listed.
+    /// [`File::open`] of a directory that also returns its first entries (some 800 with attributes)
+    /// and whether there are no more, in the same round trip. `None` if they cannot be listed.
     ///
     /// # Errors
     /// As `open`.
@@ -132,8 +132,8 @@ impl File {
         found
     }
 
-    /// Opens, lists from `cookie` on (zero: the start) and closes a directory, in one round trip. Its attributes, entries
-    /// of at most 128 KiB, and whether there are no more.
+    /// Opens a directory, lists it from `cookie` on (zero: the start) and closes it, in one round
+    /// trip. Returns its attributes, at most 128 KiB of entries, and whether there are no more.
     ///
     /// # Errors
     /// As `open` and `getdents64(2)`.
@@ -170,11 +170,11 @@ impl File {
         ])
     }
 
-    /// Opens, lists and closes a directory, completed later: one round trip where the listing
-    /// fits into 128 KiB. Yields the entries and whether there are no more.
+    /// Opens, lists and closes a directory, completed later. Yields at most 128 KiB of entries, and
+    /// whether there are no more.
     ///
     /// # Errors
-    /// When it cannot be started.
+    /// If it cannot be started.
     pub fn start_list_path(
         &self,
         path: &[u8],
@@ -190,8 +190,8 @@ impl File {
         })
     }
 
-    /// `fchmodat`, `fchownat`, `utimensat`, `truncate` in one; `None` leaves a thing as it is. An
-    /// empty path means this open file.
+    /// `fchmodat`, `fchownat`, `utimensat` and `truncate` in one; what is `None` stays unchanged.
+    /// An empty path means this open file.
     ///
     /// # Errors
     /// As the system calls.
@@ -199,10 +199,10 @@ impl File {
         self.one(self.set_attr_request(path, follow, set)?, attributes)
     }
 
-    /// [`File::set_attr`] of this open file, completed later.
+    /// [`File::set_attr`] for this open file, completed later.
     ///
     /// # Errors
-    /// When it cannot be started.
+    /// If it cannot be started.
     pub fn start_set_attr(&self, set: &SetAttr) -> Result<Operation<Attr>, Error> {
         let request = self.set_attr_request(b"", true, set)?;
         self.core
@@ -243,7 +243,7 @@ impl File {
         self.one(Request::MakeDir { base: self.handle, mode, path: check(path)? }, attributes)
     }
 
-    /// `mknodat(2)`; `mode` as for [`File::open`], with the type.
+    /// `mknodat(2)`; `mode` as for [`File::open`], with the file type.
     ///
     /// # Errors
     /// As the system call.
@@ -273,21 +273,22 @@ impl File {
         self.one(Request::ReadLink { base: self.handle, path: check(path)? }, bytes)
     }
 
-    /// The path that leads to this open file now, from the root of its export and without links; `.`
-    /// for the root. Anything but a directory keeps the name that it was opened by, followed by ` (deleted)` when that was
-    /// removed, as in `/proc/self/fd`.
+    /// Returns the path that currently leads to this open file, from the root of its export and
+    /// without links; `.` for the root. Anything but a directory keeps the name that it was opened
+    /// by, followed by ` (deleted)` once that is removed, as in `/proc/self/fd`.
     ///
     /// # Errors
-    /// `ENOTDIR` for files of exports that do not know it (`mem`), `ENOENT` for a directory that was removed, `EXDEV` for
-    /// what is no more below that root.
+    /// `ENOTDIR` for files of exports that do not know it (`mem`), `ENOENT` for a removed
+    /// directory, `EXDEV` for what is no longer below that root.
     pub fn path(&self) -> Result<Vec<u8>, Error> {
         self.one(Request::PathOf { handle: self.handle }, bytes)
     }
 
-    /// What `chdir(2)` asks, in one round trip: the [`File::path`] of a directory that may be gone to.
+    /// The checks of `chdir(2)` in one round trip: returns the [`File::path`] of a directory that
+    /// the caller may enter.
     ///
     /// # Errors
-    /// As the system call; the inner ones are those of [`File::path`].
+    /// As the system call; the inner errors are those of [`File::path`].
     pub fn path_to_enter(&self, path: &[u8]) -> Result<Result<Vec<u8>, Error>, Error> {
         const FLAGS: u32 = 0o10_200_000; // O_PATH | O_DIRECTORY
         let requests = [
@@ -334,10 +335,10 @@ impl File {
         self.one(Request::Unlink { base: self.handle, flags, path: check(path)? }, done)
     }
 
-    /// [`File::unlink`], completed later.
+    /// [`File::unlink`] of anything but a directory, completed later.
     ///
     /// # Errors
-    /// When it cannot be started.
+    /// If it cannot be started.
     pub fn start_unlink(&self, path: &[u8]) -> Result<Operation<()>, Error> {
         let request = Request::Unlink { base: self.handle, flags: 0, path: check(path)? };
         self.core
@@ -381,7 +382,7 @@ impl File {
         )
     }
 
-    /// `setxattr(2)`; `how` as its flags.
+    /// `setxattr(2)`; `how` has its flags.
     ///
     /// # Errors
     /// As the system call.

@@ -9,12 +9,12 @@ use std::task::{Context, Poll};
 
 pub(crate) type Convert<T> = Box<dyn FnOnce(&Outcome, Vec<u8>) -> Result<T, Error> + Send>;
 
-/// A request under way. Dropping it does not undo it: its answer is then ignored.
+/// A request under way. Dropping it does not undo it; its answer is then ignored.
 ///
-/// As a future it makes progress whenever it is polled; between polls some other use of the same
-/// client, or [`crate::Client::progress`] when [`crate::Client::fd`] is readable (or can be written to, while
-/// [`crate::Client::waits_to_send`]), has to. Its waker is woken by the thread that does,
-/// with nothing locked: it may poll at once, and must not wait for this client.
+/// As a future it makes progress only when polled. Between polls, another use of the same client
+/// has to, or [`crate::Client::progress`], called when [`crate::Client::fd`] is readable (or
+/// writable, while [`crate::Client::waits_to_send`]). The thread that makes the progress calls the
+/// waker, with nothing locked: the waker may poll at once, and must not wait for this client.
 pub struct Operation<T> {
     core: Arc<Core>,
     slot: Option<SlotRef>,
@@ -32,10 +32,10 @@ impl<T> Operation<T> {
         convert(outcome, finished?)
     }
 
-    /// Waits for this one, making progress for all others meanwhile.
+    /// Waits for this operation, making progress for all others meanwhile.
     ///
     /// # Errors
-    /// As the call it stands for.
+    /// As the call that it completes.
     pub fn wait(mut self) -> Result<T, Error> {
         let slot = self.slot.as_ref().expect("not finished before").clone();
         let mut outcome = Outcome::default();
@@ -43,8 +43,8 @@ impl<T> Operation<T> {
         self.convert(finished, &outcome)
     }
 
-    /// Asks the server to give up a lock, or events, that are waited for. The operation then ends with `EINTR`,
-    /// or as it would have, if it was faster.
+    /// Asks the server to stop waiting for a lock or for events. The operation then ends with
+    /// `EINTR`, or with its result if that was faster.
     pub fn cancel(&self) {
         if let Some(slot) = &self.slot {
             self.core.cancel(slot);
@@ -74,12 +74,12 @@ impl<T> Drop for Operation<T> {
 }
 
 /// A completion group: operations of one client, taken in the order in which they finish. Use one
-/// for each thread.
+/// group per thread.
 pub struct Group<T> {
     core: Option<Arc<Core>>,
     operations: Vec<(u64, Operation<T>)>,
-    /// Where the next one that has finished is looked for first: behind the last one, since answers come in order for
-    /// the most part.
+    /// Where to look first for a finished operation: after the last one taken, since answers mostly
+    /// arrive in order.
     next: usize,
 }
 
@@ -99,20 +99,20 @@ impl<T> Group<T> {
     /// Adds an operation under a tag of the caller's choice.
     ///
     /// # Panics
-    /// When it belongs to another client than those added before.
+    /// If it belongs to another client than those added before.
     pub fn add(&mut self, operation: Operation<T>, tag: u64) {
         let core = self.core.get_or_insert_with(|| operation.core.clone());
         assert!(Arc::ptr_eq(core, &operation.core), "operations of two clients in one group");
         self.operations.push((tag, operation));
     }
 
-    /// Operations not yet taken.
+    /// Number of operations not taken yet.
     #[must_use]
     pub fn len(&self) -> usize {
         self.operations.len()
     }
 
-    /// True when every operation was taken.
+    /// True if all operations were taken.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.operations.is_empty()

@@ -1,4 +1,4 @@
-//! What a client has open and locked, so that it can be had again after a restart of the server.
+//! What a client has open and locked, to reopen and lock it again after a restart of the server.
 
 use crate::Lock;
 use std::collections::{BTreeMap, HashSet};
@@ -19,18 +19,20 @@ struct Open {
     locks: Vec<(Owner, Range)>,
 }
 
-/// Who holds a lock: its family, and of process locks the process.
+/// The owner of a lock: its family and, for process locks, the process.
 type Owner = (u8, u64);
 
 /// Open files by handle.
 #[derive(Clone, Default)]
 pub(crate) struct OpenFiles {
     open: BTreeMap<u64, Open>,
-    /// Files that were open and could not be had again: using them fails with `ESTALE`.
+    /// Files that were open and could not be reopened: using them fails with `ESTALE`.
     pub(crate) stale: HashSet<u64>,
 }
 
 impl OpenFiles {
+    /// Remembers an open file: at the path `base.1` below the open directory `base.0` or, without
+    /// `base`, the root of `export`.
     pub(crate) fn remember(
         &mut self,
         handle: u64,
@@ -56,7 +58,7 @@ impl OpenFiles {
         self.open.insert(handle, open);
     }
 
-    /// A file that another client opened.
+    /// Remembers a file that another client opened.
     pub(crate) fn remember_path(
         &mut self,
         handle: u64,
@@ -69,10 +71,10 @@ impl OpenFiles {
         self.open.entry(handle).or_insert(Open { export, path, flags, inode, locks: Vec::new() });
     }
 
-    /// Notes what was locked or unlocked.
+    /// Remembers that this was locked or unlocked.
     pub(crate) fn remember_lock(&mut self, handle: u64, new: &Lock) {
         let (start, length) = match new.family {
-            lock::FLOCK => (0, 0), // has no range
+            lock::FLOCK => (0, 0), // `flock` has no range
             _ => (new.start, new.length),
         };
         let Ok(range) = Range::new(new.kind, start, length) else { return };
@@ -82,7 +84,8 @@ impl OpenFiles {
         if new.family != lock::PROCESS {
             return;
         }
-        // The locks of a process are those of the file, whichever way it was opened.
+        // Process locks belong to the file, however it was opened: this change overrides those
+        // under other handles.
         let (inode, export) = (open.inode, open.export.clone());
         let same = |(other, open): &(&u64, &mut Open)| {
             **other != handle && open.inode == inode && open.export == export
@@ -105,18 +108,19 @@ impl OpenFiles {
         self.open.contains_key(&handle)
     }
 
-    /// True when a request names a file that was lost, and does not close it.
+    /// True if a request names a lost file and is not just its close.
     pub(crate) fn is_stale(&self, requests: &[Request<'_>]) -> bool {
         !self.stale.is_empty()
             && !matches!(requests, [Request::Close { .. }])
             && requests.iter().any(|r| r.handles().iter().any(|h| self.stale.contains(h)))
     }
 
-    /// Calls `each` with the request that opens a file again and those that lock it again; it tells
-    /// whether the request succeeded. Files that cannot be had again are stale from then on.
+    /// Calls `each` with the request that reopens each file and with those that take its locks
+    /// again; `each` returns whether the request succeeded. Files that cannot be reopened with all
+    /// their locks are stale from then on.
     ///
     /// # Errors
-    /// The connection was lost: all is to be asked for again on the next one.
+    /// The connection was lost: ask for everything again on the next one.
     pub(crate) fn reclaim(
         &mut self,
         mut each: impl FnMut(&[Request<'_>]) -> io::Result<bool>,
@@ -156,7 +160,7 @@ impl OpenFiles {
     }
 }
 
-/// A lane that nobody else uses yet: one request at a time.
+/// A lane that nobody else uses yet; it carries one request at a time.
 pub(crate) struct FirstUse<'a> {
     pub(crate) link: &'a Link,
     pub(crate) identity: (u32, u32),
@@ -192,7 +196,7 @@ impl Sink for Answer {
 }
 
 impl FirstUse<'_> {
-    /// Sends a request and waits for its reply. True: it succeeded.
+    /// Sends a request and waits for its reply. Returns whether it succeeded.
     pub(crate) fn exchange(&mut self, requests: &[Request<'_>]) -> io::Result<bool> {
         let results = self.ask(requests)?;
         let replies = parse_results(&results).unwrap_or_default();
@@ -247,7 +251,7 @@ impl FirstUse<'_> {
 mod tests {
     use super::*;
 
-    /// The locks that are asked for again, by handle.
+    /// Returns the locks that are asked for again: handle, owner, kind, start, length.
     fn asked(files: &mut OpenFiles) -> Vec<(u64, u64, u8, u64, u64)> {
         let mut locks = Vec::new();
         let each = |requests: &[Request<'_>]| {
@@ -263,7 +267,7 @@ mod tests {
     #[test]
     fn only_what_is_locked_is_locked_again() {
         let mut files = OpenFiles::default();
-        // Two ways to one file, and one to another.
+        // Two handles of one file, and a handle of another file.
         for (handle, inode) in [(1, 7), (2, 7), (3, 8)] {
             files.remember_path(handle, b"dir", b"f", 2, inode);
         }
@@ -275,11 +279,11 @@ mod tests {
         files.remember_lock(3, &lock(process, exclusive, 5, 0, 10));
         let left = [(1, 5, exclusive, 0, 5), (1, 5, exclusive, 25, 5), (3, 5, exclusive, 0, 10)];
         assert_eq!(asked(&mut files), left);
-        // All of the file, by the other way.
+        // Unlock the whole file through its other handle.
         files.remember_lock(2, &lock(process, lock::UNLOCK, 5, 0, 0));
         assert_eq!(asked(&mut files), left[2..]);
         assert!(!files.has_locked(1) && files.has_locked(3));
-        // Locks of an open file are that file's, whoever asks.
+        // Open-file locks belong to the handle, whatever the owner number.
         files.remember_lock(1, &lock(lock::OPEN_FILE, exclusive, 5, 0, 0));
         files.remember_lock(2, &lock(lock::OPEN_FILE, lock::UNLOCK, 5, 0, 0));
         assert!(files.has_locked(1));

@@ -1,38 +1,39 @@
 //! Where the time of requests goes, as a client sees it: T_client + T_network + T_server, in the
-//! terms of the papers' cost model. Replies carry T_server; what is left of the round trip is the
-//! network's, with both kernels and all wake-ups.
+//! terms of the papers' cost model. Replies carry T_server; the rest of the round trip counts as
+//! network time, with both kernels and all wake-ups.
 
 use std::time::Instant;
 
-/// One request in so many is measured: reading the clock costs a share of a shared-memory round
-/// trip that would show otherwise.
+/// One request in this many is measured: reading the clock for each would noticeably slow
+/// shared-memory round trips.
 const EVERY: u32 = 16;
 
-/// Sums over the requests that were measured: one in 16. Nanoseconds.
+/// Sums over the measured requests, one in 16, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Times {
-    /// Requests measured.
+    /// Number of requests measured.
     pub samples: u64,
-    /// Encoding and sending, and from the answer's arrival until its caller has it.
+    /// Encoding and sending, and from the arrival of the answer until the caller has it.
     pub client_ns: u64,
-    /// From the end of sending to the arrival of the answer, without what the server says it took.
+    /// From the end of sending to the arrival of the answer, less the server's time.
     pub network_ns: u64,
-    /// What the server says it took, from a request's arrival to its reply.
+    /// The time that the server reports, from the arrival of a request to its reply.
     pub server_ns: u64,
 }
 
-/// When what happened to a request that is measured.
+/// Times of the steps of a measured request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Stamps {
     started: Instant,
     sent: Option<Instant>,
-    /// And the server's time in nanoseconds.
+    /// With the server's time in nanoseconds.
     answered: Option<(Instant, u32)>,
 }
 
 impl Stamps {
-    /// For the request of a slot with this sequence number, if it is one to be measured.
+    /// Starts measuring the request of a slot with this sequence number, if it is one to be
+    /// measured.
     pub(crate) fn of(sequence: u32) -> Option<Self> {
         let start = || Self { started: Instant::now(), sent: None, answered: None };
         sequence.is_multiple_of(EVERY).then(start)
@@ -48,8 +49,8 @@ impl Stamps {
 }
 
 impl Times {
-    /// The caller has its answer. A request answered before its sender could note that it was sent
-    /// is left out.
+    /// Adds a request whose caller has its answer. Leaves out a request answered before its sender
+    /// could note that it was sent.
     pub(crate) fn finish(&mut self, stamps: &Stamps) {
         let (Some(sent), Some((answered, server_ns))) = (stamps.sent, stamps.answered) else {
             return;

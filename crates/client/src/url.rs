@@ -1,9 +1,9 @@
-//! Names of remote things: `towline://HOST[:PORT]/EXPORT/PATH` and its kin.
+//! URLs of remote files: `towline://HOST[:PORT]/EXPORT/PATH` and its variants.
 //!
-//! `towline:` connects by TCP and moves to shared memory when the server is on the same machine;
-//! `towline+tcp:` stays on TCP. `towline+unix:///EXPORT/PATH?socket=/run/towline.sock` goes through
-//! a Unix socket, `towline+shm:` likewise and then moves to shared memory. Bytes that a URL cannot
-//! hold are percent-encoded; names are bytes, not text.
+//! `towline:` connects by TCP and moves to shared memory if the server is on the same machine;
+//! `towline+tcp:` stays on TCP. `towline+unix:///EXPORT/PATH?socket=/run/towline.sock` uses a Unix
+//! socket; `towline+shm:` connects in the same way and then moves to shared memory. Bytes that a
+//! URL cannot contain are percent-encoded; names are bytes, not text.
 
 use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, percent_encode};
 use std::fmt;
@@ -14,8 +14,8 @@ use towline_wire::limits::DEFAULT_PORT;
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Transport {
-    /// TCP to a host name or address, and port; then shared memory when the server turns out to be
-    /// on this machine.
+    /// TCP to a host name or address, and port; then shared memory if the server is on this
+    /// machine.
     Nearest(String, u16),
     /// TCP to a host name or address, and port.
     Tcp(String, u16),
@@ -32,11 +32,11 @@ pub struct Url {
     pub transport: Transport,
     /// Name of the export.
     pub export: Vec<u8>,
-    /// Path inside the export, without a slash at the start.
+    /// Path inside the export, without a leading slash.
     pub path: Vec<u8>,
 }
 
-/// What is encoded in paths: all but the unreserved, and the slash.
+/// Characters encoded in paths: all but the unreserved ones and the slash.
 const ENCODED: &AsciiSet = &CONTROLS
     .add(b' ')
     .add(b'"')
@@ -54,20 +54,20 @@ const ENCODED: &AsciiSet = &CONTROLS
     .add(b'|')
     .add(b'}');
 
-/// In the name of an export a slash would begin the path.
+/// In the name of an export, a slash would begin the path.
 const ENCODED_NAME: &AsciiSet = &ENCODED.add(b'/');
 
 impl Url {
-    /// True when `text` begins like one of our URLs, so that it is not meant as a local path.
+    /// True if `text` starts like a Towline URL, and so is not meant as a local path.
     #[must_use]
     pub fn looks_like(text: &str) -> bool {
         text.starts_with("towline:") || text.starts_with("towline+")
     }
 
-    /// Reads a URL.
+    /// Parses a URL.
     ///
     /// # Errors
-    /// A sentence that says what is wrong with it and what would be right.
+    /// A sentence that says what is wrong with it and what is expected.
     pub fn parse(text: &str) -> Result<Self, String> {
         let wrong = |what: &str| {
             format!(
@@ -110,7 +110,8 @@ impl Url {
         Ok(Self { transport, export: decode(export), path: decode(path.trim_start_matches('/')) })
     }
 
-    /// What [`crate::Client::attach`] needs to make this directory the root: export and path.
+    /// Returns the argument for [`crate::Client::attach`] that makes this directory the root:
+    /// export and path.
     #[must_use]
     pub fn root(&self) -> Vec<u8> {
         let mut root = self.export.clone();
@@ -121,7 +122,7 @@ impl Url {
         root
     }
 
-    /// The URL of a name below this one.
+    /// Returns the URL of a name below this one.
     #[must_use]
     pub fn join(&self, name: &[u8]) -> Self {
         let mut path = self.path.clone();
@@ -204,7 +205,7 @@ impl Url {
         if self.path.is_empty() {
             return Ok(());
         }
-        // Slashes before a path are not read as part of it.
+        // Encoded, because leading slashes are not parsed as part of the path.
         let slashes = self.path.iter().take_while(|byte| **byte == b'/').count();
         write!(f, "/{}", "%2F".repeat(slashes))?;
         write!(f, "{}", percent_encode(&self.path[slashes..], ENCODED))

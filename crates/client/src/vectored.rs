@@ -1,4 +1,4 @@
-//! Several requests at once on memory of one caller who waits for all.
+//! Several requests at once on the memory of one caller, which waits for all of them.
 #![allow(unsafe_code)]
 
 use crate::Error;
@@ -9,13 +9,13 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use towline_wire::Request;
 
-/// Requests of one caller that are under way at once.
+/// Most requests of one caller under way at once.
 const PARTS: usize = 16;
-/// Requests that wait to be sent together.
+/// Number of queued messages at which they are sent.
 const TOGETHER: usize = 64;
 
-/// Requests under way that move bytes between the server and memory of the caller, for which they
-/// are waited for in order. Dropping it waits for all of them.
+/// Requests under way between the server and memory of the caller, which waits for them in order.
+/// Dropping this waits for all of them.
 pub(crate) struct UnderWay<'a> {
     core: &'a Arc<Core>,
     requests: VecDeque<Lent>,
@@ -24,18 +24,19 @@ pub(crate) struct UnderWay<'a> {
 
 struct Lent {
     slot: SlotRef,
-    /// What is read into; of a write nothing.
+    /// What is read into; empty for a write.
     target: *mut [u8],
 }
 
 impl<'a> UnderWay<'a> {
-    /// None yet. It must not be forgotten (`std::mem::forget`) while there are some.
+    /// With no requests yet. Must not be forgotten (`std::mem::forget`) while requests are under
+    /// way.
     pub(crate) fn new(core: &'a Arc<Core>) -> Self {
         Self { core, requests: VecDeque::new(), memory: PhantomData }
     }
 
-    /// Starts one that reads into `target`. It may leave with those that follow. False, and nothing
-    /// was started: wait for an older one first.
+    /// Starts a request that reads into `target`; it may be sent together with the following ones.
+    /// Returns false, with nothing started, if the caller must first wait for an older request.
     pub(crate) fn read(
         &mut self,
         request: &Request<'_>,
@@ -52,9 +53,9 @@ impl<'a> UnderWay<'a> {
         Ok(started)
     }
 
-    /// The same for one that sends `source`.
+    /// As [`UnderWay::read`], for a request that sends `source`.
     pub(crate) fn write(&mut self, request: &Request<'_>, source: &'a [u8]) -> Result<bool, Error> {
-        // SAFETY: the request is over before `self` is gone, and that before `'a` ends.
+        // SAFETY: the request is over before `self` is gone, and `self` is gone before `'a` ends.
         let buffer = unsafe { Buffer::source(source) };
         self.submit(request, buffer, Buffer::none(), std::ptr::from_mut(&mut []))
     }
@@ -69,7 +70,7 @@ impl<'a> UnderWay<'a> {
         if self.requests.len() >= PARTS {
             return Ok(false);
         }
-        // Who waits for a slot while it holds some would keep them from those it waits for.
+        // Waiting for a slot while holding some could keep them from those it waits for.
         let waits = self.requests.is_empty();
         let slot = self.core.submit_if_room(&[*request], source, target, TOGETHER, waits)?;
         let started = slot.is_some();
@@ -77,12 +78,12 @@ impl<'a> UnderWay<'a> {
         Ok(started)
     }
 
-    /// Waits for the oldest one; yields what it read, too.
+    /// Waits for the oldest request; also returns what it read.
     pub(crate) fn wait(&mut self) -> Option<(Result<Outcome, Error>, &'a mut [u8])> {
         let Lent { slot, target } = self.requests.pop_front()?;
         let mut outcome = Outcome::default();
         let result = self.core.wait(&slot, &mut outcome).map(|_| outcome);
-        // SAFETY: it is over, so that nobody else uses the memory, which was borrowed for `'a`.
+        // SAFETY: the request is over, so nobody else uses the memory, which was borrowed for `'a`.
         let target = unsafe { &mut *target };
         Some((result, target))
     }

@@ -1,7 +1,8 @@
-//! Being told what happens to watched files, by whomever.
+//! Watching files: the server reports what happens to them, whoever does it.
 //!
-//! What a server tells it keeps until the next request says that it was seen. So an answer that was lost is simply asked for again, and of
-//! two threads that were told the same only the first one passes it on.
+//! The server keeps the events it reports until the next request says that they were seen. So the
+//! client simply asks again if an answer is lost, and of two threads that receive the same events
+//! only the first one passes them on.
 
 use crate::convert::{number, unexpected};
 use crate::operation::Operation;
@@ -13,25 +14,26 @@ use towline_wire::{Reply, Request};
 
 /// What has happened to watched files, in order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[allow(clippy::exhaustive_structs)] // what an answer says
+#[allow(clippy::exhaustive_structs)] // as in the answer
 pub struct Happenings {
-    /// What is known of it.
+    /// The events that are known.
     pub events: Vec<Happening>,
-    /// There was more, or the server was started again: then it watches nothing any more, and what is to be watched has to be asked for anew.
+    /// Events are missing, or the server was restarted. After a restart it watches nothing, and
+    /// files have to be watched again.
     pub lost: bool,
 }
 
 /// One event.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[allow(clippy::exhaustive_structs)] // as the event is in the protocol
+#[allow(clippy::exhaustive_structs)] // as in the protocol
 pub struct Happening {
-    /// Handle of the watched file ([`File::handle`]), which may be closed by now.
+    /// Handle of the watched file ([`File::handle`]), which may have been closed meanwhile.
     pub handle: u64,
     /// What happened: bits of [`towline_wire::event`].
     pub mask: u32,
-    /// The same for both halves of a move; else zero.
+    /// Common to both halves of a move; otherwise zero.
     pub cookie: u32,
-    /// Name in the watched directory; empty: the watched file itself.
+    /// Name in the watched directory; empty for the watched file itself.
     pub name: Vec<u8>,
 }
 
@@ -43,31 +45,34 @@ impl From<Event<'_>> for Happening {
 }
 
 impl File {
-    /// Watches this file, or the entries of this directory, until it is closed: `mask` has bits of [`towline_wire::event`] up to
-    /// `ALL`, which are added to those that are watched for already. [`Client::events`] tells what happens from now on.
+    /// Watches this file, or the entries of this directory, until it is closed. `mask` has bits of
+    /// [`towline_wire::event`] up to `ALL`, which are added to those already watched.
+    /// [`Client::events`] reports what happens from then on.
     ///
     /// # Errors
-    /// `EINVAL` for no bits or others, `EOPNOTSUPP` where nothing can be watched, `ENOSPC` where the server may watch no more, and as
-    /// `inotify_add_watch(2)`.
+    /// `EINVAL` if `mask` has no bits or unknown ones, `EOPNOTSUPP` if the file cannot be watched,
+    /// `ENOSPC` if the server may watch no more files, and as `inotify_add_watch(2)`.
     pub fn watch(&self, mask: u32) -> Result<(), Error> {
         let value = self.one(Request::Watch { handle: self.handle, mask }, number)?;
-        // Who has not asked for events yet is told of this one, and whether a restart of the server came between.
+        // A client that has not asked for events yet starts from this number: it misses none, and
+        // learns of a restart of the server in between.
         let _ = self.core.seen.compare_exchange(0, value, Ordering::AcqRel, Ordering::Acquire);
         Ok(())
     }
 }
 
 impl Client {
-    /// [`File::watch`] of an open file of this family whose handle is known.
+    /// [`File::watch`] for an open file of this family with a known handle.
     ///
     /// # Errors
-    /// As that, and `EBADF` when it is not open.
+    /// As [`File::watch`], and `EBADF` if it is not open.
     pub fn watch(&self, handle: u64, mask: u32) -> Result<(), Error> {
         self.with_handle(handle, 0, |file| file.watch(mask))
     }
 
-    /// Waits until something has happened to watched files of this session, or of its family, that was not told yet. There is nothing
-    /// to tell when another thread of this client, or another session of the family, asks meanwhile: one of them waits.
+    /// Waits for new events of watched files of this session or its family. Only one such request
+    /// waits: it returns nothing if another thread of this client or another session of the family
+    /// asks meanwhile.
     ///
     /// # Errors
     /// [`Error::Connection`].
@@ -81,11 +86,12 @@ impl Client {
         }
     }
 
-    /// [`Client::events`], completed later; the first one of a client that has watched nothing itself at once. [`Operation::cancel`] gives
-    /// it up. What was told to one that is dropped is told to the next.
+    /// [`Client::events`], completed later. The first one of a client that has watched nothing
+    /// itself completes at once. [`Operation::cancel`] gives it up. The events of an operation that
+    /// is dropped go to the next one.
     ///
     /// # Errors
-    /// When it cannot be started.
+    /// If it cannot be started.
     pub fn start_events(&self) -> Result<Operation<Happenings>, Error> {
         let core = self.core.clone();
         let asked = core.seen.load(Ordering::Acquire);
@@ -106,7 +112,7 @@ impl Client {
                 if next == 0 {
                     return Err(unexpected());
                 }
-                // Else another one was told the same, and was faster.
+                // Otherwise another operation received the same events and was faster.
                 let seen =
                     core.seen.compare_exchange(asked, next, Ordering::AcqRel, Ordering::Acquire);
                 Ok(seen.map_or_else(

@@ -1,4 +1,5 @@
-//! The first fragment of a long write comes with its request, where the server has given leave for that: to files, and to disks.
+//! Sending the first fragment of a long write along with its request, by leave of the server: to
+//! files and to disks.
 
 #![allow(clippy::unwrap_used)] // a test that cannot go on should say where
 
@@ -20,7 +21,7 @@ use towline_wire::{Errno, Header, Kind, Reply, Request};
 
 const LENGTH: usize = 100_000;
 
-/// A peer that writes to a file of its own, by messages.
+/// A peer that writes to a file of its own, with raw messages.
 struct Peer {
     raw: Raw,
     sequence: u32,
@@ -31,7 +32,7 @@ impl Peer {
         Self { raw: Raw::greeted(port).0, sequence: 0 }
     }
 
-    /// A request to write to a file of this name, below what is there or not.
+    /// Returns a request to write to a file of this name, whose directory may be missing.
     fn request(&mut self, name: &[u8], flags: u8) -> Vec<u8> {
         self.sequence += 1;
         let requests = [
@@ -57,14 +58,14 @@ impl Peer {
         self.raw.send(&message(header, &[], data));
     }
 
-    /// Waits for the grant, and uses it.
+    /// Waits for the grant and uses it.
     fn send_granted(&mut self, data: &[u8]) {
         let (header, _) = self.raw.receive().expect("no grant");
         assert_eq!((header.kind, header.word_a), (Kind::Grant, LENGTH as u32));
         self.send_data(data, 0);
     }
 
-    /// The answer: its outcome, and whether it gives leave.
+    /// Returns the outcome of the answer, and whether it gives leave.
     fn answer(&mut self) -> (Option<Errno>, bool) {
         let (header, body) = self.raw.receive().expect("thrown out");
         assert_eq!((header.kind, header.sequence), (Kind::Reply, self.sequence));
@@ -75,7 +76,7 @@ impl Peer {
         (errno, header.flags & reply_flag::AHEAD != 0)
     }
 
-    /// Writes as one who has no leave.
+    /// Writes without leave, under a grant. Returns whether the answer gives leave.
     fn write_granted(&mut self, name: &[u8], data: &[u8]) -> bool {
         self.ask(name, 0);
         self.send_granted(data);
@@ -112,17 +113,18 @@ fn leave_is_for_one_write_each_and_never_the_way_to_lose_one() {
     }
     assert_eq!(discarded(), 0);
 
-    // Used for a write that fails before it: the data has no place, and nothing of it stays behind.
+    // Leave used for a write that fails before its data is needed: the data is discarded, and
+    // nothing of it stays behind.
     peer.ask_ahead(b"no/such", &data[4]);
     assert_eq!(peer.answer(), (Some(Errno::ENOENT), false));
-    // The leave was used: what comes ahead without one is granted later.
+    // The leave is used up: data sent ahead without leave is discarded and granted later.
     peer.ask_ahead(b"b", &data[5]);
     peer.send_granted(&data[6]);
     assert_eq!(peer.answer(), (None, true));
     assert_holds(&client, b"b", &data[6]);
     assert_eq!(discarded(), 2 * LENGTH as u64);
 
-    // Data for nothing at all is no reason to throw anybody out.
+    // Data for no request at all does not get a peer thrown out.
     peer.sequence += 7;
     peer.send_data(&data[7], data_flag::AHEAD);
     peer.sequence -= 7;
@@ -130,7 +132,8 @@ fn leave_is_for_one_write_each_and_never_the_way_to_lose_one() {
     assert_eq!(peer.answer(), (None, true));
     assert_holds(&client, b"b", &data[7]);
 
-    // Whose data is to come ahead may not send it as if it was granted, nor the other way round.
+    // Data announced as sent ahead may not arrive as granted data. Data sent ahead without that is
+    // discarded.
     for (asked, sent) in [(request_flag::AHEAD, 0), (0, data_flag::AHEAD)] {
         let mut peer = Peer::new(setup.port());
         assert!(peer.write_granted(b"c", &data[0]));
@@ -138,7 +141,7 @@ fn leave_is_for_one_write_each_and_never_the_way_to_lose_one() {
         peer.send_data(&data[1], sent);
         if asked == 0 {
             peer.send_granted(&data[2]);
-            // Its leave is still there, and it gets another one.
+            // Its leave still holds, and it gets another one.
             assert_eq!(peer.answer(), (None, true));
             assert_holds(&client, b"c", &data[2]);
         } else {
@@ -151,7 +154,7 @@ fn leave_is_for_one_write_each_and_never_the_way_to_lose_one() {
     });
 }
 
-/// Else the beginning of what is written would be what the buffer held before, of others.
+/// Otherwise the file would begin with what others had left in the buffer.
 #[test]
 fn data_that_begins_before_its_grant_is_not_taken() {
     let setup = setup(EngineWish::Automatic);
@@ -174,7 +177,7 @@ fn data_that_begins_before_its_grant_is_not_taken() {
     assert_eq!(client.attach(b"mem").unwrap().read_path(b"mine", 0, &mut back).unwrap(), 0);
 }
 
-/// Counted in messages: a request and its data come, an answer leaves.
+/// Counts messages: a request and its data arrive, and an answer leaves.
 #[test]
 fn writers_need_no_grant_from_their_second_write_on() {
     const WRITES: u64 = 20;
@@ -199,8 +202,8 @@ fn writers_need_no_grant_from_their_second_write_on() {
             file.write_at(&data, 0).unwrap();
         }
         let sent = counter(&client, "messages_sent") - before;
-        // The answer to the question itself, too. Grants only for what is beyond the first fragment; a client that was kept from
-        // the processor for as long as its leave holds has to ask for one more.
+        // The last one is the answer to this question itself. Grants are needed only beyond the
+        // first fragment; a client that did not run for as long as its leave holds needs one more.
         let least = WRITES + WRITES * fragments.saturating_sub(1) + 1;
         assert!(
             (least..least + 3).contains(&sent),
@@ -241,7 +244,7 @@ fn with_disks() -> (TempDir, Server, Client) {
     (directory, server, client)
 }
 
-/// Counted in messages, as for files. As much is sent ahead as the disk's first fragment takes.
+/// Counts messages, as for files. As much is sent ahead as the disk's first fragment takes.
 #[test]
 fn writers_to_disks_need_no_grant_from_their_second_write_on() {
     const WRITES: u64 = 20;
@@ -276,7 +279,7 @@ fn writers_to_disks_need_no_grant_from_their_second_write_on() {
         disk.read_at(&mut back, 1 << 20).unwrap();
         assert!(back == data, "{what}: other bytes");
     }
-    // Of several under way each has leave, in its turn.
+    // Several writes under way get leave in turn.
     let disk = client.disk(b"memory").unwrap();
     let mut before = 0;
     for round in 0..6 {
@@ -292,7 +295,7 @@ fn writers_to_disks_need_no_grant_from_their_second_write_on() {
     }
     let sent = counter(&client, "messages_sent") - before;
     assert!((41..60).contains(&sent), "{sent} messages, not some 41");
-    // Used for a write that fails at once: the data has no place, and the session goes on.
+    // Leave used for a write that fails at once: the data is discarded, and the session goes on.
     let data = pattern(64 << 10, 9);
     disk.write_at(&data, 0).unwrap();
     let before = counter(&client, "payload_discarded");
@@ -303,7 +306,8 @@ fn writers_to_disks_need_no_grant_from_their_second_write_on() {
     disk.write_at(&data, 0).unwrap();
     let discarded = counter(&client, "payload_discarded");
     assert!(discarded - before <= 64 << 10, "{discarded}, {before}");
-    // By the first write to the stripe that is longer than its chunks: the one before had left leave for a fragment.
+    // Discarded by the first write to the stripe that is longer than its chunks: the write before
+    // had left leave for a whole fragment.
     assert!(before <= 128 << 10, "{before}");
     eventually("buffers come back", || {
         client.statistics().unwrap();
@@ -311,7 +315,7 @@ fn writers_to_disks_need_no_grant_from_their_second_write_on() {
     });
 }
 
-/// Neither uses it: the client asks for a grant, and the server has its buffer back.
+/// Neither side uses it: the client asks for a grant, and the server has its buffer back.
 #[test]
 fn leave_that_is_old_is_gone_on_both_sides() {
     let setup = setup(EngineWish::Automatic);
@@ -325,7 +329,8 @@ fn leave_that_is_old_is_gone_on_both_sides() {
     file.write_at(&data, 0).unwrap();
     let mut peer = Peer::new(setup.port());
     assert!(peer.write_granted(b"p", &data));
-    // Eight, unless it takes long: who writes without leave has forgotten what it was given a second ago, and gets more.
+    // Eight, unless this takes long: leave that the peer has not used expires after a second, and
+    // the peer gets more.
     let mut forgetful = Peer::new(setup.port());
     for _ in 0..2 {
         let start = Instant::now();
@@ -336,7 +341,7 @@ fn leave_that_is_old_is_gone_on_both_sides() {
     }
     eventually("the buffers are free again", || counter(&client, "buffer_bytes_in_use") == 0);
     assert_eq!(counter(&client, "payload_discarded"), 0);
-    // Who is late all the same pays for it by sending twice.
+    // A peer that sends ahead too late has to send its data twice.
     let later = pattern(LENGTH, 4);
     peer.ask_ahead(b"p", &later);
     peer.send_granted(&later);
@@ -351,7 +356,7 @@ fn child_server() {
     common::child_server();
 }
 
-/// A quarter of the buffers is never kept for anybody, so those without leave get on.
+/// A quarter of the buffers is never reserved for anybody, so peers without leave make progress.
 #[test]
 fn buffers_that_are_kept_starve_nobody() {
     let directory = TempDir::new().unwrap();

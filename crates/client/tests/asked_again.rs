@@ -1,4 +1,5 @@
-//! Requests that are asked again since their reply was lost, and whose reply is not remembered.
+//! Requests that are sent again because their reply was lost, where the server does not remember
+//! the reply.
 
 #![allow(clippy::unwrap_used)] // a test that cannot go on should say where
 
@@ -10,14 +11,14 @@ use towline_server::EngineWish;
 use towline_wire::request::CURRENT;
 use towline_wire::{Hello, Kind, Request, Welcome};
 
-/// Descriptors of this process that name a file.
+/// Counts descriptors of this process that refer to a file.
 fn open_descriptors(path: &Path) -> usize {
     let all = std::fs::read_dir("/proc/self/fd").unwrap();
     all.filter(|fd| std::fs::read_link(fd.as_ref().unwrap().path()).is_ok_and(|to| to == path))
         .count()
 }
 
-/// A client knows of one handle only: what was opened for replies that it never got is closed.
+/// The client knows only one handle: what was opened for a reply that it never got is closed.
 #[test]
 fn what_is_opened_once_more_is_open_once() {
     let setup = setup(EngineWish::Automatic);
@@ -33,7 +34,7 @@ fn what_is_opened_once_more_is_open_once() {
         raw.send(&message);
         let (header, _) = raw.receive().unwrap();
         assert_eq!(header.kind, Kind::Reply);
-        // It is lost; the client joins its session again, and asks again.
+        // The reply is lost; the client joins its session again and repeats the request.
         raw = Raw::connect(setup.port());
         let session = Hello { session: welcome.session, secret: welcome.secret, ..hello() };
         raw.send(&hello_message(&session));

@@ -1,4 +1,4 @@
-//! A back end with mistakes: a request that panics in the server fails, and takes no other along.
+//! A faulty back end: a request that panics in the server fails, and no other request with it.
 
 #![allow(clippy::unwrap_used)] // a test that cannot go on should say where
 
@@ -21,7 +21,7 @@ use towline_wire::reply::parse_results;
 use towline_wire::request::{CURRENT, sync_kind};
 use towline_wire::{Attr, Errno, Header, Hello, Kind, Reply, Request, StatFs};
 
-/// A directory in which every name is a file. What it does with `sound` is right, all else panics.
+/// A directory in which every name is a file. Calls on `sound` work, all others panic.
 #[derive(Default)]
 struct Brittle {
     /// All calls are made by threads that may wait.
@@ -29,7 +29,7 @@ struct Brittle {
     witnesses: Witnesses,
 }
 
-/// Who watches a file.
+/// The watchers of a file.
 type Witnesses = Arc<Mutex<Vec<Arc<dyn Witness>>>>;
 
 struct Watching;
@@ -39,11 +39,11 @@ impl Watch for Watching {}
 struct Node {
     sound: bool,
     witnesses: Witnesses,
-    /// To close it panics: not a part of any request.
+    /// Closing it panics, outside any request.
     clings: bool,
-    /// What it promises to hold cannot be sent.
+    /// It promises contents that cannot be sent.
     torn: bool,
-    /// What was written could not be stored, which is told once.
+    /// What was written could not be stored, which is reported once.
     unstored: AtomicBool,
 }
 
@@ -229,7 +229,7 @@ impl OpenFile for Node {
     }
 }
 
-/// Everything that a client can do to a file of the brittle store.
+/// Does everything that a client can do to a file of the brittle store.
 fn use_file(root: &File, name: &[u8]) -> [Result<(), Error>; 6] {
     let file = root.open(name, 2, 0).unwrap();
     let long = vec![1; 3 << 20];
@@ -253,19 +253,20 @@ fn config_of(store: Brittle, listen: Address, cores: usize) -> Config {
     Config { exports: vec![export], listen: vec![listen], cores, ..Config::default() }
 }
 
-/// Not one core that hangs, and its clients with it: all end, and find the next server.
+/// The server does not lose one core and hang with its clients: all cores end, and the clients find
+/// the next server.
 #[test]
 fn a_server_that_panics_outside_of_requests_ends_and_clients_go_on_with_the_next() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("s");
     let listen = || Address::Unix(path.clone());
-    // The failing core is the first, which accepts, and another one.
+    // The failing core is the first one, which accepts connections, and then another one.
     for failing in 0..2 {
         let server = Server::start(&config(false, listen(), 2)).unwrap();
         let (tell, told) = std::sync::mpsc::channel();
         server.when_failed(move |why| tell.send(why.to_owned()).unwrap());
         let transport = Transport::Unix(path.clone());
-        // Connections are dealt out in turn.
+        // Connections are distributed to the cores in turn.
         let connect = |_| Client::connect(&transport, Options::default()).unwrap();
         let clients: Vec<Client> = (0..2).map(connect).collect();
         let roots: Vec<File> = clients.iter().map(|c| c.attach(b"b").unwrap()).collect();
@@ -300,7 +301,7 @@ fn a_request_that_panics_takes_no_other_along() {
             for (call, result) in use_file(&root, b"broken").into_iter().enumerate() {
                 let error = result.expect_err("it was answered although it panicked");
                 assert_eq!(error.errno(), Errno::EIO, "round {round}, call {call}: {error}");
-                // Whether a change was made nobody knows.
+                // Nobody knows whether a change was made.
                 let changes = [1, 3, 4].contains(&call);
                 assert_eq!(matches!(error, Error::Unknown), changes, "call {call}: {error}");
             }
@@ -314,7 +315,8 @@ fn a_request_that_panics_takes_no_other_along() {
     }
 }
 
-/// The reply that promised them has left by then: the lane ends, the client asks again, and is told.
+/// The reply that announced the pages has left by then: the lane ends, and the client asks again
+/// and gets the error.
 #[test]
 fn pages_that_cannot_be_sent_fail_their_read_and_no_other() {
     let directory = tempfile::tempdir().unwrap();
@@ -332,7 +334,8 @@ fn pages_that_cannot_be_sent_fail_their_read_and_no_other() {
     server.stop();
 }
 
-/// The kernel tells of lost data once: a client whose lane ends with that answer, and who asks again, is told, too.
+/// The kernel reports lost data once. A client whose lane ends with that answer, and which asks
+/// again, must get it as well.
 #[test]
 fn a_sync_that_failed_is_told_though_its_answer_was_lost() {
     let listen = Address::parse("tcp://127.0.0.1:0").unwrap();
@@ -355,14 +358,14 @@ fn a_sync_that_failed_is_told_though_its_answer_was_lost() {
         raw.send(&hello_message(&session));
         raw.receive().unwrap();
     }
-    // Asked anew, it has nothing to tell.
+    // A new sync has nothing to report.
     raw.send(&request(0, 3, &[Request::Sync { handle, kind: sync_kind::DATA }], 0));
     let (_, body) = raw.receive().unwrap();
     assert!(matches!(parse_results(&body).unwrap()[..], [Reply::Done {}]));
     server.stop();
 }
 
-/// Also where all is done by threads that may wait, and whoever tells is a thread of the store.
+/// Also if threads that may wait do everything, and a thread of the store reports the events.
 #[test]
 fn files_of_any_store_are_watched_as_far_as_it_can_tell() {
     for may_hang in [false, true] {
@@ -387,7 +390,7 @@ fn files_of_any_store_are_watched_as_far_as_it_can_tell() {
         for round in 0..100 {
             let waits = client.start_events().unwrap();
             if round % 2 == 0 {
-                // Answered behind it, so that it waits.
+                // Once this is answered, the request for events waits.
                 client.exports().unwrap();
             }
             std::thread::scope(|scope| {
@@ -412,7 +415,8 @@ fn files_of_any_store_are_watched_as_far_as_it_can_tell() {
     }
 }
 
-/// As a process of a run, which does not wait for what it closes last: others of the run would find no place for files of theirs.
+/// Like a process of a `towline run`, which does not wait for its last closes: files left open
+/// would take the places of others of the run.
 #[test]
 fn what_a_process_asked_for_before_it_ended_is_done_by_stores_that_may_hang() {
     let listen = Address::parse("tcp://127.0.0.1:0").unwrap();

@@ -1,4 +1,4 @@
-//! What a request costs that can be counted: allocations on either side. Not a measure of time.
+//! The cost of a request that can be counted: allocations on either side. Does not measure time.
 #![allow(clippy::unwrap_used)] // a test that cannot go on should say where
 
 mod common;
@@ -10,7 +10,7 @@ use towline_client::{Client, Options, Transport};
 use towline_net::address::Address;
 use towline_server::{Config, DiskExport, DiskKind, EngineWish, Server};
 
-/// Counts what the thread of the client and what all other threads ask for.
+/// Counts allocations of the client's thread and of all other threads.
 struct Counting;
 
 static OTHERS: AtomicU64 = AtomicU64::new(0);
@@ -52,8 +52,8 @@ static ALLOCATOR: Counting = Counting;
 
 const ROUNDS: u64 = 1000;
 
-/// Allocations of the client and of the server for each of many calls, rounded down: whatever else
-/// the process does now and then is no part of it.
+/// Returns the allocations of client and server per call, averaged over many calls and rounded
+/// down: so occasional allocations of the rest of the process do not count.
 fn each(mut call: impl FnMut()) -> (u64, u64) {
     for _ in 0..100 {
         call();
@@ -68,7 +68,8 @@ fn each(mut call: impl FnMut()) -> (u64, u64) {
     (own / ROUNDS, others / ROUNDS)
 }
 
-/// The figures stand in ARCHITECTURE.md, "The life of a read". More than that has to be justified there.
+/// The figures are in ARCHITECTURE.md, "The life of a read". Higher ones have to be justified
+/// there.
 #[test]
 fn small_requests_allocate_little() {
     let setup = common::setup(EngineWish::Automatic);
@@ -110,7 +111,8 @@ fn small_requests_allocate_little() {
         let read = each(|| disk.read_at(&mut page, 4096).unwrap());
         eprintln!("disk over {transport:?}: write {write:?}, read {read:?}");
         assert_eq!(write, (0, 0), "a write to a disk, over {transport:?}");
-        // Read in place; elsewhere the answer is put together in memory of its own.
+        // Read in place over shared memory; otherwise the server puts the answer together in memory
+        // of its own.
         let most = if matches!(transport, Transport::Shm(_)) { 0 } else { 5 };
         assert!(read.0 == 0 && read.1 <= most, "a read of a disk, over {transport:?}: {read:?}");
     }

@@ -1,4 +1,4 @@
-//! Servers and connections that are lost at the wrong moment: while what was open is opened again, or while it is closed.
+//! Servers and connections lost at a bad moment: while files are being reopened, or closed.
 
 #![allow(clippy::unwrap_used)] // a test that cannot go on should say where
 
@@ -18,7 +18,8 @@ fn child_server() {
     common::child_server();
 }
 
-/// Forwards connections, and cuts one of them, counted from 1, when so many messages came from the server; `before` is called first.
+/// Forwards connections. Cuts connection number `cut`, counted from 1, after `messages` messages
+/// from the server, and calls `before` first.
 fn cutter(target: u16, cut: usize, messages: usize, before: impl Fn() + Send + 'static) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -59,7 +60,8 @@ fn cutter(target: u16, cut: usize, messages: usize, before: impl Fn() + Send + '
 
 #[test]
 fn locks_are_had_again_though_the_lane_is_lost_meanwhile() {
-    // What the server says: the welcome, and answers to: open the root, open the file, lock it, open another one.
+    // Messages from the server: the welcome, and the answers to opening the root, opening the file,
+    // locking it, and opening another one.
     for messages in 1..6 {
         let directory = TempDir::new().unwrap();
         let mut server = Process::start(directory.path());
@@ -80,10 +82,12 @@ fn locks_are_had_again_though_the_lane_is_lost_meanwhile() {
     }
 }
 
-/// As a program that begins in a run whose server was started anew before, and is once more meanwhile.
+/// Like a program that starts in a `towline run` after a restart of the server, which restarts once
+/// more meanwhile.
 #[test]
 fn what_others_opened_is_had_again_though_the_server_is_killed_meanwhile() {
-    // What the server says before it is killed: the welcome, and answers to: open the root, and each of the files.
+    // Messages from the server before it is killed: the welcome, and the answers to opening the
+    // root and each of the files.
     for messages in 1..5 {
         let directory = TempDir::new().unwrap();
         let server = Arc::new(Mutex::new(Process::start(directory.path())));
@@ -129,8 +133,8 @@ fn what_others_opened_is_had_again_though_the_server_is_killed_meanwhile() {
     }
 }
 
-/// The server may have answered the close, and not the write, when it is killed: then the write is asked again, of a server where the
-/// file has to be opened again for it.
+/// The server may have answered the close but not the write when it is killed: the write is then
+/// resent to a server that has to reopen the file for it.
 #[test]
 fn what_was_begun_before_a_file_is_closed_is_done_though_the_server_is_killed() {
     let directory = TempDir::new().unwrap();

@@ -1,4 +1,5 @@
-//! A process that has no descriptors left. Alone in its program, as the limit is that of all threads.
+//! A process that has no descriptors left. Alone in its program, since the limit applies to all
+//! threads.
 
 #![allow(clippy::unwrap_used)] // a test that cannot go on should say where
 

@@ -1,5 +1,5 @@
-//! Sessions of a family share their open files and the locks of these; each has its own process
-//! locks.
+//! Sessions of a family share their open files and the locks of these; each has process locks of
+//! its own.
 
 #![allow(clippy::unwrap_used)] // a test that cannot go on should say where
 
@@ -15,7 +15,7 @@ use towline_wire::{Hello, Kind, Reply, Request};
 fn member(transport: &Transport) -> Client {
     let mut options = Options::default();
     options.family = 0x5eed;
-    // As a guest in another program, whose descriptors these are not to be.
+    // Like a library inside another program, whose descriptor numbers it must not take.
     options.hide = |fd| Ok(rustix::io::fcntl_dupfd_cloexec(fd, 200)?);
     Client::connect(transport, options).unwrap()
 }
@@ -43,7 +43,7 @@ fn a_file_outlives_the_session_that_opened_it() {
         let mut back = [0; 14];
         eventually("the session has ended", || file.read_at(&mut back, 0) == Ok(14));
         assert_eq!(&back, b"from the first");
-        // The lock is the open file's, whoever holds it.
+        // The lock belongs to the open file, whichever session uses it.
         file.lock(&whole(FLOCK, 0), false).unwrap();
         file.close().unwrap();
         let stranger = Client::connect(transport, Options::default()).unwrap();
@@ -66,7 +66,7 @@ fn process_locks_belong_to_a_process_of_the_family() {
     let (same, other) = (seen_by(&second), seen_by(&third));
     file.lock(&whole(PROCESS, 1), false).unwrap();
     assert_eq!(other.lock(&whole(PROCESS, 2), false).unwrap_err().errno(), Errno::EAGAIN);
-    // The process goes on in another session, as after an exec.
+    // The process continues in another session, as after an `exec`.
     same.lock(&whole(PROCESS, 1), false).unwrap();
     first.close();
     second.close();
@@ -77,7 +77,8 @@ fn process_locks_belong_to_a_process_of_the_family() {
     let _ = (same.into_handle(), other.into_handle(), file.into_handle());
 }
 
-/// Who waits for a lock may be gone, and is not given it before it is known to be there.
+/// A client that waits for a lock may be gone: it does not get the lock before it is known to be
+/// there.
 #[test]
 fn who_lost_its_connection_waits_on_when_it_is_back() {
     let setup = setup(EngineWish::Automatic);
@@ -92,7 +93,7 @@ fn who_lost_its_connection_waits_on_when_it_is_back() {
         let unlock = Lock { kind: UNLOCK, ..range };
         holder.lock(&range, false).unwrap();
         let waits = waiter.start_lock(&range).unwrap();
-        // Answered behind it, so that it waits.
+        // Once this is answered, the lock request waits.
         waiter.stat().unwrap();
         rustix::net::shutdown(lost.fd().unwrap(), rustix::net::Shutdown::Both).unwrap();
         holder.lock(&unlock, false).unwrap();
@@ -106,7 +107,7 @@ fn who_lost_its_connection_waits_on_when_it_is_back() {
     }
 }
 
-/// As a thread of a program that closes what another one waits for a lock of.
+/// Like a thread of a program that closes a file while another thread waits for a lock on it.
 #[test]
 fn who_waits_for_a_lock_of_a_file_that_is_closed_is_told() {
     let setup = setup(EngineWish::Automatic);
@@ -117,10 +118,10 @@ fn who_waits_for_a_lock_of_a_file_that_is_closed_is_told() {
     let same = |client: &Client| {
         File::from_handle(client, file.handle(), b"dir", b"closed", CREATE, file.attr().inode)
     };
-    // In another session, as the waiting of a run.
+    // One waits in the closing session and one in another, as in a `towline run`.
     let (near, far) = (same(&first), same(&second));
     let waits = [near.start_lock(&whole(FLOCK, 0)), far.start_lock(&whole(FLOCK, 0))];
-    // Answered behind them, so that they wait.
+    // Once these are answered, the lock requests wait.
     near.stat().unwrap();
     far.stat().unwrap();
     file.close().unwrap();
@@ -131,7 +132,8 @@ fn who_waits_for_a_lock_of_a_file_that_is_closed_is_told() {
     drop(holder);
 }
 
-/// As a process that was stopped for so long that its session ended, while others of its run went on.
+/// Like a process that was stopped until its session ended, while others of its `towline run` went
+/// on.
 #[test]
 fn what_the_family_still_has_open_is_had_again_wherever_it_is() {
     let setup = setup(EngineWish::Automatic);

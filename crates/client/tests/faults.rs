@@ -111,7 +111,7 @@ fn operations_take_effect_once_though_connections_are_cut() {
                     let log = root.open(b"log", 2, 0).unwrap();
                     let whole = root.open(format!("w{thread}").as_bytes(), CREATE, 0o600).unwrap();
                     for round in 0..150u32 {
-                        // Each of these would be noticed if it were done twice, or not at all.
+                        // Each of these would show if it took effect twice or not at all.
                         log.append(&[&[thread], &round.to_le_bytes()[..]].concat()).unwrap();
                         let name = format!("x{thread}-{round}");
                         let file = root.open(name.as_bytes(), CREATE | EXCLUSIVE, 0o600).unwrap();
@@ -170,7 +170,7 @@ fn root_names(server: &Server, export: &str) -> Vec<Vec<u8>> {
 
 const CHILD: &str = "TOWLINE_TEST_SERVER";
 
-/// Not a test by itself: the server that tests kill.
+/// Not a test in itself: the server that other tests kill.
 #[test]
 fn child_server() {
     let Ok(text) = std::env::var(CHILD) else { return };
@@ -183,7 +183,7 @@ fn child_server() {
     std::thread::sleep(Duration::from_secs(120));
 }
 
-/// Where a child listens, too.
+/// The Unix socket on which a child listens, too.
 fn socket_of(directory: &Path) -> PathBuf {
     directory.with_extension("socket")
 }
@@ -209,8 +209,8 @@ fn start_child(directory: &Path, port: u16) -> (Child, u16) {
 #[test]
 fn a_killed_server_is_gone_on_with() {
     let directory = TempDir::new().unwrap();
-    // Below the ports that the kernel gives to outgoing connections, one of which could else take
-    // the server's place while it is away.
+    // Below the ports that the kernel gives to outgoing connections: one of these could otherwise
+    // take the server's place while it is away.
     let port = 20_000 + (std::process::id() % 10_000) as u16;
     let (mut child, port) = start_child(directory.path(), port);
     let client = Client::connect(&tcp(port), Options::default()).unwrap();
@@ -245,7 +245,8 @@ fn a_killed_server_is_gone_on_with() {
                 let name = format!("e{round}");
                 match root.make_directory(name.as_bytes(), 0o700) {
                     Ok(_) => assert!(root.stat_path(name.as_bytes(), false).is_ok()),
-                    // Under way when the server was killed: it says so, and is not repeated.
+                    // Under way when the server was killed: its outcome is unknown, and it is not
+                    // repeated.
                     Err(Error::Unknown) => unknown += 1,
                     Err(error) => panic!("{name}: {error}"),
                 }
@@ -316,8 +317,7 @@ fn a_server_that_stays_away_gives_an_error_in_time() {
     assert!(start.elapsed() < Duration::from_secs(60));
 }
 
-/// The first bytes of a legal lane: hello for a new session.
-/// The kernel takes connections for a server that is stopped.
+/// The kernel accepts connections for a server that is stopped.
 #[test]
 fn a_server_that_says_nothing_is_not_waited_for_for_ever() {
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -328,7 +328,7 @@ fn a_server_that_says_nothing_is_not_waited_for_for_ever() {
     assert!(error.to_string().contains("no answer within 50ms"), "{error}");
 }
 
-/// One that was started anew, and hangs as soon as it is asked for a file.
+/// The server was restarted, and hangs as soon as it is asked for a file.
 #[test]
 fn a_server_that_opens_nothing_again_is_not_waited_for_for_ever() {
     use towline_wire::hello::{MAGIC, VERSION, resumed};
@@ -366,6 +366,7 @@ fn a_server_that_opens_nothing_again_is_not_waited_for_for_ever() {
     assert!(error.to_string().contains("no answer within 50ms"), "{error}");
 }
 
+/// The first bytes of a legal lane: hello for a new session.
 fn hello() -> Vec<u8> {
     use towline_wire::hello::{MAGIC, VERSION};
     let mut body = Vec::new();
@@ -376,7 +377,7 @@ fn hello() -> Vec<u8> {
     [&header.to_bytes()[..], &body].concat()
 }
 
-/// Says hello and hears the welcome.
+/// Says hello and reads the welcome.
 fn greet(peer: &mut TcpStream) {
     peer.write_all(&hello()).unwrap();
     let mut head = [0; 32];
@@ -464,7 +465,7 @@ fn hostile_peers_are_thrown_out_and_harm_nobody() {
     }
     let statistics = client.statistics().unwrap();
     assert!(!statistics.contains("\"protocol_errors\":0"), "{statistics}");
-    // Many at once, none of which says anything or reads anything.
+    // Many at once: some say nothing, others read nothing.
     let idle: Vec<TcpStream> =
         (0..400).filter_map(|_| TcpStream::connect(("127.0.0.1", port)).ok()).collect();
     let asking: Vec<TcpStream> = (0..20)

@@ -1,4 +1,4 @@
-//! Exports of files of which each client may ask so much in a second.
+//! Exports of files with limits on what each client may ask for per second.
 
 #![allow(clippy::unwrap_used)] // a test that cannot go on should say where
 
@@ -56,7 +56,7 @@ fn connect(transport: &Transport) -> Client {
 #[test]
 fn requests_are_limited_over_all_sessions_of_a_client() {
     for transport in &limited(100, 0).transports {
-        // Also below a directory of the export that is attached as a root.
+        // Also for a directory of the export that is attached as a root.
         for export in [&b"dir"[..], b"dir/below", b"mem"] {
             let roots: Vec<File> =
                 (0..2).map(|_| connect(transport).attach(export).unwrap()).collect();
@@ -85,11 +85,12 @@ fn bytes_are_limited_both_ways() {
             let file = connect(transport).attach(export).unwrap();
             let file = file.open(b"f", CREATE, 0o600).unwrap();
             let start = Instant::now();
-            // Granted, inline, and of one piece that is longer than what may be ahead.
+            // A granted write, an inline write, and a single read longer than the limit allows at
+            // once.
             let data = pattern(MIB, 3);
             file.write_all_at(&data, 0).unwrap();
             file.write_all_at(&data[..4096], MIB as u64).unwrap();
-            // Asked for more than there is: what there is counts.
+            // Asks for more than there is: only what is there counts.
             let mut back = vec![0; 4 * MIB];
             for _ in 0..2 {
                 assert_eq!(file.read_at(&mut back, 0).unwrap(), MIB + 4096);
@@ -101,7 +102,7 @@ fn bytes_are_limited_both_ways() {
     }
 }
 
-/// A write that had to wait so long that all else is quiet is asked for its data at once.
+/// A write that had to wait until everything else is quiet is asked for its data at once.
 #[test]
 fn a_write_goes_on_when_it_may() {
     let world = limited(0, 3 * MIB as u64);
@@ -147,7 +148,7 @@ fn what_waits_survives_lost_lanes() {
     let world = limited(1000, 0);
     let proxy = Proxy::start(common::port(&world.transports), seed(), 30_000);
     let transport = Transport::Tcp("127.0.0.1".into(), proxy.port);
-    // The first greeting may be cut, too.
+    // Even the first greeting may be cut.
     let client = (0..100).find_map(|_| Client::connect(&transport, Options::default()).ok());
     let root = client.unwrap().attach(b"mem").unwrap();
     for round in 0..200 {
@@ -165,7 +166,8 @@ fn what_waits_survives_lost_lanes() {
     panic!("the proxy does not cut");
 }
 
-/// Processes of a run do not wait for all that they ask for: it is done although they are killed.
+/// Processes of a `towline run` do not wait for everything they ask for: it is done even if they
+/// are killed.
 #[test]
 fn what_a_killed_process_had_asked_for_is_done() {
     let world = limited(2, 0);
@@ -189,7 +191,8 @@ fn what_a_killed_process_had_asked_for_is_done() {
     }
 }
 
-/// A lock that is given up is not asked for later, whether it waited for its holder or for its time.
+/// A lock request that is given up is not made later, whether it waited for the holder or for its
+/// turn.
 #[test]
 fn a_lock_that_waits_is_given_up() {
     let world = limited(50, 0);
@@ -209,7 +212,7 @@ fn a_lock_that_waits_is_given_up() {
     }
 }
 
-/// What waits would do so for a week, and what is to wait is overtaken.
+/// Under the limit, requests would wait for a week; they are overtaken by those that need not wait.
 #[test]
 fn another_limit_holds_at_once_for_those_who_are_connected() {
     for place in 0..limited(0, 0).transports.len() {
@@ -229,7 +232,7 @@ fn another_limit_holds_at_once_for_those_who_are_connected() {
             slow.write_at(&pattern(MIB, 1), 0).unwrap();
             for _ in 0..2 {
                 limit(1);
-                // Taken at once, and then owed.
+                // Accepted at once, and then owed.
                 slow.write_at(&pattern(MIB, 2), 0).unwrap();
                 let mut group = Group::new();
                 group.add(slow.start_read_at(vec![0; 4096], 0).unwrap(), 1);

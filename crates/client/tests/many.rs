@@ -1,4 +1,4 @@
-//! Many operations of one client at once, of different kinds: none of them keeps another one waiting.
+//! Many operations of one client at once, of different kinds: none keeps another one waiting.
 
 #![allow(clippy::unwrap_used)] // a test that cannot go on should say where
 
@@ -26,7 +26,8 @@ fn whole(kind: u8) -> Lock {
     Lock { family: lock::OPEN_FILE, kind, owner: 0, start: 0, length: 0 }
 }
 
-/// A thread that waits for a lock receives for all, and nothing comes until others have done something.
+/// A thread that waits for a lock receives for all, and nothing arrives until others have done
+/// something.
 #[test]
 fn vectors_are_sent_while_another_thread_receives() {
     let directory = TempDir::new().unwrap();
@@ -49,7 +50,7 @@ fn vectors_are_sent_while_another_thread_receives() {
     waits.join().unwrap().unwrap();
 }
 
-/// Of a server that remembers nothing, none of these says what became of it.
+/// The server remembers nothing, so nobody knows whether these took effect.
 #[test]
 fn operations_that_failed_give_their_slots_to_later_ones() {
     let directory = TempDir::new().unwrap();
@@ -69,7 +70,8 @@ fn operations_that_failed_give_their_slots_to_later_ones() {
     }
 }
 
-/// The server is tried for as long as the options say, not once more for each of those that wait.
+/// The client tries to reach the server for as long as the options say, not once more for each
+/// waiting future.
 #[test]
 fn futures_of_a_session_that_ended_are_told_at_once() {
     let directory = TempDir::new().unwrap();
@@ -96,7 +98,7 @@ fn futures_of_a_session_that_ended_are_told_at_once() {
     assert!(took < Duration::from_secs(8), "tried for {took:?}");
 }
 
-/// Nobody makes a call that waits for one request by itself.
+/// No call waits for a single request by itself.
 #[test]
 fn files_are_closed_though_only_groups_and_futures_are_waited_for() {
     let setup = setup(EngineWish::Automatic);
@@ -137,7 +139,7 @@ fn files_are_closed_though_only_groups_and_futures_are_waited_for() {
     }
 }
 
-/// An event loop that waits for the descriptor as it is told to.
+/// An event loop that waits for the descriptor as documented.
 #[test]
 fn long_writes_make_progress_in_an_event_loop() {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -164,7 +166,7 @@ fn long_writes_make_progress_in_an_event_loop() {
     }
 }
 
-/// What was begun with a file or a disk does not need it any more.
+/// Operations do not need the file or disk that they were started with.
 #[test]
 fn files_and_disks_are_let_go_while_operations_are_under_way() {
     let directory = TempDir::new().unwrap();

@@ -1,4 +1,5 @@
-//! Clients of low priority: others go before them, all get on, and what waits for its turn is not lost.
+//! Clients of low priority: others go first, all make progress, and requests that wait for their
+//! turn are not lost.
 
 #![allow(clippy::unwrap_used)] // a test that cannot go on should say where
 
@@ -25,7 +26,7 @@ fn low() -> Options {
     options
 }
 
-/// A disk whose reads stop the core: they say so, and wait until they may go on.
+/// A disk whose reads stop the core: each read reports this, and waits until it may go on.
 struct Stopper {
     memory: Arc<MemoryDisk>,
     stopped: Sender<()>,
@@ -83,8 +84,8 @@ impl BlockStore for Stopper {
     }
 }
 
-/// What has come for one turn of a core is begun in the order of priorities, not in that of arrival. The numbers of
-/// inodes tell the order.
+/// Requests that arrive for one turn of a core are begun in order of priority, not of arrival.
+/// Inode numbers show the order.
 #[test]
 fn what_came_together_is_begun_by_priority() {
     for engine in [EngineWish::Automatic, EngineWish::Epoll] {
@@ -129,7 +130,7 @@ fn what_came_together_is_begun_by_priority() {
     }
 }
 
-/// While some ask without end, one of low priority does all that can be done.
+/// While others make requests without end, a client of low priority completes everything.
 #[test]
 fn all_get_on() {
     for engine in [EngineWish::Automatic, EngineWish::Epoll] {
@@ -151,7 +152,7 @@ fn all_get_on() {
                         }
                     });
                 }
-                // One on each core, whichever that is.
+                // One client on each core, whichever that is.
                 let clients: Vec<Client> = (0..2).map(|_| connect(low())).collect();
                 for (number, client) in clients.iter().enumerate() {
                     for export in [&b"mem"[..], b"dir"] {
@@ -183,13 +184,13 @@ fn use_file(root: &File, number: u8) {
     }
 }
 
-/// What waits for its turn when a connection is cut is asked for once more, and done once.
+/// A request that waits for its turn when its connection is cut is sent again, and done once.
 #[test]
 fn what_waits_is_not_lost() {
     let setup = setup(EngineWish::Automatic);
     let proxy = Proxy::start(setup.port(), 7, 40_000);
     let transport = Transport::Tcp("127.0.0.1".into(), proxy.port);
-    // The first greeting may be cut, too.
+    // Even the first greeting may be cut.
     let client = (0..100).find_map(|_| Client::connect(&transport, low()).ok()).unwrap();
     let root = client.attach(b"mem").unwrap();
     let other = setup.client().attach(b"mem").unwrap();
@@ -213,7 +214,7 @@ fn what_waits_is_not_lost() {
     assert_eq!(other.list_all(false).unwrap().len(), 1200);
 }
 
-/// To give up a lock that is asked for is possible whether its turn had come or not.
+/// A lock request can be given up, whether its turn has come or not.
 #[test]
 fn a_lock_that_waits_is_given_up() {
     let setup = setup(EngineWish::Automatic);

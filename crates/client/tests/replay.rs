@@ -1,5 +1,5 @@
 //! Connections that are cut at random points under load: every operation takes effect once, none
-//! fails, and what is read is what was written.
+//! fails, and reads return what was written.
 
 #![allow(clippy::unwrap_used)] // a test that cannot go on should say where
 
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use towline_client::{Client, File, Options, SetAttr, Transport};
 use towline_server::EngineWish;
 
-/// Connects, again when that very connection is cut.
+/// Connects, and tries again if that very connection is cut.
 fn connect(port: u16) -> Client {
     loop {
         let transport = Transport::Tcp("127.0.0.1".into(), port);
@@ -26,19 +26,19 @@ fn connect(port: u16) -> Client {
 const REGION: usize = 1 << 20;
 const THREADS: u64 = 6;
 
-/// What a thread has done, to be compared with what is there in the end.
+/// What a thread has done, to be compared with what is there at the end.
 #[derive(Default)]
 struct Done {
-    /// Names it left, and the bytes in them.
+    /// The names it left, with their contents.
     files: BTreeMap<String, Vec<u8>>,
     directories: HashSet<String>,
-    /// Records it appended: to the log of small ones and to the log of large ones.
+    /// Number of records it appended, to the log of small ones and to the log of large ones.
     small: u64,
     large: u64,
     region: Vec<u8>,
 }
 
-/// A record: who appended it, its number, its length, and bytes that follow from these.
+/// A record: thread, number, length, and bytes that follow from these.
 fn record(thread: u64, number: u64, length: usize) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(length);
     for word in [thread, number, length as u64] {
@@ -49,7 +49,7 @@ fn record(thread: u64, number: u64, length: usize) -> Vec<u8> {
     bytes
 }
 
-/// Reads records from one after the other; fails where there is none.
+/// Reads consecutive records; fails where there is none.
 fn records(log: &[u8]) -> Vec<(u64, u64)> {
     let mut found = Vec::new();
     let mut at = 0;
@@ -118,7 +118,7 @@ impl Load<'_> {
                 self.done.small += 1;
             }
             2 => {
-                // From inline over one granted fragment to several.
+                // From inline through one granted fragment to several.
                 let length = 10_000 + self.random.any_size(700_000) as usize;
                 let bytes = record(thread, self.done.large, length);
                 assert_eq!(large.append(&bytes).unwrap().0, bytes.len());
@@ -131,7 +131,7 @@ impl Load<'_> {
                 self.done.files.insert(name, Vec::new());
             }
             4 => {
-                // One request that creates, takes data and closes: each part once.
+                // One request that creates, takes data and closes: each part takes effect once.
                 let name = self.name();
                 let length = self.random.any_size(600_000) as usize;
                 let bytes = record(thread, self.next, length.max(24));
@@ -246,7 +246,7 @@ fn check(root: &File, all: &[Done]) {
     assert!(names.is_empty(), "nobody made, or somebody removed: {names:?}");
 }
 
-/// Cuts that are too few.
+/// Too few cuts to prove anything.
 const CUTS: u64 = 20;
 
 fn under_load(setup: &Setup, export: &str, seed: u64, most: u64) {
@@ -265,7 +265,7 @@ fn under_load(setup: &Setup, export: &str, seed: u64, most: u64) {
         Instant::now() + Duration::from_secs(common::long().map_or(4, |length| 40 * length));
     let counts: [AtomicU64; 12] = Default::default();
     let operations = || counts.iter().map(|count| count.load(Ordering::Relaxed)).sum::<u64>();
-    // Longer where the machine is so busy that little would be proved.
+    // Longer on a machine so busy that the run would prove little.
     let goes_on = || {
         let proves_little = proxy.cuts.load(Ordering::Relaxed) <= CUTS || operations() <= 200;
         let now = Instant::now();

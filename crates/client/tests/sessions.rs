@@ -1,5 +1,6 @@
-//! Many sessions at once: a thousand are served in little memory, what one has done the others see
-//! with their next request, and those who flood the server do not keep others from theirs.
+//! Many sessions at once: a thousand of them take little memory, each client sees what others have
+//! done with its next request, and clients that flood the server do not keep others from being
+//! served.
 
 #![allow(clippy::unwrap_used)] // a test that cannot go on should say where
 
@@ -47,7 +48,7 @@ fn a_thousand_sessions_are_served_in_little_memory() {
             (client, root)
         })
         .collect();
-    // Each works, with an open file, locks of nobody, and data that has to wait for grants.
+    // Each session works, with an open file, no locks, and data that has to wait for grants.
     for (number, (_, root)) in clients.iter().enumerate() {
         let mut back = vec![0; data.len() + 1];
         assert_eq!(root.read_path(b"f", 0, &mut back).unwrap(), data.len());
@@ -63,14 +64,14 @@ fn a_thousand_sessions_are_served_in_little_memory() {
         "MEASURED {SESSIONS} sessions: {grown} MiB more in the server, {pinned} KiB pinned or locked; \
          all TCP of this machine holds {sockets} pages"
     );
-    // Its buffers are bounded by 16 MiB; the rest is a few KiB for each session.
+    // The server's buffers are bounded by 16 MiB; the rest is a few KiB for each session.
     assert!(grown < 16 + 24, "memory grew by {grown} MiB for {SESSIONS} sessions");
-    // Buffers are registered when a disk first uses them, and here is none.
+    // Buffers are registered when a disk first uses them; there is no disk here.
     assert!(pinned < 1 << 10, "{pinned} KiB are pinned for sessions");
     assert_eq!(counter(&first, "payload_discarded"), 0);
 }
 
-/// Pages that the kernel holds for TCP, of all processes in this name space.
+/// Pages that the kernel holds for TCP, for all processes of this machine.
 fn socket_pages() -> u64 {
     let text = std::fs::read_to_string("/proc/net/sockstat").unwrap();
     let tcp = text.lines().find(|line| line.starts_with("TCP:")).unwrap();
@@ -98,16 +99,16 @@ fn what_is_written_is_sent_once_however_many_write() {
     assert_eq!(counter(&setup.client(), "payload_discarded"), 0);
 }
 
-/// What one client has done, another one sees with its next request, whichever way they came.
+/// Checks that `other` sees with its next request what `one` has done.
 fn see_each_other(one: &File, other: &File, round: u8) {
     let set = |mode| SetAttr { mode: Some(mode), ..SetAttr::default() };
     let cut = |size| SetAttr { size: Some(size), ..SetAttr::default() };
     let missing = |path: &[u8]| other.stat_path(path, true).err().map(|error| error.errno());
-    // A name, and that it is gone again.
+    // A name that was missing before.
     assert_eq!(missing(b"d/new"), Some(Errno::ENOENT));
     one.write_path(b"d/new", CREATE | EXCLUSIVE, 0o600, b"").unwrap();
     assert_eq!(other.stat_path(b"d/new", true).unwrap().size, 0);
-    // Bytes, short and long, over what the other one has read before, and into the open file.
+    // Bytes, short and long, over those that `other` has read before, and in an open file.
     let file = other.open(b"d/new", 0, 0).unwrap();
     for length in [10, 5000, 200_000] {
         let bytes = pattern(length, round);
@@ -125,12 +126,12 @@ fn see_each_other(one: &File, other: &File, round: u8) {
     assert_eq!(file.stat().unwrap().size, 7);
     let mut back = [0; 100];
     assert_eq!(file.read_at(&mut back, 0).unwrap(), 7);
-    // A directory above the name that is used all the time changes its own.
+    // A directory in the path of a name in constant use gets another name.
     one.rename(b"d", one, b"e", 0).unwrap();
     assert_eq!(missing(b"d/new"), Some(Errno::ENOENT));
     assert_eq!(other.stat_path(b"e/new", true).unwrap().size, 7);
     one.rename(b"e", one, b"d", 0).unwrap();
-    // Another file in its place.
+    // Another file takes its place.
     one.write_path(b"d/next", CREATE | TRUNCATE, 0o600, b"next").unwrap();
     one.rename(b"d/next", one, b"d/new", 0).unwrap();
     assert_eq!(other.read_path(b"d/new", 0, &mut back).unwrap(), 4);
@@ -159,8 +160,8 @@ fn two_clients_see_each_others_changes_at_once() {
     }
 }
 
-/// Asks for as much as a session may at once, takes the answers, and asks again; thrown out, it
-/// comes back.
+/// Makes as many requests at once as a session may, takes the answers, and starts again; reconnects
+/// when thrown out.
 fn flood(port: u16, stop: &AtomicBool) {
     let mut buffer = vec![0; 1 << 20];
     while !stop.load(Ordering::Relaxed) {
@@ -174,8 +175,8 @@ fn flood(port: u16, stop: &AtomicBool) {
                 let close = Request::Close { handle: CURRENT };
                 peer.send(&request(slot, sequence, &[attach, open, read, close], 0));
             }
-            // Until nothing more comes: then all is answered, or the server takes its time, and
-            // asking again in slots that are in use is a reason to be thrown out.
+            // Until nothing more arrives: either everything is answered, or the server takes its
+            // time, and reusing slots that are still in use gets this peer thrown out.
             let ended = loop {
                 match peer.0.read(&mut buffer) {
                     _ if stop.load(Ordering::Relaxed) => return,
@@ -191,7 +192,7 @@ fn flood(port: u16, stop: &AtomicBool) {
     }
 }
 
-/// Ends the floods, also when the test fails.
+/// Ends the floods, even if the test fails.
 struct Dam<'a>(&'a AtomicBool);
 
 impl Drop for Dam<'_> {
@@ -249,7 +250,7 @@ fn who_floods_the_server_does_not_starve_others() {
     });
 }
 
-/// After one end was updated and before the other was.
+/// As when one end was updated and the other not yet.
 #[test]
 fn a_server_of_another_version_is_named() {
     let directory = TempDir::new().unwrap();
@@ -271,7 +272,7 @@ fn a_server_of_another_version_is_named() {
     assert!(said.contains("version 999") && said.contains(&format!("version {VERSION}")), "{said}");
 }
 
-/// What comes before the lock waits for a device meanwhile.
+/// The operation before the lock, in the same compound, waits for a device meanwhile.
 #[test]
 fn a_lock_is_given_up_before_it_is_asked_for() {
     let setup = setup(EngineWish::Automatic);

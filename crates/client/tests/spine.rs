@@ -109,7 +109,7 @@ fn an_open_directory_knows_where_it_is() {
         assert_eq!(top.path_to_enter(b"file").unwrap_err().errno(), Errno::ENOTDIR);
         match top.open(b"file", 0, 0).unwrap().path() {
             Ok(path) => assert_eq!(path, b"t/file"),
-            // Memory exports know only what directories are called.
+            // Memory exports know only the paths of directories.
             Err(error) => assert_eq!(error.errno(), Errno::ENOTDIR),
         }
         top.unlink(b"f/e", true).unwrap();
@@ -204,7 +204,7 @@ fn a_client_on_the_same_machine_moves_to_shared_memory() {
     assert_eq!(client.link_kind(), LinkKind::Tcp, "where it was told to stay");
 }
 
-/// Nothing is lost or done twice when it moves in the midst of what several threads ask.
+/// Nothing is lost or done twice when it moves while several threads make requests.
 #[test]
 fn a_client_moves_to_shared_memory_when_that_pays() {
     let setup = setup(EngineWish::Automatic);
@@ -235,7 +235,7 @@ fn a_client_moves_to_shared_memory_when_that_pays() {
         let length = top.read_path(name.as_bytes(), 0, &mut back).unwrap();
         assert_eq!(length, 3 * 50 * 5);
         assert!(back[..length].chunks(5).all(|line| line == b"line\n"));
-        // With nothing under way it has moved by now.
+        // With nothing under way, it has moved by now.
         top.stat_path(name.as_bytes(), true).unwrap();
         assert_eq!(client.link_kind(), LinkKind::Shm);
     }
@@ -277,7 +277,8 @@ fn operations_that_leave_together_all_come_back() {
                             let whole = pattern(200_000, 5);
                             assert!(bytes.unwrap().1 == whole[at as usize..at as usize + 5000]);
                         }
-                        // One that somebody waits for goes at once, and takes the others along.
+                        // A request that a caller waits for leaves at once, and takes the others
+                        // along.
                         if round % 50 == 0 {
                             assert_eq!(file.stat().unwrap().size, 200_000);
                         }

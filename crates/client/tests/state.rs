@@ -1,4 +1,4 @@
-//! Servers that are killed at random moments and started again with the state they left: every
+//! Servers that are killed at random moments and restarted with the state they left: every
 //! operation takes effect once, and none fails.
 
 #![allow(clippy::unwrap_used)] // a test that cannot go on should say where
@@ -33,7 +33,7 @@ const DATA_SYNC: u32 = 0o10_000;
 const RENAME_NO_REPLACE: u32 = 1;
 const RENAME_EXCHANGE: u32 = 2;
 
-/// What stands under a name.
+/// What a name refers to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Node {
     File(u64),
@@ -48,7 +48,7 @@ impl Node {
     }
 }
 
-/// A client that changes names of its own, and knows what has to come of it.
+/// A client that changes names of its own, and knows the result to expect.
 struct Load<'a> {
     number: u64,
     root: &'a File,
@@ -57,7 +57,7 @@ struct Load<'a> {
     random: Random,
     names: BTreeMap<String, Node>,
     next: u64,
-    /// Small and large records: their number, offset and length.
+    /// Small and large records: number, offset and length.
     appended: Vec<(u64, u64, u64)>,
     counts: BTreeMap<&'static str, u64>,
 }
@@ -65,7 +65,7 @@ struct Load<'a> {
 impl Load<'_> {
     fn fresh(&mut self) -> String {
         self.next += 1;
-        // Some names have a directory before them, which the server has to look up.
+        // Some names begin with a directory that the server has to look up.
         let prefix = if self.random.below(3) == 0 { "../home{}/" } else { "" };
         format!("{}n{}", prefix.replace("{}", &self.number.to_string()), self.next)
     }
@@ -99,7 +99,7 @@ impl Load<'_> {
             1 => {
                 let name = self.fresh();
                 let data = vec![self.next as u8; 1 + self.random.below(20_000) as usize];
-                // What may not be opened again is opened again after a restart all the same.
+                // A file whose mode does not allow opening it is still reopened after a restart.
                 let mode = if self.random.below(2) == 0 { 0o400 } else { 0o600 };
                 self.home
                     .write_path(name.as_bytes(), CREATE | EXCLUSIVE, mode, &data)
@@ -190,7 +190,7 @@ impl Load<'_> {
                         self.home.remove_xattr(name.as_bytes(), true, b"user.towline").unwrap();
                         return Some("remove xattr");
                     }
-                    // Files that may not be written, and file systems without such attributes.
+                    // Files without write permission, and file systems without extended attributes.
                     Err(error)
                         if [Errno::EACCES, Errno::EPERM, Errno::EOPNOTSUPP]
                             .contains(&error.errno()) =>
@@ -205,7 +205,7 @@ impl Load<'_> {
     }
 }
 
-/// A record: who appended it, its number, its length, and bytes that follow from these.
+/// A record: client, number, length, and bytes that follow from these.
 fn record(client: u64, number: u64, length: u64) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(length as usize);
     for word in [client, number, length] {
@@ -215,7 +215,7 @@ fn record(client: u64, number: u64, length: u64) -> Vec<u8> {
     bytes
 }
 
-/// Who appended which record where.
+/// Returns which client appended which record where.
 fn records(log: &[u8]) -> Vec<(u64, u64, u64, u64)> {
     let mut found = Vec::new();
     let mut at = 0;
@@ -235,7 +235,7 @@ fn records(log: &[u8]) -> Vec<(u64, u64, u64, u64)> {
     found
 }
 
-/// What stands in a directory, as the machine itself sees it.
+/// The contents of a directory, as the machine itself sees them.
 fn tree(directory: &Path) -> BTreeMap<String, Node> {
     let entries = std::fs::read_dir(directory).unwrap();
     entries
@@ -254,7 +254,7 @@ fn tree(directory: &Path) -> BTreeMap<String, Node> {
         .collect()
 }
 
-/// Kills the server again and again: so many times, and until so much was done.
+/// Kills the server again and again, at least 50 times and until `enough` operations are done.
 fn rounds(server: &Mutex<Process>, random: &mut Random, done: &AtomicU64, enough: u64) {
     let mut kills = 0;
     let limit = Instant::now() + Duration::from_secs(200);
@@ -265,7 +265,7 @@ fn rounds(server: &Mutex<Process>, random: &mut Random, done: &AtomicU64, enough
         server.restart();
         kills += 1;
         if Instant::now() > limit {
-            // A panic would wait for the clients, who wait for one another.
+            // After a panic this thread would wait for the clients, which wait for one another.
             eprintln!(
                 "after {kills} kills: only {done:?} of {enough} done, clients failed or hang"
             );
@@ -296,9 +296,9 @@ fn operations_take_effect_once_though_the_server_is_killed() {
                     let name = format!("home{number}");
                     root.make_directory(name.as_bytes(), 0o700).unwrap();
                     let home = root.open(name.as_bytes(), 0, 0).unwrap();
-                    // Not all may read what they write.
+                    // Not all clients may read what they write.
                     let flags = if number % 2 == 0 { CREATE } else { 0o100 | 1 };
-                    // Some wait for the device, and so are written by other threads.
+                    // Some writes wait for the device, and so are done by other threads.
                     let flags = if number % 4 == 3 { flags | DATA_SYNC } else { flags };
                     let log = root.open(b"log", flags, 0o600).unwrap();
                     let mut load = Load {
@@ -393,7 +393,8 @@ fn one_of_many_wins_though_the_server_is_killed() {
                     "link" => root.link(b"source", false, &root, name).map(drop),
                     _ => root.unlink(name, false),
                 };
-                // Told after all have met: who panics is waited for by the others for ever.
+                // Reported after all have met: the others would wait for a panicking thread for
+                // ever.
                 match result {
                     Ok(()) => drop(wins.fetch_add(1, Ordering::Relaxed)),
                     Err(error) if error.errno() == lost => {}
@@ -450,12 +451,12 @@ fn locks_are_not_taken_from_a_client_that_comes_back() {
     let waiting = std::thread::spawn(move || other.lock(&exclusive(), false));
     std::thread::sleep(Duration::from_millis(300));
     assert!(!waiting.is_finished(), "a lock was given before its holder could come back");
-    // It does not know yet that the server was killed.
+    // The holder does not know yet that the server was killed.
     holder.stat().unwrap();
     assert_eq!(waiting.join().unwrap().unwrap_err().errno(), Errno::EAGAIN);
 }
 
-/// Whoever waited for the answer may come to it only when the server was started anew.
+/// The caller may take the answer only after a restart of the server.
 #[test]
 fn a_lock_is_known_from_its_answer_on() {
     let directory = TempDir::new().unwrap();
@@ -497,15 +498,15 @@ fn locks_of_a_client_that_stays_away_are_given_to_others() {
     server.kill();
     server.restart();
     other.lock(&exclusive(), false).unwrap();
-    // What comes back too late is told so.
+    // A client that comes back too late gets an error.
     assert_eq!(holder.stat().unwrap_err().errno(), Errno::ESTALE);
 }
 
-/// It has a connection again, and does not say which locks it had.
+/// The client has a connection again, and does not say which locks it had.
 #[test]
 fn locks_of_a_client_that_comes_back_and_stops_are_given_to_others() {
     let directory = TempDir::new().unwrap();
-    // Longer than the server looks by itself whether new connections say anything.
+    // Longer than the interval at which the server checks whether new connections say anything.
     let mut server = Process::start_with(directory.path(), true, Duration::from_secs(3));
     let other = Client::connect(&server.tcp(), Options::default()).unwrap();
     let file = other.attach(b"dir").unwrap().open(b"f", CREATE, 0o600).unwrap();
@@ -529,7 +530,7 @@ fn locks_of_a_client_that_comes_back_and_stops_are_given_to_others() {
     waiting.join().unwrap().unwrap();
 }
 
-/// As the processes of a run, of which some begin only when the server was started anew.
+/// Like the processes of a `towline run`, some of which start only after a restart of the server.
 #[test]
 fn members_of_a_family_come_back_one_after_the_other() {
     let directory = TempDir::new().unwrap();
@@ -549,7 +550,7 @@ fn members_of_a_family_come_back_one_after_the_other() {
     }
     server.kill();
     server.restart();
-    // This one knows the root as a path, and opens files before the first one looks for its own.
+    // This one knows the root as a path, and opens files before the first one reopens its own.
     let second = member();
     assert_ne!(second.boot_epoch(), first.boot_epoch());
     let flags = (libc::O_PATH | libc::O_DIRECTORY) as u32;

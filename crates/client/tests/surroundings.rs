@@ -1,7 +1,6 @@
-//! What can happen to an export under the server: files that shrink or vanish while they are read, a
-//! file system that is full or a quota that is used up, names that may not be read or changed. The
-//! client gets the errno that it would get locally, nothing that was written is lost, and the
-//! session goes on.
+//! What can happen to an export under the server: files that shrink or vanish while they are read,
+//! a full file system or an exhausted quota, names that may not be read or changed. The client gets
+//! the same errno as locally, nothing that was written is lost, and the session goes on.
 
 #![allow(clippy::unwrap_used)] // a test that cannot go on should say where
 #![allow(unsafe_code)] // quotactl, which no crate wraps
@@ -43,7 +42,7 @@ fn a_file_that_was_read_whole_is_closed_before_anything_else_is_done() {
             let mut bytes = [0; 5000];
             assert_eq!(root.read_path(name.as_bytes(), 0, &mut bytes).unwrap(), 5000);
             root.stat_path(b"", true).unwrap();
-            // The server is in this process.
+            // The server runs in this process.
             let open = std::fs::read_dir("/proc/self/fd").unwrap().filter(|entry| {
                 let target = entry.as_ref().ok().and_then(|entry| entry.path().read_link().ok());
                 target.is_some_and(|target| target.ends_with(name))
@@ -58,7 +57,7 @@ fn a_file_that_shrinks_under_its_readers_gives_no_wrong_bytes() {
     const LENGTH: usize = 3 << 20;
     const ROUNDS: u64 = 60;
     const OFFSET: usize = 1 << 20;
-    /// Where the file ends for a moment: before the read, where it begins, and amid it.
+    /// Where the file ends for a moment: before the read, at its start, and inside it.
     const ENDS: [u64; 4] = [0, 1 << 20, (1 << 20) + 70_001, (3 << 20) / 2];
     let setup = setup(EngineWish::Automatic);
     let path = setup.data.join("shrinks");
@@ -80,7 +79,7 @@ fn a_file_that_shrinks_under_its_readers_gives_no_wrong_bytes() {
                     match file.read_at(&mut target, OFFSET as u64) {
                         Ok(count) => {
                             short += usize::from(count < target.len());
-                            // The kernel clears a page behind the new end before it lets go of it.
+                            // The kernel clears a page beyond the new end before it frees it.
                             let same = target[..count]
                                 .iter()
                                 .zip(&whole[OFFSET..])
@@ -103,7 +102,7 @@ fn a_file_that_shrinks_under_its_readers_gives_no_wrong_bytes() {
             local.set_len(ENDS[(round % ENDS.len() as u64) as usize]).unwrap();
             local.write_all_at(&whole, 0).unwrap();
         }
-        // The file is as it was at first, and so are the sessions.
+        // The file has its first contents again, and the sessions go on.
         let mut target = vec![0xff; 1 << 20];
         for reader in readers {
             let (_client, file) = reader.join().unwrap();
@@ -126,7 +125,7 @@ fn what_vanishes_is_gone_by_name_and_stays_for_those_who_have_it_open() {
         let file = root.open(b"file", WRITE, 0).unwrap();
         let folder = root.open(b"folder", 0, 0).unwrap();
 
-        // Somebody at the server removes both.
+        // Both are removed on the server's machine.
         std::fs::remove_file(local("file")).unwrap();
         std::fs::remove_dir_all(local("folder")).unwrap();
         let mut bytes = [0; 10];
@@ -142,21 +141,22 @@ fn what_vanishes_is_gone_by_name_and_stays_for_those_who_have_it_open() {
         assert_eq!(errno(root.stat_path(b"folder/inside", true)), Errno::ENOENT);
         assert_eq!(errno(folder.write_path(b"new", CREATE, 0o600, b"")), Errno::ENOENT);
         assert_eq!(folder.stat().unwrap().links, 0);
-        // What a local program gets for a directory that was removed while open: nothing, or
-        // ENOENT, as the file system likes it.
+        // As for a local program, a directory removed while open has no entries or fails with
+        // ENOENT, depending on the file system.
         match folder.list_all(true) {
             Ok(entries) => assert!(entries.iter().all(|e| e.name == b"." || e.name == b"..")),
             Err(error) => assert_eq!(error.errno(), Errno::ENOENT),
         }
 
-        // Another file takes the name: who has the old one open keeps it, the name means the new.
+        // Another file takes the name: open handles keep the old file, and the name means the new
+        // one.
         std::fs::write(local("next"), b"after").unwrap();
         std::fs::rename(local("next"), local("file")).unwrap();
         assert_eq!(file.read_at(&mut bytes, 0).unwrap(), 10);
         assert_eq!(root.read_path(b"file", 0, &mut bytes).unwrap(), 5);
         assert_eq!(&bytes[..5], b"after");
 
-        // A file in the place of a directory, and the other way round.
+        // A file takes the place of a directory, and the other way round.
         std::fs::create_dir(local("deep")).unwrap();
         root.write_path(b"deep/file", CREATE, 0o600, b"y").unwrap();
         std::fs::remove_dir_all(local("deep")).unwrap();
@@ -175,11 +175,11 @@ fn an_export_that_vanishes_and_comes_back_is_found_again() {
     let client = setup.client();
     let root = client.attach(b"dir").unwrap();
     let mut bytes = [0; 10];
-    // The server holds the directory itself, not its name: moved away it is still the export.
+    // The server holds the directory itself, not its name: once moved away, it is still the export.
     std::fs::rename(&setup.data, &aside).unwrap();
     assert_eq!(root.read_path(b"file", 0, &mut bytes).unwrap(), 3);
     assert_eq!(setup.client().attach(b"dir").unwrap().list_all(false).unwrap().len(), 1);
-    // Removed, it has no names any more and takes none.
+    // Once removed, it has no names and takes none.
     std::fs::remove_dir_all(&aside).unwrap();
     assert_eq!(errno(root.read_path(b"file", 0, &mut bytes)), Errno::ENOENT);
     assert_eq!(errno(root.write_path(b"new", CREATE, 0o600, b"")), Errno::ENOENT);
@@ -187,7 +187,7 @@ fn an_export_that_vanishes_and_comes_back_is_found_again() {
     client.attach(b"mem").unwrap().write_path(b"file", CREATE, 0o600, b"fine").unwrap();
 }
 
-/// Every call that would change something says that it may not, and nothing changes.
+/// Checks that every call that would change something fails with `wanted`.
 fn refuses_every_change(root: &File, wanted: Errno) {
     let set = SetAttr { mode: Some(0o777), ..SetAttr::default() };
     let cut = SetAttr { size: Some(0), ..SetAttr::default() };
@@ -232,7 +232,7 @@ fn a_read_only_export_refuses_every_change() {
             root.list_all(false).unwrap().into_iter().map(|entry| entry.name).collect();
         names.sort();
         assert_eq!(names, [b"file".to_vec(), b"folder".to_vec()]);
-        // Nor by way of the same directory under a name where it may be written.
+        // Nor through another export of the same directory, which is writable.
         let writable = client.attach(b"dir").unwrap();
         assert_eq!(errno(writable.rename(b"file", &root, b"moved", 0)), Errno::EROFS);
         assert_eq!(errno(writable.link(b"file", false, &root, b"second")), Errno::EROFS);
@@ -241,7 +241,7 @@ fn a_read_only_export_refuses_every_change() {
     }
 }
 
-/// A server whose clients act as themselves; whoever is root acts as `nobody`.
+/// A server whose clients act as themselves, except that root acts as `nobody`.
 fn squashing(data: &Path) -> (Server, Client) {
     let config = Config {
         exports: vec![Export::new("dir", ExportKind::Directory(data.to_owned()))],
@@ -306,18 +306,18 @@ fn what_a_user_may_not_do_locally_it_may_not_do_here() {
     }
     let set = SetAttr { mode: Some(0o777), ..SetAttr::default() };
     assert_eq!(errno(root.set_attr(b"file", true, &set)), Errno::EPERM);
-    // Where everybody may write, the file belongs to who made it.
+    // Where everybody may write, a file belongs to its creator.
     root.write_path(b"open/mine", CREATE, 0o600, b"mine").unwrap();
     let attr = root.stat_path(b"open/mine", true).unwrap();
     assert_eq!((attr.uid, attr.gid), (65534, 65534));
     root.unlink(b"open/mine", false).unwrap();
 }
 
-/// A file system of its own, gone with this.
+/// A mounted file system, unmounted when dropped.
 struct Mounted(PathBuf);
 
 impl Mounted {
-    /// `None`, and says so, where nothing can be mounted (in most containers).
+    /// Returns `None`, and reports it, if nothing can be mounted (as in most containers).
     fn new(what: &str, at: &Path, arguments: &[&str]) -> Option<Self> {
         std::fs::create_dir_all(at).unwrap();
         let done = Command::new("mount").args(arguments).arg(at).stdin(Stdio::null()).output();
@@ -342,7 +342,7 @@ impl Drop for Mounted {
     }
 }
 
-/// Writes until there is no more room; how many bytes found some.
+/// Writes until there is no more room; returns the number of bytes written.
 fn fill(root: &File, name: &[u8], step: usize, wanted: Errno) -> u64 {
     let file = root.open(name, CREATE, 0o600).unwrap();
     let bytes = pattern(step, 6);
@@ -358,7 +358,7 @@ fn fill(root: &File, name: &[u8], step: usize, wanted: Errno) -> u64 {
         }
         assert!(written < 64 << 20, "no limit was met");
     }
-    // What was said to be written is there.
+    // Everything reported as written is there.
     assert_eq!(file.stat().unwrap().size, written);
     let mut back = vec![0; step];
     for start in (0..written).step_by(step) {
@@ -382,7 +382,7 @@ fn a_full_disk_says_so_and_loses_nothing() {
     let (server, client) = squashing(&mounted.0);
     let root = client.attach(b"dir").unwrap();
     root.write_path(b"kept", CREATE, 0o600, &pattern(1 << 20, 1)).unwrap();
-    // Writes that ride in the request, and those that come in fragments.
+    // Inline writes, and writes in fragments.
     for step in [10_000, 3_000_000] {
         let written = fill(&root, b"full", step, Errno::ENOSPC);
         assert!(written > 4 << 20, "{written} bytes in 5 MiB");
@@ -390,11 +390,11 @@ fn a_full_disk_says_so_and_loses_nothing() {
         let more = root.open(b"more", CREATE, 0o600).unwrap();
         assert_eq!(errno(more.allocate(0, 0, 2 << 20)), Errno::ENOSPC);
         assert_eq!(errno(more.append(&[1; 100_000])), Errno::ENOSPC);
-        // A name costs no page here, so a file can still be made, and removed.
+        // A name takes no page here, so a file can still be made and removed.
         root.unlink(b"more", false).unwrap();
         root.unlink(b"full", false).unwrap();
     }
-    // No inodes: no new names, but old files grow.
+    // Without free inodes there are no new names, but old files grow.
     let mut made = 0;
     let full = loop {
         match root.open(format!("f{made}").as_bytes(), CREATE | EXCLUSIVE, 0o600) {
@@ -415,7 +415,7 @@ fn a_full_disk_says_so_and_loses_nothing() {
     server.stop();
 }
 
-/// Gives the user `nobody` so many blocks of 1 KiB on the file system of a device.
+/// Limits the user `nobody` to `blocks` blocks of 1 KiB on the file system of a device.
 fn limit_blocks(device: &str, blocks: u64) -> std::io::Result<()> {
     const USER: libc::c_int = 0;
     const NOBODY: libc::c_int = 65534;
@@ -439,14 +439,14 @@ fn limit_blocks(device: &str, blocks: u64) -> std::io::Result<()> {
     if done == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
 }
 
-/// Runs a program; false when it is not there or fails.
+/// Runs a program; returns false if it does not exist or fails.
 fn run(program: &str, arguments: &[&str]) -> bool {
     let mut command = Command::new(program);
     command.args(arguments).stdin(Stdio::null());
     command.output().is_ok_and(|output| output.status.success())
 }
 
-/// A file system on which `nobody` may use 4 MiB: ext4 with a quota of that user.
+/// A file system on which `nobody` may use 4 MiB: ext4 with a quota for that user.
 fn with_quota_of_user(image: &Path, place: &Path) -> Option<Mounted> {
     const WHAT: &str = "the quota of a user on ext4";
     let text = image.to_str().unwrap();
@@ -465,7 +465,7 @@ fn with_quota_of_user(image: &Path, place: &Path) -> Option<Mounted> {
     Some(mounted)
 }
 
-/// A file system on which all together may use 4 MiB: btrfs with a limit of its subvolume.
+/// A file system on which all users together may use 4 MiB: btrfs with a limit on its subvolume.
 fn with_quota_of_tree(image: &Path, place: &Path) -> Option<Mounted> {
     const WHAT: &str = "the quota of a subvolume on btrfs";
     let text = image.to_str().unwrap();
@@ -502,7 +502,7 @@ fn a_quota_that_is_used_up_says_so_and_loses_nothing() {
             let written = fill(&root, b"full", step, Errno::EDQUOT);
             assert!((1 << 20..=3 << 20).contains(&written), "{written} bytes in 3 MiB");
             root.unlink(b"full", false).unwrap();
-            // Some file systems give back what was freed only now.
+            // Some file systems release freed space only now.
             root.sync(sync_kind::FILE_SYSTEM).unwrap();
         }
         root.write_path(b"again", CREATE, 0o600, &pattern(1 << 20, 2)).unwrap();

@@ -1,4 +1,5 @@
-//! Whoever waits is told: futures whose wakers run at once what they like, threads whose leader panics.
+//! No waiting task or thread is forgotten: futures whose wakers run arbitrary code at once, and
+//! threads whose leader panics.
 
 #![allow(clippy::unwrap_used)] // a test that cannot go on should say where
 
@@ -18,14 +19,14 @@ use towline_client::{Client, Error, File, Lock, Operation, Options, Transport};
 use towline_server::EngineWish;
 use towline_wire::request::lock;
 
-/// Long enough for any machine: who waits longer waits for ever.
+/// Long enough for any machine: a longer wait would never end.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn whole(kind: u8) -> Lock {
     Lock { family: lock::OPEN_FILE, kind, owner: 0, start: 0, length: 0 }
 }
 
-/// An executor of one task, which runs as soon as it is woken, in the thread that wakes it.
+/// An executor of one task, which polls it in the thread that wakes it, at once.
 struct AtOnce {
     operation: Mutex<Option<Operation<()>>>,
     finished: mpsc::Sender<Result<(), Error>>,
@@ -34,7 +35,7 @@ struct AtOnce {
 impl AtOnce {
     fn run(self: &Arc<Self>) {
         let waker = Waker::from(self.clone());
-        // Who wakes it while it runs need not run it again.
+        // A wake-up during the poll need not poll again.
         let Ok(mut operation) = self.operation.try_lock() else { return };
         let Some(polled) = operation.as_mut() else { return };
         if let Poll::Ready(result) = Pin::new(polled).poll(&mut Context::from_waker(&waker)) {
@@ -64,7 +65,7 @@ fn a_waker_may_run_what_it_wakes() {
     let waits = file.start_lock(&whole(lock::EXCLUSIVE)).unwrap();
     let task = Arc::new(AtOnce { operation: Mutex::new(Some(waits)), finished });
     task.run();
-    // A thread that waits for something else receives the answer, and wakes.
+    // A thread that waits for something else receives the answer and wakes the task.
     let leads = std::thread::spawn(move || {
         while outcome.try_recv().is_err() {
             file.stat().unwrap();
@@ -79,7 +80,7 @@ fn a_waker_may_run_what_it_wakes() {
     leads.join().unwrap();
 }
 
-/// A waker with a mistake, and how often it made it.
+/// A waker that panics, and counts how often.
 #[derive(Default)]
 struct Panics(AtomicU64);
 
@@ -113,7 +114,7 @@ fn a_waker_that_panics_ends_no_call_of_others() {
     file.stat().unwrap();
 }
 
-/// Forwards connections to a server; yields their ends, and its port.
+/// Forwards connections to a server; returns its port, and the ends of the connections.
 fn forwarder(target: u16) -> (u16, Arc<Mutex<Vec<TcpStream>>>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -132,7 +133,7 @@ fn forwarder(target: u16) -> (u16, Arc<Mutex<Vec<TcpStream>>>) {
     (port, ends)
 }
 
-/// Set: to have a connection is too much.
+/// While set, keeping a new descriptor panics.
 static PANICS: AtomicBool = AtomicBool::new(false);
 
 fn hide(fd: OwnedFd) -> io::Result<OwnedFd> {
@@ -171,7 +172,7 @@ fn nobody_waits_for_a_leader_that_panicked() {
     assert!(error.to_string().contains("panicked"), "{error}");
     let error = root.stat().unwrap_err();
     assert!(error.to_string().contains("panicked"), "{error}");
-    // What the server would wait for when it stops.
+    // Otherwise the server would wait for this when it stops.
     cut();
     held.lock(&whole(lock::UNLOCK), false).unwrap();
 }

@@ -1,13 +1,13 @@
-//! Which paths are remote, as `towline run` writes it into the shared state.
+//! Configuration of a run: which paths are remote. `towline run` writes it into the shared state.
 
-/// A prefix and what it stands for.
+/// A prefix and the remote directory it stands for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mount {
-    /// Absolute path without slash at the end: paths below it are remote.
+    /// Absolute path without a trailing slash: paths below it are remote.
     pub prefix: Vec<u8>,
     /// URL of the directory.
     pub url: String,
-    /// What `st_dev` says of files below it.
+    /// `st_dev` of files below it.
     pub device: u64,
 }
 
@@ -18,16 +18,16 @@ pub struct Root {
     pub handle: u64,
     /// `Attr::identity` of that directory.
     pub inode: u64,
-    /// The start of the server that gave the handle.
+    /// Boot epoch of the server that gave the handle.
     pub epoch: u32,
 }
 
-/// Configuration of a run, known before its servers are met.
+/// Configuration of a run, known before its servers are contacted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Config {
     /// Names the family of sessions; see `towline_client::Options::family`.
     pub family: u64,
-    /// A report is wanted.
+    /// Whether a report is wanted.
     pub report: bool,
     /// The library to preload.
     pub library: Vec<u8>,
@@ -36,7 +36,7 @@ pub struct Config {
 }
 
 impl Config {
-    /// The encoding: numbers in the byte order of the machine, strings after their length.
+    /// Encodes the configuration: numbers in native byte order, strings after their length.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut out = Vec::new();
@@ -56,7 +56,7 @@ impl Config {
         out
     }
 
-    /// Reads the encoding; `None` when it is none.
+    /// Decodes a configuration; returns `None` if the bytes are not a valid encoding.
     #[must_use]
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let mut reader = Reader(bytes);

@@ -1,4 +1,4 @@
-//! An open file description, which all processes share that have descriptors of it.
+//! An open file description, shared by all processes that have descriptors of it.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -11,42 +11,43 @@ const PATH_BYTES: usize = 4096;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Taken {
-    /// Nobody uses it.
+    /// The entry is unused.
     Free = 0,
-    /// It is an open file.
+    /// The entry is an open file.
     Open = 1,
-    /// Closed on the server; descriptors of it may not be closed yet.
+    /// Closed on the server; descriptors of it may still be open.
     Closed = 2,
-    /// Its last descriptor is closed. Who had it closes it on the server with its next request,
-    /// unless the keeper is faster.
+    /// Its last descriptor is closed. The process that had it closes the file on the server with its next
+    /// request, unless the keeper is faster.
     Leaving = 3,
 }
 
-/// Bits of the word that hold what the entry is used for; the others tell one leaving from another.
+/// Number of low bits of [`Entry::taken`]'s word that hold the use; the rest hold the tag of a leaving
+/// entry.
 const USE_BITS: u32 = 2;
 
 /// An open file description.
 #[repr(C, align(64))]
 pub struct Entry {
     taken: AtomicU32,
-    /// `O_*` as opened, with later changes.
+    /// `O_*` flags as opened, with later changes.
     pub flags: AtomicU32,
     /// Number of the mount.
     pub mount: AtomicU32,
-    /// Set once another process may hold descriptors of it.
+    /// Nonzero once another process may hold descriptors of it.
     pub shared: AtomicU32,
-    /// Set while changes of it were asked for and not answered: should who asked be killed, the server
-    /// has to find it open still.
+    /// Nonzero while requested changes are unanswered. If the requesting process is killed, the server must
+    /// still find the file open.
     pub unanswered: AtomicU32,
-    /// Set while the process that has it may keep a descriptor of it that the program does not know of.
+    /// Nonzero while its process may keep a descriptor of it that the program does not know of.
     pub anchored: AtomicU32,
     /// Handle in the protocol.
     pub handle: AtomicU64,
     /// `Attr::identity` of the file.
     pub inode: AtomicU64,
-    /// File offset; use it under the lock.
+    /// File offset; use it only under the lock.
     pub offset: AtomicI64,
-    /// `st_mode` when opened.
+    /// `st_mode` at open.
     pub mode: AtomicU32,
     lock: AtomicU32,
     length: AtomicU32,
@@ -54,45 +55,47 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// What the entry is used for now.
+    /// Returns the current use of the entry.
     #[must_use]
     pub fn taken(&self) -> Taken {
         use_of(self.taken.load(Ordering::Acquire))
     }
 
-    /// Changes it from one use to another; false when it was not `from`.
+    /// Changes the use from `from` to `to`; returns false if it was not `from`.
     #[must_use]
     pub fn change(&self, from: Taken, to: Taken) -> bool {
         self.swap(from as u32, to as u32)
     }
 
-    /// Leaves an open file to [`Entry::close_left`] with the same `tag` (of which 30 bits count), or
-    /// to the keeper.
+    /// Leaves an open file to [`Entry::close_left`] with the same `tag` (of which 30 bits count), or to the
+    /// keeper.
     pub fn leave(&self, tag: u32) {
         let _ = self.swap(Taken::Open as u32, leaving(tag));
     }
 
-    /// What tells this leaving from any other; `None`: it is not left.
+    /// Returns the tag under which the entry was left; `None` if it is not left.
     #[must_use]
     pub fn leaving(&self) -> Option<u32> {
         let now = self.taken.load(Ordering::Acquire);
         (use_of(now) == Taken::Leaving).then_some(now >> USE_BITS)
     }
 
-    /// True when the caller is to close on the server what it left under this tag.
+    /// Marks the entry closed if it was left under this tag; if true, the caller must close the file on the
+    /// server.
     #[must_use]
     pub fn close_left(&self, tag: u32) -> bool {
         self.swap(leaving(tag), Taken::Closed as u32)
     }
 
-    /// For the keeper, when the last descriptor is closed: true when it is to close the file.
+    /// Marks the entry closed for the keeper once its last descriptor is closed; if true, the keeper must
+    /// close the file on the server.
     #[must_use]
     pub fn close_abandoned(&self) -> bool {
         let now = self.taken.load(Ordering::Acquire);
         matches!(use_of(now), Taken::Open | Taken::Leaving) && self.swap(now, Taken::Closed as u32)
     }
 
-    /// Nobody uses it any more.
+    /// Marks the entry unused.
     pub(crate) fn free(&self) {
         self.taken.store(Taken::Free as u32, Ordering::Release);
     }
@@ -101,7 +104,7 @@ impl Entry {
         self.taken.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
-    /// Remembers the path from the root of the export, cut at 4096 bytes.
+    /// Stores the path from the root of the export, cut at 4096 bytes.
     pub fn set_path(&self, path: &[u8]) {
         let path = &path[..path.len().min(PATH_BYTES)];
         for (to, from) in self.path.iter().zip(path) {
@@ -110,14 +113,14 @@ impl Entry {
         self.length.store(path.len() as u32, Ordering::Release);
     }
 
-    /// The path from the prefix.
+    /// Returns the path from the prefix.
     #[must_use]
     pub fn path(&self) -> Vec<u8> {
         let length = (self.length.load(Ordering::Acquire) as usize).min(PATH_BYTES);
         self.path[..length].iter().map(|byte| byte.load(Ordering::Relaxed)).collect()
     }
 
-    /// True when the path is this one, or goes on below it.
+    /// Returns true if the entry's path is `path` or lies below it.
     #[must_use]
     pub fn is_below(&self, path: &[u8]) -> bool {
         let length = self.length.load(Ordering::Acquire) as usize;
@@ -127,13 +130,13 @@ impl Entry {
             && path.iter().enumerate().all(|(place, byte)| at(place) == *byte)
     }
 
-    /// True when the path is this one.
+    /// Returns true if the entry's path is `path`.
     #[must_use]
     pub fn is(&self, path: &[u8]) -> bool {
         self.length.load(Ordering::Acquire) as usize == path.len() && self.is_below(path)
     }
 
-    /// Takes the lock if nobody who lives has it.
+    /// Takes the lock unless a live process has it.
     #[must_use]
     pub fn try_lock(&self, me: u32) -> Option<EntryLock<'_>> {
         let Err(holder) = self.take_over(0, me) else { return Some(EntryLock(self)) };
@@ -144,13 +147,13 @@ impl Entry {
         self.lock.compare_exchange(from, me, Ordering::Acquire, Ordering::Relaxed)
     }
 
-    /// True while somebody holds the lock of the offset.
+    /// Returns true while a process holds the lock of the offset.
     #[must_use]
     pub fn is_locked(&self) -> bool {
         self.lock.load(Ordering::Acquire) != 0
     }
 
-    /// Takes the lock of the offset for process `me`. A lock whose holder died is taken over.
+    /// Takes the lock of the offset for process `me`, also from a holder that has died.
     pub fn lock(&self, me: u32) -> EntryLock<'_> {
         let mut tries = 0u32;
         loop {
@@ -169,7 +172,7 @@ impl Entry {
     }
 }
 
-/// The lock of an offset.
+/// Guard of the lock of an offset.
 pub struct EntryLock<'a>(&'a Entry);
 
 impl Drop for EntryLock<'_> {
@@ -178,15 +181,15 @@ impl Drop for EntryLock<'_> {
     }
 }
 
-/// Whether there is no such process any more, or its parent has still to wait for it, and may wait for us first. One of
-/// another user may not be sent signals, but is there.
+/// Returns true if the process is gone or a zombie: its parent may wait for us before it reaps it. `EPERM`
+/// means that the process exists and belongs to another user.
 fn has_ended(process: u32) -> bool {
-    // SAFETY: signal 0 only asks.
+    // SAFETY: signal 0 is not delivered; it only tests for existence.
     let told = unsafe { libc::syscall(libc::SYS_kill, process as usize, 0usize) };
     if told != 0 {
         return io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH);
     }
-    // SAFETY: plain system calls; the structures outlive them, and nobody else knows of the descriptor.
+    // SAFETY: plain system calls; the structures outlive them, and only this function knows the descriptor.
     unsafe {
         let fd = libc::syscall(libc::SYS_pidfd_open, process as usize, 0usize);
         if fd < 0 {
@@ -226,7 +229,7 @@ mod tests {
         let mut child = std::process::Command::new("sleep").arg("100").spawn().unwrap();
         assert!(!has_ended(child.id()));
         child.kill().unwrap();
-        // SAFETY: all zero is valid, and outlives the call, which leaves the child to be waited for.
+        // SAFETY: all zero is a valid value, and it outlives the call, which leaves the child a zombie.
         let waited = unsafe {
             let mut told: libc::siginfo_t = std::mem::zeroed();
             libc::waitid(libc::P_PID, child.id(), &raw mut told, libc::WEXITED | libc::WNOWAIT)
@@ -235,7 +238,8 @@ mod tests {
         child.wait().unwrap();
         let is_there = || {
             let nobody = 65534usize;
-            // SAFETY: the user of this thread only; fails where it is not root's, which is as good.
+            // SAFETY: the raw call changes this thread's user only. It fails unless run as root, which does
+            // no harm.
             unsafe { libc::syscall(libc::SYS_setresuid, nobody, nobody, nobody) };
             !has_ended(1)
         };

@@ -1,16 +1,16 @@
-//! What the processes of one `towline run` share: a private directory with a mapped file.
+//! The state that all processes of one `towline run` share: a private directory with a mapped file.
 //!
-//! `DIR/state` holds the configuration (written before the program is started), what the servers said when they
-//! were met, and the table of open file descriptions: offset, flags, handle. Who has it mapped has a shared lock of it
-//! (`flock`), so that `towline run` knows when nobody is left. A descriptor of a remote file is, for the kernel, a
-//! *placeholder*: `DIR/d/N` opened with access mode 3, which permits neither reading nor writing,
-//! so that a call that slips by fails instead of touching wrong data. N names the entry of the
-//! table. The kernel thus keeps `dup`, `fork`, `exec`, close-on-exec and descriptor passing right,
-//! and tells `towline run` (by inotify) when the last descriptor of an entry is closed.
-//! `DIR/cwd` holds empty directories that stand for remote working directories.
+//! `DIR/state` holds the configuration (written before the program starts), what the servers answered when
+//! the run connected to them, and the table of open file descriptions: offset, flags, handle. Every process
+//! that maps the file holds a shared lock on it (`flock`), so `towline run` knows when no process is left.
+//! To the kernel, a descriptor of a remote file is a *placeholder*: `DIR/d/N` opened with access mode 3,
+//! which permits neither reading nor writing, so that a call that slips past the library fails instead of
+//! touching wrong data. N is the number of the table entry. The kernel thus handles `dup`, `fork`, `exec`,
+//! close-on-exec and descriptor passing, and inotify tells `towline run` when the last descriptor of an
+//! entry is closed. `DIR/cwd` holds empty directories that stand in for remote working directories.
 //!
-//! Any process of the run can write the table, as they all run for one user; lengths and numbers
-//! are checked before use all the same.
+//! Any process of the run can write the table, as all of them act for the user who started it; lengths and
+//! numbers are still checked before use.
 
 mod config;
 mod entry;
@@ -30,41 +30,41 @@ pub use layout::{DEVICE_MAJOR, PLACEHOLDERS, STATE, VARIABLE};
 pub use state::{Prepared, State};
 pub use trap::{can_host, has_thread_registers, has_trap};
 
-/// File in that folder, so that its closing is noticed, with what users are to be told at once.
+/// File with messages for the user. It lies in the placeholder folder, so that closing it is noticed.
 pub const NOTICES: &str = "notices";
-/// File with what a report is made of, where one is wanted.
+/// File with the data for the report, if one is requested.
 pub const RECORD: &str = "record";
-/// Most functions of libc and system calls that are counted.
+/// Maximum number of libc functions, and of system call numbers, that are counted.
 pub const COUNTED_MAX: usize = 512;
 /// Folder of the stand-ins for remote working directories.
 pub const WORKING: &str = "cwd";
-/// Folder of the memory that stands for files mapped shared.
+/// Folder of the memory files behind files mapped shared.
 pub const MAPPINGS: &str = "m";
 /// Folder of local copies of remote programs and libraries, by mount and path.
 pub const PROGRAMS: &str = "x";
-/// Folder of the sockets that stand for those bound to remote names.
+/// Folder of the sockets that stand in for those bound to remote names.
 pub const SOCKETS: &str = "s";
-/// Socket of the pager, which fills mappings when they are touched.
+/// Socket of the pager, which fills mappings as their pages are touched.
 pub const PAGER: &str = "pager";
-/// Socket of the keeper. Processes send it their number, with a descriptor of themselves, before they take record locks, and
-/// [questions](watches::Ask) when they want to watch files.
+/// Socket of the keeper. Processes send it their number, with a pidfd of themselves, before they take
+/// record locks, and [questions](watches::Ask) when they want to watch files.
 pub const KEEPER: &str = "keeper";
-/// Folder of what stands for watched files; it is made when it is needed.
+/// Folder of the shadows of watched files; created on demand.
 pub const SHADOWS: &str = "w";
-/// Socket of the server of a run of its own (`--serve`).
+/// Socket of the server that a run starts for itself (`--serve`).
 pub const SERVER: &str = "socket";
-/// Open file descriptions of one run.
+/// Maximum number of open file descriptions in one run.
 pub const ENTRIES: usize = 16384;
-/// Most prefixes (`--at`).
+/// Maximum number of prefixes (`--at`).
 pub const MOUNTS_MAX: usize = 16;
 
-/// True when a text names a prefix or something below it: `/data`, `--input=/data/x`, but not
+/// Returns true if `text` names `prefix` or a path below it: `/data`, `--input=/data/x`, but not
 /// `/database`.
 #[must_use]
 pub fn mentions(text: &[u8], prefix: &[u8]) -> bool {
     let Some(first) = prefix.first() else { return true };
     (0..(text.len() + 1).saturating_sub(prefix.len())).any(|at| {
-        // Each program looks through all its environment.
+        // Fast path: each program searches its whole environment.
         if text[at] != *first {
             return false;
         }

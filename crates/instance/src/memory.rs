@@ -1,9 +1,12 @@
-//! The memory that stands for a file mapped shared, as all processes of a run have it: a file in the
-//! run's folder [`crate::MAPPINGS`]. Its first part tells, with a byte for each page, which pages were
-//! read. Their originals follow, as the remote file holds them, once somebody may store to pages; then
-//! the pages. What differs from its original is to be written back, by whoever comes to it first. Who reads
-//! pages in, changes them by other calls than stores, or writes them back has the file's [`Turn`]. Who
-//! maps it holds a shared lock of it (`flock`); the first who does begins with an empty one.
+//! The memory behind remote files that are mapped shared, as all processes of a run see it: one local file
+//! per remote file, in the run's folder [`crate::MAPPINGS`].
+//!
+//! The file's first part holds one byte per page that tells whether the page was read. The originals follow
+//! (the pages as the remote file holds them), which are kept once a process may store to pages; then the
+//! pages. A page that differs from its original must be written back, by whichever process comes to it
+//! first. A process holds the file's [`Turn`] while it reads pages in, changes them other than by stores,
+//! or writes them back. Each process that maps the file holds a shared lock on it (`flock`); the first one
+//! clears the file.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -11,24 +14,25 @@ use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use towline_mem::page_bytes;
 
-/// Bytes of a file at most, 256 GiB: a multiple of all sizes of pages.
+/// Maximum length of a file, 256 GiB: a multiple of all page sizes.
 pub const BYTES_MAX: u64 = 256 << 30;
-/// Pages at most: so many of the smallest.
+/// Maximum number of pages: that of the smallest page size.
 pub const PAGES_MAX: u64 = (64 << 20) - 1;
-/// Where the byte is that tells that originals are kept.
+/// Offset of the byte that tells whether originals are kept.
 pub const KEEPS_AT: u64 = PAGES_MAX;
-/// Where the originals begin.
+/// Offset of the originals.
 pub const ORIGINALS_AT: u64 = PAGES_MAX + 1;
-/// Where the pages begin.
+/// Offset of the pages.
 pub const PAGES_AT: u64 = ORIGINALS_AT + BYTES_MAX;
 
-/// Name of the file for an inode of a mount.
+/// Returns the name of the memory file for an inode of a mount.
 #[must_use]
 pub fn name(mount: u32, inode: u64) -> String {
     format!("{mount}-{inode}")
 }
 
-/// The runs of pages that differ, in bytes. Both are equally long; the last page may be cut.
+/// Yields the runs of pages that differ, as byte ranges. Both slices are equally long; the last page may be
+/// partial.
 pub fn changed<'a>(now: &'a [u8], was: &'a [u8]) -> impl Iterator<Item = Range<usize>> + 'a {
     let length = now.len().min(was.len());
     let differs = move |page: usize| {
@@ -44,25 +48,25 @@ pub fn changed<'a>(now: &'a [u8], was: &'a [u8]) -> impl Iterator<Item = Range<u
     })
 }
 
-/// The memory's file, as a process reads and writes it.
+/// Read and write access to the memory file.
 pub trait Access {
-    /// Why that failed.
+    /// The error type.
     type Error;
 
-    /// Bytes from this place on; what is beyond the end is zero.
+    /// Reads bytes from offset `at` on; bytes beyond the end are zero.
     ///
     /// # Errors
     /// Those of the file.
     fn get(&self, at: u64, to: &mut [u8]) -> Result<(), Self::Error>;
 
-    /// Changes bytes.
+    /// Writes `bytes` at offset `at`.
     ///
     /// # Errors
     /// Those of the file.
     fn put(&self, at: u64, bytes: &[u8]) -> Result<(), Self::Error>;
 }
 
-/// True when originals are kept.
+/// Returns true if originals are kept.
 ///
 /// # Errors
 /// Those of the file.
@@ -72,28 +76,28 @@ pub fn keeps_originals<E>(memory: &impl Access<Error = E>) -> Result<bool, E> {
     Ok(keeps[0] != 0)
 }
 
-/// The remote file that the memory stands for.
+/// The remote file behind the memory.
 pub trait Remote {
-    /// Why something failed.
+    /// The error type.
     type Error;
 
-    /// Its length in bytes.
+    /// Returns its length in bytes.
     ///
     /// # Errors
     /// Those of the server.
     fn size(&self) -> Result<u64, Self::Error>;
 
-    /// Writes all of it.
+    /// Writes all of `data` at offset `at`.
     ///
     /// # Errors
     /// Those of the server.
     fn write(&self, data: &[u8], at: u64) -> Result<(), Self::Error>;
 }
 
-/// Pages that are read or compared at once.
+/// Maximum number of pages that are read or compared at once.
 pub const AT_ONCE: usize = 256;
 
-/// The runs of pages of a kind, at most [`AT_ONCE`] in each.
+/// Yields the runs of pages whose byte satisfies `kind`, at most [`AT_ONCE`] pages each.
 pub fn runs(known: &[u8], kind: impl Fn(u8) -> bool + Copy) -> impl Iterator<Item = Range<usize>> {
     let mut next = 0;
     std::iter::from_fn(move || {
@@ -104,13 +108,15 @@ pub fn runs(known: &[u8], kind: impl Fn(u8) -> bool + Copy) -> impl Iterator<Ite
     })
 }
 
-/// Bytes of the smallest pages that a server may have.
+/// Smallest page size that a server may have, in bytes.
 const PAGE_BYTES_MIN: usize = 4096;
 
-/// Reads what a mapping is to show, which begins with a page of the file; `read` gets a part of the memory
-/// and where in it that is. Yields how many bytes there are up to the end of the file. A read that yields
-/// less than was asked for has come to that end, or to what cannot be read: then only the next one fails,
-/// and zeros must not stand for what is there. Within a page, of the server's, it is the end.
+/// Reads the contents of a mapping that begins at a page of the file, and returns the number of bytes up to
+/// the end of the file. `read` gets a part of the memory and its offset in the memory.
+///
+/// A short read has met the end of the file or unreadable data. In the second case only the next read
+/// fails, and zeros must not stand for the data. A read that stops within a page of the server has met the
+/// end.
 ///
 /// # Errors
 /// Those of `read`.
@@ -128,12 +134,11 @@ pub fn read_up_to_end<E>(
     Ok(done)
 }
 
-/// Writes the pages among these that were stored to, as far as the file reaches. To be done in the
-/// file's [`Turn`], so that an older page does not overtake a newer one, and only where originals are
-/// kept.
+/// Writes back those of these pages that were stored to, up to the end of the remote file. The caller holds
+/// the file's [`Turn`], so that an older page does not overtake a newer one, and originals are kept.
 ///
 /// # Errors
-/// Those of both files; what was not written is still to be.
+/// Those of both files; pages that were not written remain to be written.
 pub fn write_back<E>(
     memory: &impl Access<Error = E>,
     file: &impl Remote<Error = E>,
@@ -168,19 +173,19 @@ pub fn write_back<E>(
     Ok(())
 }
 
-/// Held while pages are read in or written back. One for each opening of the file; the kernel takes it
-/// back when a process dies.
+/// Right to read pages in or write them back. It belongs to an opening of the file; the kernel releases it
+/// when the process dies.
 pub struct Turn<'a>(BorrowedFd<'a>);
 
 impl<'a> Turn<'a> {
-    /// Waits until nobody else has it.
+    /// Waits until no other process has the turn.
     ///
     /// # Errors
-    /// What `fcntl(2)` says.
+    /// Those of `fcntl(2)`.
     pub fn take(fd: BorrowedFd<'a>) -> io::Result<Self> {
         loop {
             match set(fd, libc::F_WRLCK) {
-                // A signal that waits until we are done.
+                // Try again: the signal's handler runs after this.
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 done => return done.map(|()| Self(fd)),
             }
@@ -190,7 +195,7 @@ impl<'a> Turn<'a> {
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        // Fails for no descriptor that it was taken with.
+        // Cannot fail for the descriptor that the lock was taken with.
         let _ = set(self.0, libc::F_UNLCK);
     }
 }
@@ -200,7 +205,8 @@ fn set(fd: BorrowedFd<'_>, kind: libc::c_int) -> io::Result<()> {
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
     (lock.l_type, lock.l_len) = (kind as _, 1);
     let (fd, lock) = (fd.as_raw_fd() as usize, &raw const lock);
-    // SAFETY: the structure outlives the call. The raw call: a library that hooks `fcntl` calls this.
+    // SAFETY: the structure outlives the call. The raw call is needed: a library that hooks `fcntl` calls
+    // this.
     match unsafe { libc::syscall(libc::SYS_fcntl, fd, libc::F_OFD_SETLKW as usize, lock) } {
         -1 => Err(io::Error::last_os_error()),
         _ => Ok(()),
@@ -241,7 +247,7 @@ mod tests {
         }
     }
 
-    /// A file of some bytes, and what was written to it.
+    /// A file of the given length that records writes.
     struct Written(u64, std::cell::RefCell<Vec<(u64, usize)>>);
 
     impl Remote for Written {
@@ -257,7 +263,7 @@ mod tests {
         }
     }
 
-    /// Reads four pages of a file of so many bytes, of which those from `broken` on cannot be read.
+    /// Reads four pages of a file of `size` bytes, whose bytes from `broken` on cannot be read.
     fn read(size: usize, broken: usize) -> Result<usize, u8> {
         read_up_to_end(&mut [0; 4 * PAGE_BYTES_MIN], |to, at| {
             let left = size.min(broken).saturating_sub(at as usize);
@@ -291,7 +297,7 @@ mod tests {
         let memory = std::fs::File::from(rustix::fs::memfd_create("memory", flags).unwrap());
         let pages = 600;
         memory.set_len(PAGES_AT + pages * page_bytes() as u64).unwrap();
-        // All were read but one; stored to are two that are neighbours, the one, and the last.
+        // All pages are read but page 400; stored to are two neighbours, page 400 and the last page.
         memory.put(0, &vec![1; pages as usize]).unwrap();
         memory.put(400, &[0]).unwrap();
         for page in [7u64, 8, 400, 599] {
@@ -306,7 +312,7 @@ mod tests {
         write_back(&memory, &file, 0..pages as usize).unwrap();
         assert_eq!(file.1.take(), [], "nothing has changed since");
         memory.put(PAGES_AT + 8 * page, b"again").unwrap();
-        // What lies behind the end stays where it is.
+        // Data beyond the end is not written.
         memory.put(PAGES_AT + size + 10, b"behind").unwrap();
         write_back(&memory, &file, 0..8).unwrap();
         assert_eq!(file.1.take(), []);

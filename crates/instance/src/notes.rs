@@ -1,24 +1,24 @@
-//! Lines that processes of a run leave for `towline run`: what users are to be told, and what a
-//! report is made of. Each is appended by one `write`: its fields, with zero bytes between them.
+//! Notes that processes of a run leave for `towline run`: messages for the user and data for the report.
+//! Each is one line, appended by one `write`: its fields, separated by zero bytes.
 
-/// What a note says.
+/// The content of a note.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Note {
-    /// A program that cannot be reached was not started, since an argument names a prefix.
+    /// A program that the library cannot be loaded into was not started, since an argument names a prefix.
     Refused {
         /// Code of the obstacle ([`crate::program::Obstacle::code`]).
         obstacle: String,
         /// The program.
         program: Vec<u8>,
     },
-    /// A program that cannot be reached was started.
+    /// A program that the library cannot be loaded into was started.
     Unreached {
         /// Code of the obstacle.
         obstacle: String,
         /// The program.
         program: Vec<u8>,
     },
-    /// A program of the run began.
+    /// A program of the run started.
     Began {
         /// The program.
         program: Vec<u8>,
@@ -28,12 +28,12 @@ pub enum Note {
         /// The program.
         program: Vec<u8>,
     },
-    /// System calls of this program should be trapped, and the kernel cannot.
+    /// System calls of this program should be trapped, but the kernel cannot.
     Untrapped {
         /// The program.
         program: Vec<u8>,
     },
-    /// A thread was made without libc: its system calls are not trapped.
+    /// A thread was created without libc: its system calls are not trapped.
     Thread {
         /// The program.
         program: Vec<u8>,
@@ -45,12 +45,12 @@ pub enum Note {
         /// Its absolute path.
         path: Vec<u8>,
     },
-    /// The names of the functions that are counted, in their order.
+    /// The names of the counted functions, in the order of their counts.
     Functions(Vec<String>),
 }
 
 impl Note {
-    /// The line.
+    /// Encodes the note as a line.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
         let fields: Vec<&[u8]> = match self {
@@ -76,7 +76,7 @@ impl Note {
         line(&fields)
     }
 
-    /// Reads one line, without its end; `None` when it is none.
+    /// Decodes a line without its line end; returns `None` if it is not a note.
     #[must_use]
     pub fn parse(line: &[u8]) -> Option<Self> {
         let mut fields = line.split(|b| *b == 0);
@@ -106,7 +106,7 @@ impl Note {
     }
 }
 
-/// A name may have a line end in it, which would end ours.
+/// Joins the fields into a line. Replaces line ends within fields (in names) by `?`.
 fn line(fields: &[&[u8]]) -> Vec<u8> {
     let mut line = fields.join(&0);
     line.iter_mut().filter(|byte| **byte == b'\n').for_each(|byte| *byte = b'?');

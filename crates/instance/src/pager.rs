@@ -1,61 +1,63 @@
-//! What a process of the run tells the run's pager, which fills mappings when they are touched.
+//! Messages from a process of the run to the run's pager, which fills mappings when their pages are
+//! touched.
 //!
-//! Each process that has such mappings has a connection of its own: `SOCK_SEQPACKET`, one message a
-//! packet, descriptors beside it. Only [`Message::Begin`] is answered, by an error number of four bytes,
-//! zero for none.
+//! Each process with such mappings has its own connection: `SOCK_SEQPACKET`, one message per packet, with
+//! descriptors attached. The pager answers [`Message::Begin`], and [`Message::Hello`] with token zero, by
+//! an error number of four bytes, zero for success.
 
-/// Bytes of a message.
+/// Size of a message in bytes.
 pub const MESSAGE_BYTES: usize = 48;
 
-/// A message. Addresses and lengths are in bytes, and whole pages.
+/// A message. Addresses and lengths are in bytes and multiples of the page size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Message {
-    /// The first one. With it come the userfaultfd, and an end of a pipe that is to be closed only
-    /// when nobody fills pages any more. Who is no child is answered zero.
+    /// The first message. It carries the userfaultfd, and an end of a pipe that the pager closes only when
+    /// nobody fills pages any more. If the token is zero, the pager answers zero.
     Hello {
-        /// Of the [`Message::Fork`] that announced this process, whose mappings it has; zero: none.
+        /// Token of the [`Message::Fork`] that announced this process, which inherits the mappings; zero if
+        /// none did.
         token: u64,
     },
-    /// Memory of a file follows. With it comes a descriptor of the file's placeholder.
+    /// Adds a mapping of a file. Carries a descriptor of the file's placeholder.
     Begin {
-        /// Where it is.
+        /// Its address.
         at: u64,
         /// Its length.
         length: u64,
-        /// Where it begins in the file.
+        /// Its offset in the file.
         offset: u64,
-        /// The entry of the open file.
+        /// Table entry of the open file.
         entry: u32,
-        /// The memory is that of all processes of the run.
+        /// True if all processes of the run share the memory.
         is_shared: bool,
     },
-    /// This memory is no longer of any file.
+    /// This range no longer maps a file.
     End {
-        /// Where it is.
+        /// Its address.
         at: u64,
         /// Its length.
         length: u64,
     },
-    /// Memory has become longer or shorter, or has moved.
+    /// A mapping was resized or moved.
     Resized {
-        /// Where it was.
+        /// Old address.
         from: u64,
-        /// How long it was.
+        /// Old length.
         old: u64,
-        /// Where it is.
+        /// New address.
         to: u64,
-        /// How long it is.
+        /// New length.
         new: u64,
     },
-    /// A child is about to be made, which has the same mappings.
+    /// This process is about to fork a child that inherits its mappings.
     Fork {
-        /// It will say this.
+        /// The token that the child's [`Message::Hello`] will carry.
         token: u64,
     },
 }
 
 impl Message {
-    /// As it is sent.
+    /// Encodes the message.
     #[must_use]
     pub fn to_bytes(&self) -> [u8; MESSAGE_BYTES] {
         let words = match *self {
@@ -74,7 +76,7 @@ impl Message {
         bytes
     }
 
-    /// Understands one; `None` for what is none.
+    /// Decodes a message; returns `None` if it is not valid.
     #[must_use]
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         if bytes.len() != MESSAGE_BYTES {
@@ -89,7 +91,7 @@ impl Message {
             1 => Self::Hello { token: a },
             2 => {
                 let (entry, is_shared) = (u32::try_from(d).ok()?, e != 0);
-                // The end of it in the file has to be a number, too.
+                // The end of the range in the file must fit an `i64`, too.
                 i64::try_from(c.checked_add(b)?).ok()?;
                 Self::Begin { at: a, length: b, offset: c, entry, is_shared }
             }

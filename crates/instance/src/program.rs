@@ -1,35 +1,34 @@
-//! Which programs the preloaded library cannot reach, as far as their first bytes and their owner
-//! tell.
+//! Detects programs that the preloaded library cannot reach, from their first bytes and their owner.
 
 use object::elf::{self, FileHeader32, FileHeader64};
 use object::read::elf::{FileHeader, ProgramHeader};
 use object::{Endianness, FileKind};
 use std::ffi::CStr;
 
-/// Bytes at the beginning of a program that [`Form::of`] wants to see.
+/// Number of bytes from the beginning of a program that [`Form::of`] expects.
 pub const FIRST_BYTES: usize = 4096;
 
-/// What a program is.
+/// The kind of a program file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Form {
-    /// A script: its interpreter, and the one argument that it gets, or nothing.
+    /// A script: its interpreter and the interpreter's single argument, which may be empty.
     Script(Vec<u8>, Vec<u8>),
-    /// A binary.
+    /// An ELF binary.
     Binary(Binary),
-    /// Neither: shells read it themselves.
+    /// Neither: shells interpret such files themselves.
     Other,
 }
 
-/// A binary.
+/// Properties of an ELF binary.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Binary {
-    /// It is for 64-bit machines of this kind.
+    /// Built for 64-bit machines of this architecture.
     pub native: bool,
-    /// The dynamic linker that it names; empty where the name is further back in the file.
+    /// The dynamic linker that it names; empty if the name lies beyond the first bytes.
     pub loader: Option<Vec<u8>>,
-    /// The Go tool chain made it, and needs no library.
+    /// Made by the Go tool chain, and needs no library.
     pub go: bool,
-    /// An object that the linker can load, too.
+    /// A shared object (`ET_DYN`), which the dynamic linker can load, too.
     pub shared: bool,
 }
 
@@ -37,15 +36,15 @@ pub struct Binary {
 const MACHINE: u16 =
     if cfg!(target_arch = "x86_64") { elf::EM_X86_64.0 } else { elf::EM_AARCH64.0 };
 
-/// At most so long is what Go tells the dynamic linker of a program that needs no library: 12 entries, up to 14 with options of
-/// its linker. Names of a library, of symbols and of their versions take seven more.
+/// Maximum size of the dynamic section of a Go program that needs no library: 12 entries, up to 14 with
+/// options of its linker. Names of a library, of symbols and of their versions take seven more.
 const DYNAMIC_BYTES_ALONE: u64 = 15 * 16;
 
-/// Kind and owner of that note.
+/// Type and owner of the note in which our own binary names its dynamic linker.
 const NOTE: &[u8] = b"\x01\0\0\0Towline\0";
 
 impl Form {
-    /// Looks at the first bytes of a file.
+    /// Classifies a file by its first bytes.
     #[must_use]
     pub fn of(first: &[u8]) -> Self {
         if let Some(rest) = first.strip_prefix(b"#!") {
@@ -65,14 +64,14 @@ impl Form {
 fn binary<H: FileHeader<Endian = Endianness>>(first: &[u8], wide: bool) -> Option<Binary> {
     let header = H::parse(first).ok()?;
     let endian = header.endian().ok()?;
-    // Ours loads the dynamic linker itself, and says which one in a note.
+    // Our own binary loads the dynamic linker itself and names it in a note.
     let mut loader = first
         .windows(NOTE.len())
         .position(|bytes| bytes == NOTE)
         .and_then(|at| first[at + NOTE.len()..].split(|b| *b == 0).next())
         .map(<[u8]>::to_vec);
     let mut dynamic_bytes = 0;
-    // Headers that lie further back than what we have are a linker's whim that no linker has.
+    // No known linker places the program headers beyond the first bytes.
     for part in header.program_headers(endian, first).ok()? {
         if part.p_type(endian) == elf::PT_INTERP {
             let name = part.interpreter(endian, first).ok().flatten();
@@ -85,37 +84,37 @@ fn binary<H: FileHeader<Endian = Endianness>>(first: &[u8], wide: bool) -> Optio
     Some(Binary {
         native: wide && header.e_machine(endian).0 == MACHINE,
         loader,
-        // The first page has the note with its build's identifier.
+        // The first page holds the note with the Go build ID.
         go: dynamic_bytes <= DYNAMIC_BYTES_ALONE
             && first.windows(8).any(|bytes| bytes == b"\x04\0\0\0Go\0\0"),
         shared: header.e_type(endian) == elf::ET_DYN,
     })
 }
 
-/// The dynamic linker of glibc. With the library as its program it hosts a program that the library cannot
-/// be preloaded into: arguments are the program's name, the library, the program's path, and the program's
-/// arguments from its name on.
+/// The dynamic linker of glibc. Run with the library as its program, it hosts a program that the library
+/// cannot be preloaded into. Its arguments are the program's name, the library, the program's path, and the
+/// program's arguments starting with its name.
 pub const LINKER: &CStr = match CStr::from_bytes_with_nul(crate::layout::LINKER) {
     Ok(path) => path,
     Err(_) => panic!("it ends with a zero byte"),
 };
 
-/// Why the library cannot be preloaded into a program.
+/// The reason why the library cannot be preloaded into a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Obstacle {
-    /// It has libc's functions inside.
+    /// It contains its own copy of libc's functions.
     Static,
-    /// So does Go, which has its own.
+    /// It is a Go program without libc.
     Go,
-    /// Another libc than glibc, whose linker has another idea of ours.
+    /// It uses a libc other than glibc, whose dynamic linker cannot load our library.
     OtherLibc,
-    /// It is for other machines or for 32 bits.
+    /// It is for another machine or for 32 bits.
     OtherMachine,
-    /// It gets rights that its user has not, and then the linker takes no library from users.
+    /// It gains rights that its user lacks, so the dynamic linker ignores the user's `LD_PRELOAD`.
     Privileged,
 }
 
-/// All of them.
+/// All obstacles.
 const OBSTACLES: [Obstacle; 5] = [
     Obstacle::Static,
     Obstacle::Go,
@@ -125,17 +124,18 @@ const OBSTACLES: [Obstacle; 5] = [
 ];
 
 impl Obstacle {
-    /// What is in the way of a binary; `None`: nothing that its first bytes tell. `name` is the last
-    /// part of its path.
+    /// Returns the obstacle that a binary's first bytes reveal, if any. `name` is the last part of its
+    /// path.
     #[must_use]
     pub fn of(binary: &Binary, name: &[u8]) -> Option<Self> {
         if !binary.native {
             return Some(Self::OtherMachine);
         }
         match &binary.loader {
-            // The dynamic linker itself, which takes the library like any program.
+            // The dynamic linker itself, which loads the library for any program.
             None if binary.shared && name.starts_with(b"ld-linux") => None,
-            // The linker only places some of them (`-buildmode=pie`): they have libc's registers for themselves.
+            // Although some name a linker (`-buildmode=pie`), it only places them: they use libc's thread
+            // registers for themselves.
             _ if binary.go => Some(Self::Go),
             None => Some(Self::Static),
             Some(loader) => {
@@ -145,8 +145,8 @@ impl Obstacle {
         }
     }
 
-    /// What is in the way of a file with this `st_mode` and these owners, for a user; `capabilities`
-    /// says that the file has some.
+    /// Returns the obstacle that follows from a file's `st_mode` and owners for `user`, if any.
+    /// `capabilities` says whether the file has capabilities.
     #[must_use]
     pub fn of_rights(
         (mode, uid, gid): (u32, u32, u32),
@@ -162,13 +162,13 @@ impl Obstacle {
         changes.then_some(Self::Privileged)
     }
 
-    /// True when such a program can be hosted instead, where the kernel lets us.
+    /// Returns true if a program with this obstacle can be hosted instead, where the kernel permits it.
     #[must_use]
     pub fn can_be_hosted(self) -> bool {
         matches!(self, Self::Static | Self::Go | Self::OtherLibc)
     }
 
-    /// A word for it.
+    /// Returns the obstacle's code in notes.
     #[must_use]
     pub fn code(self) -> &'static str {
         match self {
@@ -180,13 +180,13 @@ impl Obstacle {
         }
     }
 
-    /// The one of this word.
+    /// Returns the obstacle with this code.
     #[must_use]
     pub fn from_code(code: &str) -> Option<Self> {
         OBSTACLES.into_iter().find(|obstacle| obstacle.code() == code)
     }
 
-    /// What is wrong, to follow the program's name.
+    /// Describes the obstacle, to follow the program's name.
     #[must_use]
     pub fn is(self) -> &'static str {
         match self {
@@ -198,13 +198,13 @@ impl Obstacle {
         }
     }
 
-    /// The same, and what follows from it where it is not hosted.
+    /// Describes the obstacle and its effect if the program is not hosted.
     #[must_use]
     pub fn what(self) -> String {
         format!("{}, so that it does not see remote files", self.is())
     }
 
-    /// What to do instead.
+    /// Suggests a remedy.
     #[must_use]
     pub fn instead(self) -> &'static str {
         match self {

@@ -1,4 +1,4 @@
-//! The mapped file: configuration, and the table of open file descriptions.
+//! The mapped file: the configuration and the table of open file descriptions.
 #![allow(unsafe_code)]
 
 use crate::layout::{BETWEEN_AT, CONFIG_AT, MAGIC, STATE_BYTES as BYTES};
@@ -9,21 +9,22 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 
-/// Bytes of the head, with the configuration.
+/// Length of the head in bytes, including the configuration.
 const HEAD_BYTES: usize = 64 * 1024;
-/// Longest configuration.
+/// Maximum length of the configuration in bytes.
 const CONFIG_BYTES: usize = 48 * 1024;
 const WORDS: usize = ENTRIES / 64;
 
-/// What every process that starts looks at stands first, with the beginning of the configuration: in one page.
+/// The fields that every starting process reads come first, within one page with the beginning of the
+/// configuration.
 #[repr(C)]
 struct Head {
     magic: AtomicU64,
-    /// Bytes of the configuration.
+    /// Length of the configuration in bytes.
     length: AtomicU64,
-    /// Whether the rest is there: a value of [`Ready`]. Programs wait for it by a futex.
+    /// Whether the rest is valid: a value of [`Ready`]. Programs wait for it with a futex.
     ready: AtomicU32,
-    /// One while `towline run` takes entries back.
+    /// 1 while `towline run` frees entries.
     kept: AtomicU32,
     hint: AtomicU32,
     /// See [`State::is_watched`].
@@ -36,18 +37,18 @@ struct Head {
     between: AtomicU32,
     /// See [`State::moves`].
     moves: AtomicU64,
-    /// Handle, `Attr::identity` and start of the server of each mount's directory, once the run has begun.
+    /// Handle, `Attr::identity` and boot epoch of each mount's directory, once the run has begun.
     roots: [[AtomicU64; 3]; MOUNTS_MAX],
-    /// Bit set: taken.
+    /// One bit per entry, set if it is taken.
     used: [AtomicU64; WORDS],
-    /// Processes with locks of their own that are about to execute a program; zero: free.
+    /// Processes with record locks that are about to execute a program; zero: free.
     executing: [AtomicU32; EXECUTING],
     config: [AtomicU8; CONFIG_BYTES],
-    /// Calls answered, by function of libc (in the order of the library's table).
+    /// Number of answered calls per libc function, in the order of the library's table.
     functions: [AtomicU64; COUNTED_MAX],
-    /// System calls that were trapped and answered, by number.
+    /// Number of trapped and answered system calls, by system call number.
     trapped: [AtomicU64; COUNTED_MAX],
-    /// System calls that were trapped and were the kernel's.
+    /// Number of trapped system calls that were passed to the kernel.
     passed: AtomicU64,
     /// See [`State::ask_to_close`].
     asked: AtomicU64,
@@ -56,7 +57,7 @@ struct Head {
     names: [AtomicU64; NAME_WORDS],
 }
 
-/// Words of the set of names of working directories.
+/// Number of words in the set of names of working directories.
 const NAME_WORDS: usize = 16;
 
 /// Values of `Head::ready`.
@@ -68,28 +69,28 @@ enum Ready {
     Failed = 2,
 }
 
-/// The file without mapping.
+/// The file before it is mapped.
 pub struct Prepared(OwnedFd);
 
 impl Prepared {
-    /// The one in `directory`.
+    /// Opens the file in `directory`.
     ///
     /// # Errors
-    /// What the system call says.
+    /// Those of the system call.
     pub fn open(directory: &[u8]) -> io::Result<Self> {
         open(directory, libc::O_RDWR).map(Self)
     }
 
-    /// Maps it.
+    /// Maps the file.
     ///
     /// # Errors
-    /// What the system call says.
+    /// Those of the system call.
     pub fn map(&self) -> io::Result<State> {
         State::map(&self.0)
     }
 
-    /// True while a process that [opened](State::open) the file lives. Otherwise none can open it any
-    /// more.
+    /// Returns true while a process that [opened](State::open) the file lives. Once it returns false, no
+    /// process can open the file any more.
     #[must_use]
     pub fn is_used(&self) -> bool {
         // SAFETY: a plain system call on our descriptor.
@@ -97,8 +98,8 @@ impl Prepared {
     }
 }
 
-/// True when the process that keeps the run, a child of this one that tells nobody of its end, has
-/// ended. False also in processes that have no such child.
+/// Returns true if the keeper has ended, if it is a child of this process (one without a termination
+/// signal). Returns false in processes without such a child.
 fn keeper_has_ended() -> bool {
     // SAFETY: all zero is a valid value.
     let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
@@ -109,7 +110,7 @@ fn keeper_has_ended() -> bool {
     waited == 0 && unsafe { info.si_pid() } != 0
 }
 
-/// Most processes with locks that execute a program at the same time.
+/// Maximum number of processes with locks that execute a program at the same time.
 const EXECUTING: usize = 128;
 
 const _: () = {
@@ -123,16 +124,16 @@ pub struct State {
     address: *const u8,
 }
 
-// SAFETY: all that is changed through it after creation are atomics.
+// SAFETY: everything that is changed through it after creation is atomic.
 unsafe impl Send for State {}
 // SAFETY: as above.
 unsafe impl Sync for State {}
 
 impl State {
-    /// Makes the file in `directory`, with the configuration in it.
+    /// Creates the file in `directory` and writes the configuration into it.
     ///
     /// # Errors
-    /// What the system calls say; `InvalidInput` when the configuration is too long.
+    /// Those of the system calls; `InvalidInput` if the configuration is too long.
     pub fn prepare(directory: &[u8], config: &Config) -> io::Result<Prepared> {
         let encoded = config.to_bytes();
         if encoded.len() > CONFIG_BYTES {
@@ -152,7 +153,7 @@ impl State {
         Ok(Prepared(file.into()))
     }
 
-    /// Says that the servers are met, and what they said, by mount: programs that wait for it go on.
+    /// Publishes the roots that the servers reported, by mount, and lets waiting programs go on.
     pub fn begin(&self, roots: &[Root]) {
         let head = self.head();
         for (to, from) in head.roots.iter().zip(roots) {
@@ -163,7 +164,8 @@ impl State {
         self.tell(Ready::Begun);
     }
 
-    /// The directory of a mount, once the run has [begun](Self::has_begun); `None` for a number of none.
+    /// Returns the directory of a mount, once the run has [begun](Self::has_begun); `None` if the number is
+    /// too large.
     #[must_use]
     pub fn root(&self, mount: usize) -> Option<Root> {
         let [handle, inode, epoch] =
@@ -171,17 +173,17 @@ impl State {
         Some(Root { handle, inode, epoch: epoch as u32 })
     }
 
-    /// The process between the program and its keeper, a child of the run's first process without a
-    /// signal at its end; told once. Its exit status is zero if there is a keeper.
+    /// Returns, to the first caller only, the process between the program and the keeper: a child of the
+    /// run's first process without a termination signal. Its exit status is zero if there is a keeper.
     #[must_use]
     pub fn take_between(&self) -> Option<u32> {
         let between = &self.head().between;
-        // All processes of the run ask, and nearly all in vain.
+        // All processes of the run ask, nearly always without result: do not write to the page then.
         let is_there = between.load(Ordering::Relaxed) != 0;
         is_there.then(|| between.swap(0, Ordering::Relaxed)).filter(|number| *number != 0)
     }
 
-    /// Says that the run cannot begin, unless it has: programs that wait for it end.
+    /// Declares that the run cannot begin, unless it has: waiting programs end.
     pub fn fail(&self) {
         if self.head().ready.load(Ordering::Relaxed) == Ready::NotYet as u32 {
             self.tell(Ready::Failed);
@@ -191,13 +193,13 @@ impl State {
     fn tell(&self, ready: Ready) {
         let word = &self.head().ready;
         word.store(ready as u32, Ordering::Release);
-        // SAFETY: the word lives as long as the process; waking reads nothing of it.
+        // SAFETY: the word lives as long as the process; waking does not access it.
         unsafe {
             libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE as usize, i32::MAX);
         }
     }
 
-    /// Waits until the run has begun; false: it cannot, or who should begin it was killed.
+    /// Waits until the run has begun. Returns false if it cannot begin, or if the keeper has ended before.
     #[must_use]
     pub fn has_begun(&self) -> bool {
         let word = &self.head().ready;
@@ -222,12 +224,12 @@ impl State {
         }
     }
 
-    /// Maps the file in `directory`, and is one of its [users](Self::is_used) from then on. The run may
-    /// not have [begun](Self::has_begun).
+    /// Maps the file in `directory` and becomes one of its [users](Prepared::is_used). The run may not have
+    /// [begun](Self::has_begun) yet.
     ///
     /// # Errors
-    /// What the system calls say; `WouldBlock` when the run is over; `InvalidData` when it is no such
-    /// file.
+    /// Those of the system calls; `WouldBlock` if the run is over; `InvalidData` if the file has the wrong
+    /// size.
     pub fn open(directory: &[u8]) -> io::Result<Self> {
         let fd = open(directory, libc::O_RDWR)?;
         let number = fd.as_raw_fd() as usize;
@@ -277,7 +279,7 @@ impl State {
         unsafe { &*self.address.cast::<Head>() }
     }
 
-    /// The configuration; `None` when there is none in the file.
+    /// Returns the configuration, or `None` if the file holds no valid one.
     #[must_use]
     pub fn config(&self) -> Option<Config> {
         if self.head().magic.load(Ordering::Acquire) != MAGIC {
@@ -289,38 +291,38 @@ impl State {
         Config::parse(&bytes)
     }
 
-    /// Counted up with everything a process of the run changes on a server, before and after.
+    /// Counter incremented before and after every change that a process of the run makes on a server.
     #[must_use]
     pub fn changes(&self) -> &AtomicU64 {
         &self.head().changes
     }
 
-    /// Counted up when the stand-in of a working directory got another name.
+    /// Counter incremented when the stand-in of a working directory is renamed.
     #[must_use]
     pub fn moves(&self) -> &AtomicU64 {
         &self.head().moves
     }
 
-    /// Not zero once a file was mapped for all processes of the run.
+    /// Nonzero once a process of the run has mapped a remote file shared.
     #[must_use]
     pub fn mapped(&self) -> &AtomicU32 {
         &self.head().mapped
     }
 
-    /// Notes that a remote working directory, or one above it, has this name.
+    /// Notes that a remote working directory, or a directory above one, has this name.
     pub fn note_name(&self, name: &[u8]) {
         let (word, bit) = place_of(name);
         self.head().names[word].fetch_or(bit, Ordering::AcqRel);
     }
 
-    /// False when that was noted of no directory of this name.
+    /// Returns false if no directory of this name was noted.
     #[must_use]
     pub fn may_have_name(&self, name: &[u8]) -> bool {
         let (word, bit) = place_of(name);
         self.head().names[word].load(Ordering::Acquire) & bit != 0
     }
 
-    /// Numbers of the entries that are taken.
+    /// Yields the numbers of the entries in use.
     pub fn used(&self) -> impl Iterator<Item = usize> {
         self.head().used.iter().enumerate().flat_map(|(word, bits)| {
             let mut rest = bits.load(Ordering::Acquire);
@@ -332,7 +334,7 @@ impl State {
         })
     }
 
-    /// Entry of this number; `None` beyond the table.
+    /// Returns the entry of this number, or `None` beyond the table.
     #[must_use]
     pub fn entry(&self, number: usize) -> Option<&Entry> {
         if number >= ENTRIES {
@@ -342,7 +344,8 @@ impl State {
         Some(unsafe { &*self.address.add(HEAD_BYTES).cast::<Entry>().add(number) })
     }
 
-    /// Takes a free entry; `None` when all are in use. Its `taken` is still `Free`.
+    /// Takes a free entry, or returns `None` if all are in use. Its use is still
+    /// [`Taken::Free`](crate::Taken::Free).
     #[must_use]
     pub fn take(&self) -> Option<usize> {
         let head = self.head();
@@ -368,13 +371,13 @@ impl State {
         None
     }
 
-    /// True when no entry is taken.
+    /// Returns true if no entry is taken.
     #[must_use]
     pub fn is_unused(&self) -> bool {
         self.head().used.iter().all(|word| word.load(Ordering::Acquire) == 0)
     }
 
-    /// Gives an entry back.
+    /// Frees an entry.
     pub fn give_back(&self, number: usize) {
         let Some(entry) = self.entry(number) else { return };
         entry.free();
@@ -383,25 +386,26 @@ impl State {
         head.hint.store((number / 64) as u32, Ordering::Relaxed);
     }
 
-    /// Counts of calls answered by function of libc, in the order of the library's table.
+    /// Number of answered calls per libc function, in the order of the library's table.
     #[must_use]
     pub fn functions(&self) -> &[AtomicU64] {
         &self.head().functions
     }
 
-    /// Counts of system calls trapped and answered, by number.
+    /// Number of trapped and answered system calls, by system call number.
     #[must_use]
     pub fn trapped(&self) -> &[AtomicU64] {
         &self.head().trapped
     }
 
-    /// Count of system calls that were trapped and were the kernel's.
+    /// Number of trapped system calls that were passed to the kernel.
     #[must_use]
     pub fn passed(&self) -> &AtomicU64 {
         &self.head().passed
     }
 
-    /// Notes that a process has locks and is about to execute a program. False: there is no room.
+    /// Notes that a process has record locks and is about to execute a program. Returns false if there is
+    /// no room.
     #[must_use]
     pub fn executes(&self, process: u32) -> bool {
         let free = |place: &AtomicU32| {
@@ -411,8 +415,8 @@ impl State {
         self.head().executing.iter().any(free)
     }
 
-    /// Takes such a note of `process` back. True: there was one. The number is asked for only where
-    /// there are notes.
+    /// Removes the note of [`Self::executes`] for `process`; returns true if there was one. Calls `process`
+    /// only if there are notes.
     #[must_use]
     pub fn executed(&self, process: impl FnOnce() -> u32) -> bool {
         let notes = &self.head().executing;
@@ -426,56 +430,57 @@ impl State {
         notes.iter().any(found)
     }
 
-    /// True while `towline run` looks every few moments for files that were left (`Taken::Leaving`), also
-    /// where a descriptor of their placeholders is kept.
+    /// Returns true while `towline run` regularly closes files that were left (`Taken::Leaving`), even if a
+    /// descriptor of their placeholders remains open.
     #[must_use]
     pub fn is_watched(&self) -> bool {
         self.head().watched.load(Ordering::SeqCst) != 0
     }
 
-    /// Says whether it does. Who says that it no longer does has to look once more.
+    /// Sets whether it does. After `watch(false)`, the caller must check for left files once more.
     pub fn watch(&self, watched: bool) {
         self.head().watched.store(u32::from(watched), Ordering::SeqCst);
         fence(Ordering::SeqCst);
     }
 
-    /// Wants all closed on its server whose last descriptor is closed by now. `towline run` has to be woken,
-    /// and has done it when this number [was closed](Self::has_closed).
+    /// Requests that all files whose last descriptor is already closed be closed on their servers, and
+    /// returns the number of the request. The caller must wake `towline run`, which has done it once
+    /// [`Self::has_closed`] returns true for this number.
     #[must_use]
     pub fn ask_to_close(&self) -> u64 {
         self.head().asked.fetch_add(1, Ordering::SeqCst) + 1
     }
 
-    /// The last number that was asked for.
+    /// Returns the number of the latest such request.
     #[must_use]
     pub fn asked_to_close(&self) -> u64 {
         self.head().asked.load(Ordering::SeqCst)
     }
 
-    /// All that was closed before this number was asked for is closed on its server.
+    /// Announces that all files closed before this request are closed on their servers.
     pub fn tell_closed(&self, asked: u64) {
         self.head().closed.store(asked, Ordering::Release);
     }
 
-    /// True when that was told of this number or a later one.
+    /// Returns true once this request or a later one was announced as done.
     #[must_use]
     pub fn has_closed(&self, asked: u64) -> bool {
         self.head().closed.load(Ordering::Acquire) >= asked
     }
 
-    /// True while `towline run` learns of closed placeholders and gives entries back.
+    /// Returns true while `towline run` learns of closed placeholders and frees their entries.
     #[must_use]
     pub fn is_kept(&self) -> bool {
         self.head().kept.load(Ordering::Relaxed) == 1
     }
 
-    /// Says whether it does; otherwise nobody gives entries back but who closes them.
+    /// Sets whether it does. If not, only the process that closes an entry frees it.
     pub fn keep(&self, keeps: bool) {
         self.head().kept.store(u32::from(keeps), Ordering::Relaxed);
     }
 }
 
-/// Word and bit of a name in the set of names (FNV-1a).
+/// Returns the word and bit of a name in the set of names (FNV-1a).
 fn place_of(name: &[u8]) -> (usize, u64) {
     let mix = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
     let hash = name.iter().fold(0xcbf2_9ce4_8422_2325, mix) >> 32;
@@ -500,7 +505,7 @@ fn open(directory: &[u8], flags: i32) -> io::Result<OwnedFd> {
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the kernel just gave it to us.
+    // SAFETY: the kernel just returned this descriptor; nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
 }
 

@@ -7,9 +7,9 @@ use std::io;
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use towline_mem::page_bytes;
 
-/// The letter of its `ioctl` calls, and its version.
+/// The type byte of its `ioctl` calls, also its API version.
 const GROUP: u8 = 0xAA;
-/// Missing pages of shared memory; pages whose touch raises `SIGBUS` (Linux 6.6).
+/// `UFFD_FEATURE_MISSING_SHMEM` and `UFFD_FEATURE_POISON` (Linux 6.6).
 const FEATURES: u64 = 1 << 5 | 1 << 14;
 const MODE_MISSING: u64 = 1;
 
@@ -27,7 +27,7 @@ struct Api {
     calls: u64,
 }
 
-/// `struct uffdio_register`, and that of poisoning.
+/// `struct uffdio_register`, also `struct uffdio_poison`.
 #[repr(C)]
 struct Ranged {
     span: Span,
@@ -52,19 +52,19 @@ const POISON: Opcode = opcode::read_write::<Ranged>(GROUP, 0x08);
 const NEW: Opcode = opcode::none(GROUP, 0x00);
 
 fn call<const CALL: Opcode, T>(fd: impl AsFd, value: &mut T) -> io::Result<()> {
-    // SAFETY: private to this file, where each call gets the structure that it takes. Memory is changed
-    // only in ranges that its owner registered, and there only pages that are missing.
+    // SAFETY: private to this file, whose callers pass the structure that each ioctl takes. It changes
+    // memory only in ranges that their owner registered, and there only missing pages.
     Ok(unsafe { ioctl::ioctl(fd, Updater::<CALL, T>::new(value)) }?)
 }
 
-/// A new one for the memory of this process, which serves also what the kernel itself touches when the
-/// program hands memory to system calls. It does not block.
+/// Creates a non-blocking userfaultfd for the memory of this process. It also serves faults that the kernel
+/// takes on memory passed to system calls.
 ///
 /// # Errors
-/// What the kernel says where this process may not have one, or it is older than Linux 6.6.
+/// Those of the kernel, if this process may not have one or the kernel is older than Linux 6.6.
 pub fn create() -> io::Result<OwnedFd> {
     let flags = UserfaultfdFlags::CLOEXEC | UserfaultfdFlags::NONBLOCK;
-    // SAFETY: it does nothing before memory is registered with it.
+    // SAFETY: a userfaultfd has no effect until memory is registered with it.
     let fd = match unsafe { rustix::mm::userfaultfd(flags) } {
         Ok(fd) => fd,
         Err(_) => from_device(flags.bits())?,
@@ -73,22 +73,22 @@ pub fn create() -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// The way for those whom the administrator lets open the device.
+/// Creates one by `/dev/userfaultfd`, which an administrator may open to other users.
 fn from_device(flags: u32) -> io::Result<OwnedFd> {
     use rustix::fs::{Mode, OFlags};
     let device =
         rustix::fs::open("/dev/userfaultfd", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
-    // SAFETY: the call takes flags, and gives a new descriptor, which is ours.
+    // SAFETY: the call takes flags and returns a new descriptor, which we own.
     unsafe {
         let made = ioctl::ioctl(&device, New(flags as usize))?;
         Ok(OwnedFd::from_raw_fd(made))
     }
 }
 
-/// Makes a descriptor out of the device.
+/// The ioctl `USERFAULTFD_IOC_NEW`, with its flags.
 struct New(usize);
 
-// SAFETY: it takes flags in place of an address, and gives a descriptor.
+// SAFETY: the argument is flags instead of an address, and the result is a descriptor.
 unsafe impl ioctl::Ioctl for New {
     type Output = i32;
     const IS_MUTATING: bool = false;
@@ -109,67 +109,67 @@ unsafe impl ioctl::Ioctl for New {
     }
 }
 
-/// From now on touching a missing page of these, in the process that made it, is told and waits. Whole
-/// pages.
+/// Registers pages of the process that created the userfaultfd: touching a missing one then reports a fault
+/// and waits. The range covers whole pages.
 ///
 /// # Errors
-/// What the kernel says.
+/// Those of the kernel.
 pub fn register(fd: impl AsFd, start: usize, length: usize) -> io::Result<()> {
     let span = Span { start: start as u64, length: length as u64 };
     call::<REGISTER, _>(fd, &mut Ranged { span, mode: MODE_MISSING, result: 0 })
 }
 
-/// Lets those who wait for these pages look again.
+/// Wakes the threads that wait for these pages, to look at them again.
 ///
 /// # Errors
-/// What the kernel says.
+/// Those of the kernel.
 pub fn wake(fd: impl AsFd, start: u64, length: u64) -> io::Result<()> {
     call::<WAKE, _>(fd, &mut Span { start, length })
 }
 
-/// Fills missing pages with `data`, whole ones, as far as they are missing and registered, and lets
-/// those go on who wait for them. Gives the bytes filled.
+/// Fills those of the pages that are missing and registered with `data`, which holds whole pages, and wakes
+/// the threads that wait for them. Stops at the first other page; returns the number of bytes filled.
 ///
 /// # Errors
-/// What the kernel says when not even the first page could be filled: `EEXIST` where it is there
-/// already, `ENOENT` where nothing is registered, `ESRCH` when the process has gone.
+/// Those of the kernel if not even the first page could be filled: `EEXIST` if it is present, `ENOENT` if
+/// it is not registered, `ESRCH` if the process has ended.
 pub fn copy(fd: impl AsFd, to: u64, data: &[u8]) -> io::Result<usize> {
     let (from, length) = (data.as_ptr().expose_provenance() as u64, data.len() as u64);
     let mut copy = Copy { to, from, length, mode: 0, copied: 0 };
     match call::<COPY, _>(fd, &mut copy) {
         Ok(()) => Ok(data.len()),
-        // A part of it.
+        // Filled in part.
         Err(_) if copy.copied > 0 => Ok(copy.copied as usize),
         Err(error) => Err(error),
     }
 }
 
-/// Makes touching these missing pages raise `SIGBUS`, also for those who wait for them.
+/// Makes any touch of these missing pages raise `SIGBUS`, including those that wait already.
 ///
 /// # Errors
-/// What the kernel says.
+/// Those of the kernel.
 pub fn poison(fd: impl AsFd, start: u64, length: u64) -> io::Result<()> {
     call::<POISON, _>(fd, &mut Ranged { span: Span { start, length }, mode: 0, result: 0 })
 }
 
-/// Whether this process may have one: memory of remote files is then read when it is touched.
+/// Tests whether this process may have a userfaultfd: memory of remote files is then read when it is
+/// touched.
 ///
 /// # Errors
-/// Why not.
+/// The reason why not.
 pub fn try_out() -> io::Result<()> {
     create().map(drop)
 }
 
-/// Bytes of a message of the kernel.
+/// Size of the kernel's `struct uffd_msg` in bytes.
 const MESSAGE_BYTES: usize = 32;
-/// Most faults told at once.
+/// Maximum number of faults that [`faults`] returns at once.
 pub const FAULTS_MAX: usize = 16;
 
-/// The addresses of the pages for which somebody waits and that were not told yet, at most
-/// [`FAULTS_MAX`].
+/// Returns the addresses of pages with faults not reported before, at most [`FAULTS_MAX`].
 ///
 /// # Errors
-/// What the kernel says; `WouldBlock` when nobody waits.
+/// Those of the kernel; `WouldBlock` if there are no faults.
 pub fn faults(fd: impl AsFd) -> io::Result<Vec<u64>> {
     const FAULT: u8 = 0x12;
     let mut buffer = [0u8; MESSAGE_BYTES * FAULTS_MAX];

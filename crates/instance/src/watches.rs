@@ -1,47 +1,49 @@
-//! What a process of the run asks the keeper when it wants to watch a remote file.
+//! Questions that a process of the run asks the keeper when it wants to watch a remote file.
 //!
-//! A question is one packet to [the keeper's socket](crate::KEEPER). With it comes one end of a pair of sockets, over which the
-//! answer goes back. The answer is the number of the file's *shadow*: a local directory, or file, in the folder
-//! [`SHADOWS`](crate::SHADOWS), to which the keeper does what is done to the remote one, so that the kernel tells whoever watches it.
+//! A question is one packet to [the keeper's socket](crate::KEEPER). It carries one end of a socket pair,
+//! over which the keeper answers. The answer is the number of the file's *shadow*: a local directory or
+//! file in the folder [`SHADOWS`](crate::SHADOWS), on which the keeper repeats all changes of the remote
+//! file, so that the kernel reports them to its watchers.
 
-/// Bytes of a question without its path.
+/// Length of a question without its path.
 const HEAD_BYTES: usize = 6 * 8;
 /// Longest path in a question.
 const PATH_BYTES_MAX: usize = 4096;
-/// Longest question, in bytes.
+/// Maximum length of a question in bytes.
 pub const ASK_BYTES_MAX: usize = HEAD_BYTES + PATH_BYTES_MAX;
-/// Bytes of an answer.
+/// Length of an answer in bytes.
 pub const ANSWER_BYTES: usize = 16;
-/// Error number of the answer for a file without a shadow, of which the question does not say by which handle it is open: to be asked
-/// once more.
+/// Error number answered if the file has no shadow and the question gives no open handle: the process asks
+/// again with a handle.
 pub const UNKNOWN: i32 = libc::EAGAIN;
 
-/// A question: under which number a file has a shadow.
+/// Asks for the number of a file's shadow.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ask {
     /// Number of the mount.
     pub mount: u32,
-    /// What is wanted to be told: bits of `inotify(7)`.
+    /// The wanted events: bits of `inotify(7)`.
     pub mask: u32,
-    /// Which file of the mount's export it is.
+    /// Identity of the file in the mount's export.
     pub identity: u64,
-    /// How it can be watched, should it have no shadow; the keeper has the handle then, whatever it answers.
+    /// Handle by which the file can be watched if it has no shadow. The keeper owns the handle from then
+    /// on, whatever it answers.
     pub opened: Option<Opened>,
 }
 
-/// An open file of the family, for the keeper.
+/// An open file of the family, given to the keeper.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Opened {
-    /// Of a directory: open for reading. Of anything else: open for nothing (`O_PATH`).
+    /// A directory is open for reading, anything else for nothing (`O_PATH`).
     pub handle: u64,
-    /// It is a directory.
+    /// Whether it is a directory.
     pub is_directory: bool,
-    /// Its path below the mount; nothing where that is too long to be told.
+    /// Its path below the mount; empty if it is too long to be sent.
     pub path: Vec<u8>,
 }
 
 impl Ask {
-    /// As it is sent.
+    /// Encodes the question.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
         let nothing = (0, 0, 0, &[][..]);
@@ -57,7 +59,7 @@ impl Ask {
         bytes
     }
 
-    /// Understands one; `None` for what is none.
+    /// Decodes a question; returns `None` if it is not valid.
     #[must_use]
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let (head, path) = bytes.split_at_checked(HEAD_BYTES)?;
@@ -76,7 +78,7 @@ impl Ask {
     }
 }
 
-/// An answer as it is sent: the number of a shadow, or an error number.
+/// Encodes an answer: the number of a shadow, or an error number.
 #[must_use]
 pub fn answer_bytes(answer: Result<u64, i32>) -> [u8; ANSWER_BYTES] {
     let (number, error) = answer.map_or_else(|error| (0, error), |number| (number, 0));
@@ -86,10 +88,10 @@ pub fn answer_bytes(answer: Result<u64, i32>) -> [u8; ANSWER_BYTES] {
     bytes
 }
 
-/// Understands one.
+/// Decodes an answer.
 ///
 /// # Errors
-/// The one that was answered.
+/// The error number answered.
 pub fn parse_answer(bytes: &[u8; ANSWER_BYTES]) -> Result<u64, i32> {
     let [a, b, c, d, e, f, g, h, i, j, k, l, ..] = *bytes;
     match i32::from_ne_bytes([i, j, k, l]) {

@@ -9,11 +9,11 @@ use std::sync::Arc;
 /// Part of a segment.
 #[derive(Clone, Debug)]
 pub struct Slice {
-    /// What it is a part of.
+    /// The segment that it is part of.
     pub segment: Segment,
     /// First byte within the segment.
     pub offset: u64,
-    /// Bytes; never zero inside an aggregate.
+    /// Length in bytes; never zero inside an aggregate.
     pub length: u64,
 }
 
@@ -22,8 +22,8 @@ pub struct Slice {
 /// No method copies payload except [`Aggregate::copy_to`], which says so.
 #[derive(Clone, Debug, Default)]
 pub struct Aggregate {
-    /// Kept here, so that an aggregate of one slice takes no memory of its own. When it is `None`
-    /// there are no others either.
+    /// Kept here so that an aggregate of one slice needs no allocation. If it is `None`, `others` is
+    /// empty too.
     first: Option<Slice>,
     others: VecDeque<Slice>,
     length: u64,
@@ -52,19 +52,19 @@ impl<'a> Iterator for Slices<'a> {
 impl ExactSizeIterator for Slices<'_> {}
 
 impl Aggregate {
-    /// An empty aggregate.
+    /// Returns an empty aggregate.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// All of an ordinary buffer.
+    /// Returns an aggregate of all bytes of an ordinary buffer.
     #[must_use]
     pub fn from_vec(bytes: Vec<u8>) -> Self {
         Self::from_shared(Arc::new(bytes))
     }
 
-    /// All of an ordinary buffer that others have too.
+    /// Returns an aggregate of all bytes of a buffer that others may share.
     #[must_use]
     pub fn from_shared(bytes: Arc<Vec<u8>>) -> Self {
         let length = bytes.len() as u64;
@@ -73,7 +73,7 @@ impl Aggregate {
         aggregate
     }
 
-    /// Bytes in all slices.
+    /// Returns the number of bytes in all slices.
     #[must_use]
     pub fn len(&self) -> u64 {
         self.length
@@ -85,13 +85,13 @@ impl Aggregate {
         self.length == 0
     }
 
-    /// The slices, in order.
+    /// Returns the slices, in order.
     #[must_use]
     pub fn slices(&self) -> Slices<'_> {
         Slices { first: self.first.as_ref(), others: self.others.iter() }
     }
 
-    /// Adds part of a segment at the end; neighbours of the same segment become one slice.
+    /// Adds part of a segment at the end. Adjacent ranges of the same segment become one slice.
     pub fn append(&mut self, segment: Segment, offset: u64, length: u64) {
         if length == 0 {
             return;
@@ -111,7 +111,7 @@ impl Aggregate {
         }
     }
 
-    /// Adds part of a segment at the front: how a header goes before its data.
+    /// Adds part of a segment at the front, for example a header before its data.
     pub fn prepend(&mut self, segment: Segment, offset: u64, length: u64) {
         if length == 0 {
             return;
@@ -129,7 +129,7 @@ impl Aggregate {
         }
     }
 
-    /// Takes the first `count` bytes off and returns them; all of them if there are fewer.
+    /// Removes the first `count` bytes, or all if there are fewer, and returns them.
     #[must_use]
     pub fn split_to(&mut self, count: u64) -> Self {
         let mut head = Self::new();
@@ -151,12 +151,12 @@ impl Aggregate {
         head
     }
 
-    /// Drops the first `count` bytes; all of them if there are fewer.
+    /// Drops the first `count` bytes, or all if there are fewer.
     pub fn advance(&mut self, count: u64) {
         drop(self.split_to(count));
     }
 
-    /// As to drop it; short buffers that nobody else has are kept for [`Fresh`](crate::Fresh).
+    /// Drops the aggregate, but keeps short buffers that nothing else refers to for [`Fresh`](crate::Fresh).
     pub fn let_go(self) {
         for slice in self.first.into_iter().chain(self.others) {
             if let Segment::Host(buffer) = slice.segment {
@@ -165,7 +165,7 @@ impl Aggregate {
         }
     }
 
-    /// Copies the bytes into `target`, which is filled from its start; returns how many.
+    /// Copies the bytes to `target`, from its start, and returns how many were copied.
     ///
     /// # Errors
     /// Reading a file segment failed, or the file ends before the slice does (`UnexpectedEof`).
@@ -192,7 +192,7 @@ impl Aggregate {
         Ok(done)
     }
 
-    /// All bytes, copied into one buffer.
+    /// Copies all bytes into one buffer.
     ///
     /// # Errors
     /// As [`Aggregate::copy_to`].

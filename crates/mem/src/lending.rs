@@ -1,4 +1,4 @@
-//! Memory of a store that clients on this machine read in place.
+//! Lends memory of a store to clients on this machine, which read it in place.
 
 use crate::Guard;
 use rustix::fs::{Mode, OFlags};
@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A descriptor to read the memory by, and the account of what is lent.
+/// A descriptor for reading the memory, and the count of bytes on loan.
 #[derive(Debug)]
 pub struct Lending {
     readable: OwnedFd,
@@ -18,26 +18,26 @@ pub struct Lending {
 
 impl Lending {
     pub(crate) fn new(memory: &OwnedFd, block_bytes: u64, lent_max: u64) -> io::Result<Self> {
-        // A memfd starts with mode 0777: whoever has it to read could open it again to write.
+        // A memfd starts with mode 0777, so anyone with a read-only descriptor could reopen it for writing.
         rustix::fs::fchmod(memory, Mode::RUSR)?;
         let path = format!("/proc/self/fd/{}", memory.as_raw_fd());
         let readable = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
         Ok(Self { readable, block_bytes, lent_max, lent: AtomicU64::new(0) })
     }
 
-    /// The memory, open for reading only: for clients to map.
+    /// Returns the memory as a read-only descriptor, for clients to map.
     #[must_use]
     pub fn readable(&self) -> BorrowedFd<'_> {
         self.readable.as_fd()
     }
 
-    /// Bytes that so many guards keep.
+    /// Returns the number of bytes that these guards keep.
     #[must_use]
     pub fn bytes_of(&self, guards: &[Guard]) -> u64 {
         self.block_bytes * guards.len() as u64
     }
 
-    /// Bytes lent now.
+    /// Returns the number of bytes on loan.
     #[must_use]
     pub fn lent(&self) -> u64 {
         self.lent.load(Ordering::Relaxed)
@@ -49,7 +49,7 @@ impl Lending {
     }
 }
 
-/// Ranges of a memory that stay as they are as long as it lives.
+/// Ranges of a memory that do not change as long as the loan lives.
 pub struct Loan {
     memory: Arc<crate::SharedMemory>,
     bytes: u64,
@@ -57,8 +57,8 @@ pub struct Loan {
 }
 
 impl Loan {
-    /// Lends what the guards keep; `None` when the memory is not for lending, or has lent as much
-    /// as it may.
+    /// Lends what the guards keep. Returns `None` if the memory is not lendable, or if this would exceed
+    /// the limit on bytes lent at once.
     #[must_use]
     pub fn new(memory: &Arc<crate::SharedMemory>, guards: Vec<Guard>) -> Option<Self> {
         let lending = memory.lending()?;
@@ -66,7 +66,7 @@ impl Loan {
         lending.take(bytes).then(|| Self { memory: memory.clone(), bytes, _guards: guards })
     }
 
-    /// Bytes kept, which may be more than those lent: whole blocks.
+    /// Returns the number of bytes kept: whole blocks, so perhaps more than were lent.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes

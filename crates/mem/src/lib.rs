@@ -1,10 +1,10 @@
-//! Memory that a transport may touch: typed segments, aggregates of them, bounded pools.
+//! Memory that a transport may touch: typed segments, aggregates of segments, bounded pools.
 //!
 //! An [`Aggregate`] is an ordered list of slices of [`Segment`]s. It splits, appends, prepends and
-//! concatenates without copying; only the code that finally moves bytes looks at the kind of each
+//! concatenates without copying; only the code that finally moves the bytes looks at the kind of each
 //! segment. [`Pool`] bounds the memory that requests may hold at once. [`SharedMemory`] is a sealed
-//! memfd mapped by more than one process; a [`Loan`] keeps parts of one for a process that reads them
-//! in place.
+//! memfd mapped by more than one process; a [`Loan`] keeps parts of one unchanged for a process that
+//! reads them in place.
 
 mod aggregate;
 mod huge;

@@ -1,9 +1,9 @@
-//! The unit in which the kernel gives memory.
+//! The page size of this machine.
 #![allow(unsafe_code)]
 
-/// Bytes of a page of this machine: 4096, on some with ARM's processors 16 or 64 times 1024.
+/// Returns the page size: 4096 bytes, on some ARM machines 16 or 64 KiB.
 #[must_use]
 pub fn page_bytes() -> usize {
-    // SAFETY: a plain function, which looks at what the kernel told the process.
+    // SAFETY: a plain function that reads the auxiliary vector, which the kernel gave to the process.
     unsafe { libc::getauxval(libc::AT_PAGESZ) as usize }
 }

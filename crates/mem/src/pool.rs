@@ -1,10 +1,10 @@
-//! A bounded pool of equal buffers: what limits the memory of a server, however many clients.
+//! A bounded pool of equal buffers, which limits a server's memory for any number of clients.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Hands out buffers of one size, never more than a fixed number at once. Memory is allocated
-/// when first needed and reused, last in first out, so that it stays in the cache.
+/// Hands out buffers of one size, never more than a fixed number at once. Memory is allocated when first
+/// needed and reused last in, first out, so that it stays in the cache.
 #[derive(Debug)]
 pub struct Pool {
     buffer_bytes: usize,
@@ -13,17 +13,17 @@ pub struct Pool {
     usage: Arc<Usage>,
 }
 
-/// Bytes of the buffers of one or several pools that are out, and the most that were at once.
+/// Bytes of the buffers in use, of one or several pools, and their highest number so far.
 #[derive(Debug, Default)]
 struct Usage {
     now: AtomicU64,
     most: AtomicU64,
 }
 
-/// Alignment of every buffer, so that devices can be read and written around the page cache.
+/// Alignment of every buffer, so that it can be used for direct I/O to devices.
 const ALIGNMENT: usize = 4096;
 
-/// An allocation, where its aligned part begins, and its number; by default none.
+/// An allocation, the offset of its aligned part, and its number. The default is no allocation.
 #[derive(Debug, Default)]
 struct Memory {
     bytes: Vec<u8>,
@@ -38,36 +38,36 @@ struct State {
     out_max: usize,
 }
 
-/// Leave to use a buffer of a [`Pool`]; goes back when dropped. Its memory is taken when it is first needed: the one that was
-/// given back last, which is in the cache, however many others are reserved and still wait.
+/// Permission to use one buffer of a [`Pool`], returned when dropped. Takes its memory only when first
+/// used: the buffer returned last, which is in the cache, however many other reservations still wait.
 #[derive(Debug)]
 pub struct Reserved(PoolBuffer);
 
-/// A buffer of a [`Pool`]; goes back when dropped.
+/// A buffer of a [`Pool`], returned when dropped.
 #[derive(Debug)]
 pub struct PoolBuffer {
     memory: Memory,
     pool: Arc<Pool>,
-    /// Where its bytes are counted, besides.
+    /// An additional counter that includes this buffer's bytes.
     account: Option<Arc<AtomicU64>>,
 }
 
 impl Pool {
-    /// A pool of at most `buffers_max` buffers of `buffer_bytes` bytes each.
+    /// Creates a pool of at most `buffers_max` buffers of `buffer_bytes` bytes each.
     #[must_use]
     pub fn new(buffer_bytes: usize, buffers_max: usize) -> Arc<Self> {
         let (state, usage) = (Mutex::default(), Arc::default());
         Arc::new(Self { buffer_bytes, buffers_max, state, usage })
     }
 
-    /// Another pool, whose bytes are counted together with those of this one.
+    /// Creates another pool whose bytes are counted together with those of this one.
     #[must_use]
     pub fn beside(&self, buffer_bytes: usize, buffers_max: usize) -> Arc<Self> {
         let (state, usage) = (Mutex::default(), self.usage.clone());
         Arc::new(Self { buffer_bytes, buffers_max, state, usage })
     }
 
-    /// A buffer, or `None` when all are out.
+    /// Takes a buffer; `None` if all are in use.
     #[must_use]
     pub fn take(self: &Arc<Self>) -> Option<PoolBuffer> {
         let mut state = self.state();
@@ -78,7 +78,7 @@ impl Pool {
         Some(PoolBuffer { memory, pool: self.clone(), account: None })
     }
 
-    /// Leave to use a buffer later, which counts as one that is out; `None` when all are out.
+    /// Reserves a buffer for later, which counts as in use; `None` if all are in use.
     #[must_use]
     pub fn reserve(self: &Arc<Self>) -> Option<Reserved> {
         self.count_out(&mut self.state())?;
@@ -102,38 +102,38 @@ impl Pool {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Bytes of each buffer.
+    /// Returns the size of each buffer in bytes.
     #[must_use]
     pub fn buffer_bytes(&self) -> usize {
         self.buffer_bytes
     }
 
-    /// Bytes of all buffers that it may hand out.
+    /// Returns the size of all buffers that the pool may hand out, in bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.buffer_bytes as u64 * self.buffers_max as u64
     }
 
-    /// Bytes of the buffers that are out now, of this pool and those beside it, and the most that
-    /// were out at once.
+    /// Returns the bytes in use now, in this pool and those created with [`Pool::beside`], and the most
+    /// that were in use at once.
     #[must_use]
     pub fn bytes_in_use(&self) -> (u64, u64) {
         (self.usage.now.load(Ordering::Relaxed), self.usage.most.load(Ordering::Relaxed))
     }
 
-    /// True when [`Pool::take`] would give nothing.
+    /// True when [`Pool::take`] would return `None`.
     #[must_use]
     pub fn is_exhausted(&self) -> bool {
         self.in_use().0 >= self.buffers_max
     }
 
-    /// True while more than a quarter of the buffers are not out.
+    /// True while more than a quarter of the buffers are available.
     #[must_use]
     pub fn is_plentiful(&self) -> bool {
         self.in_use().0 < self.buffers_max - self.buffers_max.div_ceil(4)
     }
 
-    /// Buffers out now, and the most that were out at once.
+    /// Returns the number of buffers in use, and the most that were in use at once.
     #[must_use]
     pub fn in_use(&self) -> (usize, usize) {
         let state = self.state();
@@ -144,7 +144,7 @@ impl Pool {
 impl Memory {
     fn new(length: usize) -> Self {
         let bytes = vec![0; length + ALIGNMENT];
-        // A vector that never grows never moves.
+        // The vector never grows, so its memory never moves.
         let start = bytes.as_ptr().align_offset(ALIGNMENT).min(ALIGNMENT);
         static NEXT: AtomicU64 = AtomicU64::new(0);
         Self { bytes, start, number: NEXT.fetch_add(1, Ordering::Relaxed) }
@@ -156,7 +156,7 @@ impl Memory {
 }
 
 impl Reserved {
-    /// The buffer, whose memory is taken now.
+    /// Returns the buffer; the first call takes its memory.
     pub fn buffer(&mut self) -> &mut PoolBuffer {
         let Self(buffer) = self;
         if !buffer.memory.is_there() {
@@ -178,14 +178,14 @@ impl PoolBuffer {
         self.memory.start..self.memory.start + self.pool.buffer_bytes
     }
 
-    /// A number that no other memory of this process has or will have: what a registration of the
-    /// memory with a device or a ring is kept under. The memory goes only with its pool.
+    /// Returns a number that no other memory of this process has or will have. Registrations of the
+    /// memory with a device or a ring are kept under it. The memory is freed only with its pool.
     #[must_use]
     pub fn number(&self) -> u64 {
         self.memory.number
     }
 
-    /// Counts the buffer's bytes in an account until it is given back.
+    /// Counts the buffer's bytes in `account` until the buffer is returned.
     #[must_use]
     pub fn charged_to(mut self, account: &Arc<AtomicU64>) -> Self {
         account.fetch_add(self.pool.buffer_bytes as u64, Ordering::Relaxed);
@@ -195,13 +195,13 @@ impl PoolBuffer {
         self
     }
 
-    /// The whole buffer, aligned to 4096 bytes; contents are what the last user left.
+    /// Returns the whole buffer, aligned to 4096 bytes, with the bytes that its last user left.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         &self.memory.bytes[self.range()]
     }
 
-    /// The whole buffer, to fill.
+    /// Returns the whole buffer, for writing.
     #[must_use]
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         let range = self.range();
@@ -235,7 +235,7 @@ mod tests {
         assert!(pool.reserve().is_none() && pool.take().is_none() && !pool.is_plentiful());
         assert_eq!((pool.bytes_in_use(), pool.is_exhausted()), ((3 * 4096, 3 * 4096), true));
         assert_eq!(pool.state().free.len(), 0);
-        // One after the other, they use the same memory.
+        // Used one after the other, they share the same memory.
         let numbers: Vec<_> = all
             .drain(..2)
             .map(|mut reserved| {
@@ -245,7 +245,7 @@ mod tests {
             })
             .collect();
         assert_eq!(numbers[0], numbers[1]);
-        // One that was never used leaves nothing behind.
+        // A reservation that was never used returns no memory.
         drop(all);
         assert_eq!((pool.in_use(), pool.state().free.len()), ((0, 3), 1));
         assert!(pool.is_plentiful());

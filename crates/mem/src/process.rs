@@ -1,26 +1,27 @@
-//! Memory of another process, read by the kernel in one copy (`process_vm_readv(2)`).
+//! Reads memory of another process, with one copy in the kernel (`process_vm_readv(2)`).
 #![allow(unsafe_code)]
 
 use std::io;
 
-/// A range in the address space of another process. Only a number here: nothing follows it.
+/// A range in the address space of another process. The address is only a number here and is never
+/// dereferenced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Region {
-    /// First byte.
+    /// Address of the first byte.
     pub address: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub length: u64,
 }
 
-/// Most regions, and most targets, of one call: half of what the kernel takes.
+/// Most regions, and most targets, of one call: half the kernel's limit.
 const VECTORS_MAX: usize = 512;
 
-/// Fills `targets`, in order, from `regions` of process `pid`, in order; returns how many bytes.
-/// Fewer than asked for mean that a region ends at memory which cannot be read.
+/// Fills `targets`, in order, from `regions` of process `pid`, in order. Returns the number of bytes,
+/// which is smaller than requested if a region ends at memory that cannot be read.
 ///
 /// # Errors
-/// `EPERM`: the process belongs to somebody else or does not let itself be read (`ptrace(2)`);
-/// `ESRCH`: it is gone; `EFAULT`: the first region is no memory; `EINVAL`: too many ranges.
+/// `EPERM`: the process belongs to another user or does not allow being read (`ptrace(2)`); `ESRCH`: it
+/// has ended; `EFAULT`: the first region is not mapped memory; `EINVAL`: too many ranges.
 pub fn read_process(pid: i32, regions: &[Region], targets: &mut [&mut [u8]]) -> io::Result<usize> {
     if regions.len() > VECTORS_MAX || targets.len() > VECTORS_MAX {
         return Err(io::Error::from_raw_os_error(libc::EINVAL));
@@ -36,7 +37,7 @@ pub fn read_process(pid: i32, regions: &[Region], targets: &mut [&mut [u8]]) -> 
         .iter_mut()
         .map(|target| libc::iovec { iov_base: target.as_mut_ptr().cast(), iov_len: target.len() })
         .collect();
-    // SAFETY: the kernel writes only to the targets, which are exclusively ours for the call, and
+    // SAFETY: the kernel writes only to the targets, which are exclusively ours during the call, and
     // checks every remote address.
     let count = unsafe {
         libc::process_vm_readv(

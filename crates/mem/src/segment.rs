@@ -1,15 +1,14 @@
-//! The kinds of memory that a message can be made of.
+//! The kinds of memory that a message can consist of.
 
 use crate::{PoolBuffer, SharedMemory};
 use std::any::Any;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, LazyLock};
 
-/// Something that stays alive, and so keeps its owner from reusing the memory, as long as a slice
-/// refers to it.
+/// A value that a slice keeps alive. As long as it lives, the owner of the memory does not reuse the range.
 pub type Guard = Arc<dyn Any + Send + Sync>;
 
-/// 64 KiB of zeros, the same ones for all: what holes of files are sent from.
+/// Returns 64 KiB of zeros, shared by all callers. Holes of files are sent from them.
 pub fn zeros() -> &'static Arc<Vec<u8>> {
     const BYTES: usize = 64 * 1024;
     static ZEROS: LazyLock<Arc<Vec<u8>>> = LazyLock::new(|| Arc::new(vec![0; BYTES]));
@@ -22,17 +21,17 @@ pub fn zeros() -> &'static Arc<Vec<u8>> {
 pub enum Segment {
     /// Ordinary memory of this process.
     Host(Arc<Vec<u8>>),
-    /// A buffer of a bounded pool, which gets it back when the last slice goes.
+    /// A buffer of a bounded pool, returned to it with the last slice.
     Registered(Arc<PoolBuffer>),
-    /// A range of a memfd mapped here and perhaps elsewhere: can be copied from the mapping or
-    /// sent from the descriptor. The guard keeps the range from being reused.
+    /// A range of a memfd that is mapped here and perhaps elsewhere. It can be copied from the mapping
+    /// or sent from the descriptor. The guard keeps the range from being reused.
     Shared(Arc<SharedMemory>, Option<Guard>),
-    /// Pages of a file: what `sendfile(2)` moves. Offsets are file offsets.
+    /// Pages of a file, sent with `sendfile(2)`. Offsets are file offsets.
     File(Arc<OwnedFd>),
 }
 
 impl Segment {
-    /// Name of the kind, for counters and messages.
+    /// Returns the name of the kind, for counters and messages.
     #[must_use]
     pub fn kind(&self) -> &'static str {
         match self {
@@ -43,7 +42,7 @@ impl Segment {
         }
     }
 
-    /// True when all bytes are zero because it stands for a hole: those of [`zeros`].
+    /// True when the bytes are zeros that stand for a hole: those of [`zeros`].
     #[must_use]
     pub fn is_hole(&self) -> bool {
         matches!(self, Self::Host(bytes) if Arc::ptr_eq(bytes, zeros()))

@@ -1,8 +1,8 @@
-//! Memory shared with other processes, or with those that come after this one: a memfd or a file,
-//! and its mapping.
+//! Memory shared with other processes, or kept for the next run of this program: a memfd or a file, and
+//! its mapping.
 //!
-//! Another process may write to it at any time, so no reference to its bytes is ever made: they
-//! are copied in and out, or handed to the kernel by address.
+//! Another process may write to the memory at any time. So no Rust reference to its bytes is ever
+//! created: they are copied in and out, or passed to the kernel by address.
 #![allow(unsafe_code)]
 
 use crate::Lending;
@@ -14,7 +14,7 @@ use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
-/// Bytes of a line of the cache.
+/// Size of a cache line in bytes.
 const LINE: usize = 64;
 
 /// A mapped memfd that can neither shrink nor grow, or a mapped file.
@@ -27,14 +27,14 @@ pub struct SharedMemory {
     lending: Option<Lending>,
 }
 
-// SAFETY: the mapping belongs to the process, not to a thread; all access is by copying through
-// raw pointers or atomics, so two threads can at worst see mixed bytes, as other processes can.
+// SAFETY: the mapping belongs to the process, not to a thread. All access is by copying through raw
+// pointers or by atomics, so the worst that two threads can see is mixed bytes, as with two processes.
 unsafe impl Send for SharedMemory {}
 // SAFETY: as above.
 unsafe impl Sync for SharedMemory {}
 
 impl SharedMemory {
-    /// New memory of `length` bytes, all zero; pages are taken when first written.
+    /// Creates memory of `length` bytes, all zero. Pages are allocated when first written.
     ///
     /// # Errors
     /// What `memfd_create(2)`, `ftruncate(2)` or `mmap(2)` say.
@@ -45,9 +45,9 @@ impl SharedMemory {
         Self::map(fd, length, true)
     }
 
-    /// As [`SharedMemory::create`], for parts of it to be lent: other processes read them in
-    /// place. Whoever hands ranges out says with its guards how long they stay as they are.
-    /// `block_bytes` is how much a guard keeps, `lent_max` how much may be lent at once.
+    /// Like [`SharedMemory::create`], but parts of the memory can be lent: other processes read them in
+    /// place. The code that hands out ranges gives them guards, which determine how long they stay
+    /// unchanged. A guard keeps `block_bytes` bytes; at most `lent_max` bytes may be lent at once.
     ///
     /// # Errors
     /// As [`SharedMemory::create`]; what `open(2)` of `/proc/self/fd` says.
@@ -62,11 +62,11 @@ impl SharedMemory {
         Ok(memory)
     }
 
-    /// Maps memory that another process made. It must be sealed against shrinking, else its
-    /// maker could make us fault.
+    /// Maps memory that another process created. It must be sealed against shrinking, otherwise its
+    /// creator could make this process fault.
     ///
     /// # Errors
-    /// `EINVAL` when it is not sealed or shorter than `length`; what `mmap(2)` says.
+    /// `EINVAL` when it is not sealed or is shorter than `length`; what `mmap(2)` says.
     pub fn open(fd: OwnedFd, length: usize, writable: bool) -> io::Result<Self> {
         let sealed = rustix::fs::fcntl_get_seals(&fd)?.contains(SealFlags::SHRINK);
         let long_enough = rustix::fs::fstat(&fd)?.st_size as u64 >= length as u64;
@@ -76,10 +76,10 @@ impl SharedMemory {
         Self::map(fd, length, writable)
     }
 
-    /// Maps the first `length` bytes of a file, for reading and writing. What is stored there is
-    /// in the file even when this process is killed at once after. The file must be this program's
-    /// own: where somebody shortens it, or its blocks were not [allocated](Self::allocate) and the
-    /// disk is full, touching the memory ends the process (`SIGBUS`).
+    /// Maps the first `length` bytes of a file for reading and writing. Bytes stored there are in the
+    /// file even if this process is killed right afterwards. The file must belong to this program alone:
+    /// touching the memory ends the process (`SIGBUS`) if the file was shortened, or if its blocks were
+    /// not [allocated](Self::allocate) and the disk is full.
     ///
     /// # Errors
     /// `EINVAL` when the file is shorter; what `mmap(2)` says.
@@ -90,10 +90,10 @@ impl SharedMemory {
         Self::map(fd, length, true)
     }
 
-    /// Takes blocks of the disk for a range of the file, so that storing there cannot fail.
+    /// Allocates disk blocks for a range of the file, so that storing there cannot fail.
     ///
     /// # Errors
-    /// `ENOSPC`, and what else `fallocate(2)` says.
+    /// `ENOSPC`, and other errors of `fallocate(2)`.
     pub fn allocate(&self, offset: usize, length: usize) -> io::Result<()> {
         let flags = FallocateFlags::KEEP_SIZE;
         Ok(rustix::fs::fallocate(&self.fd, flags, offset as u64, length as u64)?)
@@ -108,13 +108,13 @@ impl SharedMemory {
             Some(room) => (room.inside(), flags | MapFlags::FIXED),
             None => (std::ptr::null_mut(), flags),
         };
-        // SAFETY: a new mapping in a room that is reserved for it, or at an address of the kernel's choice, touches no existing
-        // memory.
+        // SAFETY: a new mapping at addresses reserved for it, or at an address of the kernel's choice,
+        // touches no existing memory.
         let mapped = unsafe { rustix::mm::mmap(at, length, protection, flags, &fd, 0) };
         if let Some(room) = room {
             match mapped {
                 Ok(_) => room.leave(length),
-                // The kernel may have given the addresses back, and others have them.
+                // The kernel may have released the addresses, and another mapping may have taken them.
                 Err(_) => std::mem::forget(room),
             }
         }
@@ -122,34 +122,34 @@ impl SharedMemory {
         Ok(Self { fd, address: address.cast(), length, writable, lending: None })
     }
 
-    /// Bytes.
+    /// Returns the length in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.length
     }
 
-    /// True for no bytes, which cannot be.
+    /// Always false: no memory of this type is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.length == 0
     }
 
-    /// The memfd or file.
+    /// Returns the memfd or file.
     #[must_use]
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 
-    /// How parts of it are lent, if they may be.
+    /// Returns how parts of the memory are lent, if it is lendable.
     #[must_use]
     pub fn lending(&self) -> Option<&Lending> {
         self.lending.as_ref()
     }
 
-    /// The address of `length` bytes from `offset`, for system calls.
+    /// Returns the address of the `length` bytes at `offset`, for system calls.
     ///
     /// # Panics
-    /// When the range is not inside.
+    /// When the range is not inside the memory.
     #[must_use]
     pub fn address(&self, offset: usize, length: usize) -> *mut u8 {
         let inside = offset.checked_add(length).is_some_and(|end| end <= self.length);
@@ -161,54 +161,56 @@ impl SharedMemory {
         self.address.wrapping_add(offset)
     }
 
-    /// Copies into the memory.
+    /// Copies bytes into the memory.
     ///
     /// # Panics
-    /// When the range is not inside, or the memory is mapped read-only.
+    /// When the range is not inside the memory, or the memory is mapped read-only.
     pub fn copy_in(&self, offset: usize, source: &[u8]) {
         assert!(self.writable, "shared memory is mapped read-only");
         let target = self.address(offset, source.len());
-        // SAFETY: `address` checked the range, the mapping lives as long as `self`, and a Rust
-        // slice never overlaps it because none is ever made of it.
+        // SAFETY: `address` checked the range, the mapping lives as long as `self`, and a Rust slice
+        // never overlaps it because none is ever created from it.
         unsafe { copy(source.as_ptr(), target, source.len()) };
     }
 
-    /// Copies out of the memory; another process may be writing it, so the bytes may be mixed.
+    /// Copies bytes out of the memory. Another process may be writing them, so old and new bytes may be
+    /// mixed.
     ///
     /// # Panics
-    /// When the range is not inside.
+    /// When the range is not inside the memory.
     pub fn copy_out(&self, offset: usize, target: &mut [u8]) {
         let source = self.address(offset, target.len());
         // SAFETY: as in `copy_in`.
         unsafe { copy(source, target.as_mut_ptr(), target.len()) };
     }
 
-    /// Appends a range to `out`, as [`SharedMemory::copy_out`] copies it: without clearing before what it is copied to.
+    /// Appends a range to `out`, copied like [`SharedMemory::copy_out`] does, without zeroing the new
+    /// bytes first.
     ///
     /// # Panics
-    /// When the range is not inside.
+    /// When the range is not inside the memory.
     pub fn append_to(&self, offset: usize, length: usize, out: &mut Vec<u8>) {
         let source = self.address(offset, length);
         out.reserve(length);
         let target = out.spare_capacity_mut().as_mut_ptr().cast();
-        // SAFETY: as in `copy_in`; there is room for `length` bytes behind those that are there, which are then
-        // written.
+        // SAFETY: as in `copy_in`; the vector has capacity for `length` more bytes, and the copy
+        // initializes them before `set_len`.
         unsafe {
             copy(source, target, length);
             out.set_len(out.len() + length);
         }
     }
 
-    /// Asks the processor to fetch a range from other processors' caches, as it will be written soon. Changes nothing, and does
-    /// nothing on processors that are not known here.
+    /// Prefetches a range that will be written soon, from the caches of other processors. This is only a
+    /// hint and does nothing on other architectures than x86-64.
     ///
     /// # Panics
-    /// When the range is not inside.
+    /// When the range is not inside the memory.
     pub fn expect_writes(&self, offset: usize, length: usize) {
         for line in self.lines(offset, length) {
-            // The compiler's own hint becomes one for reading on processors of the first generation, for which it compiles.
+            // Not the compiler's intrinsic: for the baseline x86-64 target it becomes a prefetch for reading.
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: a hint, which never faults and changes nothing, whatever the address.
+            // SAFETY: a prefetch is a hint that never faults and changes nothing, whatever the address.
             unsafe {
                 std::arch::asm!("prefetchw [{}]", in(reg) line, options(nostack, preserves_flags, readonly));
             }
@@ -217,23 +219,23 @@ impl SharedMemory {
         }
     }
 
-    /// Asks the processor to fetch a range, as it will be read soon; otherwise as [`SharedMemory::expect_writes`].
+    /// Prefetches a range that will be read soon; otherwise like [`SharedMemory::expect_writes`].
     ///
     /// # Panics
-    /// When the range is not inside.
+    /// When the range is not inside the memory.
     pub fn expect_reads(&self, offset: usize, length: usize) {
         lines(self.address(offset, length), length).for_each(fetch);
     }
 
-    /// The lines of the processor's caches in a range, which is checked.
+    /// Returns the cache lines of a range, after checking it.
     fn lines(&self, offset: usize, length: usize) -> impl Iterator<Item = *mut u8> {
         lines(self.address(offset, length), length)
     }
 
-    /// Copies from one place of the memory to another that does not overlap it.
+    /// Copies a range of the memory to another place in it that does not overlap.
     ///
     /// # Panics
-    /// When a range is not inside or they overlap.
+    /// When a range is not inside the memory, the ranges overlap, or the memory is mapped read-only.
     pub fn copy_within(&self, from: usize, to: usize, length: usize) {
         assert!(self.writable, "shared memory is mapped read-only");
         assert!(from + length <= to || to + length <= from, "ranges overlap");
@@ -243,10 +245,11 @@ impl SharedMemory {
         unsafe { std::ptr::copy_nonoverlapping(source, target, length) };
     }
 
-    /// Copies a range of other shared memory to `offset`; either may be written meanwhile, so the bytes may be mixed.
+    /// Copies a range of other shared memory to `offset`. Both may be written meanwhile, so old and new
+    /// bytes may be mixed.
     ///
     /// # Panics
-    /// When a range is not inside, both are the same memory, or this one is mapped read-only.
+    /// When a range is not inside its memory, both are the same memory, or this one is mapped read-only.
     pub fn copy_from(&self, offset: usize, source: &Self, range: Range<usize>) {
         assert!(self.writable, "shared memory is mapped read-only");
         assert!(!std::ptr::eq(self, source), "copy within one memory");
@@ -256,30 +259,30 @@ impl SharedMemory {
         unsafe { copy(from, to, range.len()) };
     }
 
-    /// A word for flags and futexes.
+    /// Returns a word for flags and futexes.
     ///
     /// # Panics
-    /// When it is not inside or not aligned.
+    /// When the word is not inside the memory or not aligned.
     #[must_use]
     pub fn word32(&self, offset: usize) -> &AtomicU32 {
         assert!(offset.is_multiple_of(4), "word is not aligned");
-        // SAFETY: inside and aligned as checked; atomics may be shared with other processes.
+        // SAFETY: the word is inside and aligned, as checked; atomics may be shared with other processes.
         unsafe { AtomicU32::from_ptr(self.address(offset, 4).cast()) }
     }
 
-    /// A word for positions.
+    /// Returns a word for positions.
     ///
     /// # Panics
-    /// When it is not inside or not aligned.
+    /// When the word is not inside the memory or not aligned.
     #[must_use]
     pub fn word64(&self, offset: usize) -> &AtomicU64 {
         assert!(offset.is_multiple_of(8), "word is not aligned");
-        // SAFETY: inside and aligned as checked; atomics may be shared with other processes.
+        // SAFETY: the word is inside and aligned, as checked; atomics may be shared with other processes.
         unsafe { AtomicU64::from_ptr(self.address(offset, 8).cast()) }
     }
 
-    /// As [`SharedMemory::create`], but whoever gets the memfd later can only read: it is sealed
-    /// against new writers, this mapping is the only one that can change it.
+    /// Like [`SharedMemory::create`], but processes that receive the memfd later can only read: it is
+    /// sealed against new writers, so that only this mapping can change it.
     ///
     /// # Errors
     /// As [`SharedMemory::create`].
@@ -292,42 +295,44 @@ impl SharedMemory {
         Ok(memory)
     }
 
-    /// True when the memfd is sealed against shrinking and new writers, so that it can be given
-    /// away for reading.
+    /// True when the memfd is sealed against shrinking and new writers, so that it can be handed out for
+    /// reading.
     ///
     /// # Errors
-    /// It takes no seals.
+    /// The descriptor does not support seals.
     pub fn refuses_writers(&self) -> io::Result<bool> {
         let seals = rustix::fs::fcntl_get_seals(&self.fd)?;
         Ok(seals.contains(SealFlags::FUTURE_WRITE) && seals.contains(SealFlags::SHRINK))
     }
 
-    /// True when it is mapped for writing here.
+    /// True when the memory is mapped for writing in this process.
     #[must_use]
     pub fn is_writable(&self) -> bool {
         self.writable
     }
 
-    /// Has the kernel put [`HUGE_BYTES`] from `offset`, a multiple of that, into one huge page, so that finding a byte there takes
-    /// fewer looks at memory. The bytes stay, and may be read and written meanwhile. Takes about a millisecond. What was a hole
-    /// there takes memory then.
+    /// Asks the kernel to collapse the [`HUGE_BYTES`] bytes at `offset`, a multiple of that, into one
+    /// huge page, so that translating an address there takes fewer memory accesses. The contents stay
+    /// and may be read and written meanwhile. Takes about a millisecond. Holes in the range are
+    /// allocated.
     ///
     /// # Errors
-    /// `EINVAL`: the kernel cannot (before Linux 6.1, or with other sizes of pages), or not now; `ENOMEM`, `EAGAIN` and others: not now.
+    /// `EINVAL`: the kernel does not support this (before Linux 6.1, or with other page sizes), or not
+    /// at the moment; `ENOMEM`, `EAGAIN` and others: not at the moment.
     ///
     /// # Panics
-    /// When the range is not inside.
+    /// When the range is not inside the memory.
     pub fn make_huge(&self, offset: usize) -> io::Result<()> {
         let address = self.address(offset, HUGE_BYTES);
-        // SAFETY: the range is inside of the mapping; only where its bytes are kept changes.
+        // SAFETY: the range is inside the mapping; only the physical place of its bytes changes.
         match unsafe { libc::madvise(address.cast(), HUGE_BYTES, libc::MADV_COLLAPSE) } {
             0 => Ok(()),
             _ => Err(io::Error::last_os_error()),
         }
     }
 
-    /// Gives the pages of a range back; it reads as zeros afterwards. Pages that the network
-    /// still refers to keep their old bytes.
+    /// Frees the pages of a range, which reads as zeros afterwards. Pages that the network still refers
+    /// to keep their old bytes.
     ///
     /// # Errors
     /// What `fallocate(2)` says.
@@ -337,16 +342,16 @@ impl SharedMemory {
     }
 }
 
-/// Asks the processor to fetch a value that will be read or written soon: all its lines at once, where the code comes to one
-/// after the other. As [`SharedMemory::expect_reads`].
+/// Prefetches a value that will be read or written soon: all its cache lines at once, instead of one
+/// after the other as the code reaches them. A hint, like [`SharedMemory::expect_reads`].
 pub fn expect<T>(value: &T) {
     let start = std::ptr::from_ref(value).cast_mut().cast();
     lines(start, size_of::<T>()).for_each(fetch);
 }
 
-/// The lines of the processor's caches from an address on.
+/// Returns the addresses of the cache lines that contain `length` bytes from `start`.
 fn lines(start: *mut u8, length: usize) -> impl Iterator<Item = *mut u8> {
-    // Where the first one begins, so that the last one is not missed.
+    // Start at the first line's beginning, so that the last line is not missed.
     let skipped = start.addr() % LINE;
     (0..length + skipped).step_by(LINE).map(move |at| start.wrapping_sub(skipped).wrapping_add(at))
 }
@@ -361,19 +366,19 @@ fn fetch(line: *mut u8) {
     let _ = line;
 }
 
-/// Copies as `memcpy` does, but avoids where that is slow.
+/// Copies like `memcpy`, but avoids two cases in which that is slow.
 ///
-/// Processors fetch ahead within a page of 4 KiB and stop at its end. So what is longer is copied from four pages by turns: 1 MiB
-/// from memory that is in no cache, to a target that is, takes 81 us instead of 105 (measured on an Intel Xeon with
-/// AVX-512), and what is in a cache takes as long as before.
+/// Processors prefetch within a page of 4 KiB and stop at its end. So longer ranges are copied from four
+/// pages in turns: 1 MiB from memory that is in no cache, to a target that is, takes 81 us instead of
+/// 105 (measured on an Intel Xeon with AVX-512), and ranges that are in a cache take as long as before.
 ///
-/// The C library copies 2 KiB and more by `rep movsb`. On AMD processors that falls from 14 to
-/// 2.5 GB/s (measured) when the target stands less than a cache line behind the source within its
-/// page. Blocks of files begin with a page, and what `malloc` gives for large buffers begins 16
-/// bytes behind one. Short pieces are copied by vector instructions.
+/// The C library copies 2 KiB and more with `rep movsb`. On AMD processors that drops from 14 to 2.5
+/// GB/s (measured) if the target's offset in its page is less than a cache line above the source's.
+/// Blocks of files start at a page, and large buffers from `malloc` start 16 bytes after one. Short
+/// pieces are copied with vector instructions instead.
 ///
 /// # Safety
-/// As [`std::ptr::copy_nonoverlapping`].
+/// Same requirements as [`std::ptr::copy_nonoverlapping`].
 unsafe fn copy(source: *const u8, target: *mut u8, length: usize) {
     const PAGE: usize = 4096;
     const PIECE: usize = 512;
@@ -383,7 +388,7 @@ unsafe fn copy(source: *const u8, target: *mut u8, length: usize) {
         for at in (0..PAGE).step_by(PIECE) {
             for page in 0..PAGES {
                 let at = done + page * PAGE + at;
-                // SAFETY: a part of what the caller says can be copied.
+                // SAFETY: part of the range that the caller guarantees can be copied.
                 unsafe { std::ptr::copy_nonoverlapping(source.add(at), target.add(at), PIECE) };
             }
         }
@@ -401,7 +406,7 @@ unsafe fn copy(source: *const u8, target: *mut u8, length: usize) {
 
 impl Drop for SharedMemory {
     fn drop(&mut self) {
-        // SAFETY: the mapping was made by `map` with this length and nothing refers to it any more.
+        // SAFETY: `map` created the mapping with this length, and nothing refers to it any more.
         let result = unsafe { rustix::mm::munmap(self.address.cast(), self.length) };
         debug_assert!(result.is_ok(), "unmapping our own mapping failed");
     }
@@ -432,7 +437,7 @@ mod tests {
             other.unwrap().copy_out(length - 3, &mut found);
             assert_eq!(found, [1, 2, 3], "{length}");
         }
-        // Nobody else maps so much here.
+        // No other mapping here is this large.
         let room = Room::of(1 << 40).unwrap();
         let (start, middle) = (room.inside().addr(), room.inside().addr() + (1 << 39));
         assert!(mapped(middle));
@@ -453,7 +458,7 @@ mod tests {
         let mut found = vec![0; HUGE_BYTES + 1];
         memory.copy_out(HUGE_BYTES, &mut found);
         assert!(found[..HUGE_BYTES] == bytes && found[HUGE_BYTES] == 9);
-        // A part of it can be given back, as before.
+        // Part of the huge page can still be freed.
         memory.punch(HUGE_BYTES + 8192, 4096).unwrap();
         memory.copy_out(HUGE_BYTES, &mut found);
         assert!(found[..8192] == bytes[..8192] && found[8192..12288] == [0; 4096]);

@@ -1,32 +1,34 @@
-//! Buffers of a page that are used again, by the thread that let go of them: the system's allocator takes hundreds of instructions for
-//! one of a page, and small reads need one each.
+//! Per-thread cache of page-sized buffers.
+//!
+//! The system's allocator takes hundreds of instructions to allocate a buffer of a page, and every small
+//! read needs one. So a thread reuses the buffers that it has let go of.
 
 use std::cell::RefCell;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
-/// Buffers of this capacity are kept.
+/// Only buffers of this capacity are kept.
 const BYTES: usize = 4096;
-/// So many for each thread: as many as a core fills before it sends what it has.
+/// Most buffers kept per thread: as many as a core fills before it sends them.
 const KEPT_MAX: usize = 16;
 
 thread_local! {
     static KEPT: RefCell<Vec<Arc<Vec<u8>>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// An empty buffer that nobody else has.
+/// An empty buffer that nothing else refers to.
 #[derive(Debug)]
 pub struct Fresh(Arc<Vec<u8>>);
 
 impl Fresh {
-    /// One with room for so many bytes.
+    /// Returns a buffer with room for `bytes` bytes.
     #[must_use]
     pub fn with_capacity(bytes: usize) -> Self {
         let kept = if bytes == BYTES { KEPT.with_borrow_mut(Vec::pop) } else { None };
         Self(kept.unwrap_or_else(|| Arc::new(Vec::with_capacity(bytes))))
     }
 
-    /// To be shared, with what is in it.
+    /// Makes the buffer shareable, with its contents.
     #[must_use]
     pub fn share(self) -> Arc<Vec<u8>> {
         self.0
@@ -47,7 +49,7 @@ impl DerefMut for Fresh {
     }
 }
 
-/// Keeps a buffer that is done with, if nobody else has it and it is worth it.
+/// Keeps a buffer for reuse if nothing else refers to it and it has the right capacity.
 pub(crate) fn keep(mut buffer: Arc<Vec<u8>>) {
     if let Some(bytes) = Arc::get_mut(&mut buffer)
         && bytes.capacity() == BYTES
@@ -80,7 +82,7 @@ mod tests {
         second.let_go();
         let again = Fresh::with_capacity(BYTES);
         assert_eq!((again.as_ptr(), again.len()), (at, 0));
-        // Of another length, or one too many, is not kept.
+        // Buffers of another size, or beyond the limit, are not kept.
         Aggregate::from_vec(vec![0; 9000]).let_go();
         assert_eq!(KEPT.with_borrow(Vec::len), 0);
         let many: Vec<_> = (0..KEPT_MAX + 5).map(|_| Fresh::with_capacity(BYTES)).collect();

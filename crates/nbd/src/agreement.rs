@@ -1,44 +1,44 @@
-//! What a server offers and what both ends agreed on.
+//! What a server offers, and what client and server agree on.
 
 use crate::constants::{command_flag, transmission_flag as flag};
 
-/// The form of all replies of a connection.
+/// The form of all replies on a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[allow(clippy::exhaustive_enums)] // the protocol has these three
 pub enum Form {
-    /// 16 bytes, then data.
+    /// A 16-byte header, then the data.
     Simple,
     /// Chunks in any order.
     Structured,
-    /// Chunks in any order, 64-bit lengths both ways.
+    /// Chunks in any order; lengths are 64 bits wide in both directions.
     Extended,
 }
 
 /// An export as a server offers it.
 #[derive(Clone, Debug)]
 pub struct Offer {
-    /// Its name as the catalogue knows it.
+    /// The export's name in the catalogue.
     pub name: String,
-    /// A text for humans.
+    /// Text for humans.
     pub description: String,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// Smallest unit of requests: a power of two, at most 64 KiB.
+    /// Smallest unit of a request: a power of two, at most 64 KiB.
     pub block_minimum: u32,
-    /// Unit that is served best: a power of two, at least `block_minimum`.
+    /// Unit that performs best: a power of two, at least `block_minimum`.
     pub block_preferred: u32,
-    /// Refuse changes.
+    /// The export refuses changes.
     pub read_only: bool,
     /// Seeks cost time.
     pub rotational: bool,
-    /// Zeroes can be written faster than data, or the request fails fast.
+    /// Zeroes are written faster than data, or the request fails quickly.
     pub zeroes_fast: bool,
-    /// Names of the metadata contexts; a context's number is its place in this list.
+    /// Names of the metadata contexts; a context's number is its index in this list.
     pub contexts: Vec<String>,
 }
 
 impl Offer {
-    /// The transmission flags, for replies of this form.
+    /// Returns the transmission flags for replies of this form.
     #[must_use]
     pub fn flags(&self, form: Form) -> u16 {
         let mut flags =
@@ -63,20 +63,20 @@ impl Offer {
         flags
     }
 
-    /// The flags that a command of this export may carry, besides those of its type.
+    /// Returns the flags that any command of this export may carry, besides those of its type.
     pub(crate) fn command_flags(&self) -> u16 {
-        // Announced for disks that can be written.
+        // FUA is announced only for disks that can be written.
         if self.read_only { 0 } else { command_flag::FUA }
     }
 }
 
 /// Finds exports.
 pub trait Catalogue {
-    /// The export of this name; the empty name is the default export.
+    /// Returns the export with this name; the empty name means the default export.
     fn find(&self, name: &[u8]) -> Option<Offer>;
-    /// Names and descriptions of all exports.
+    /// Returns the names and descriptions of all exports.
     fn list(&self) -> Vec<(String, String)>;
-    /// True when the server is about to end: options are refused.
+    /// Returns true if the server is about to exit and therefore refuses options.
     fn shutting_down(&self) -> bool {
         false
     }
@@ -85,26 +85,26 @@ pub trait Catalogue {
 /// A metadata context in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Context {
-    /// Place in [`Offer::contexts`].
+    /// Index in [`Offer::contexts`].
     pub number: usize,
 }
 
 impl Context {
-    /// How the context is named on the wire.
+    /// Returns the context's id on the wire.
     #[must_use]
     pub fn id(self) -> u32 {
-        // Not zero, so that a client which forgot to set an id is found out.
+        // Starts at one, so that a client that forgets to set an id is noticed.
         self.number as u32 + 1
     }
 }
 
-/// What the second phase works with.
+/// The result of the handshake, on which the transmission phase is based.
 #[derive(Clone, Debug)]
 pub struct Agreement {
     /// The export.
     pub export: Offer,
     /// Form of all replies.
     pub form: Form,
-    /// Metadata contexts that BLOCK_STATUS reports, in order.
+    /// Metadata contexts that BLOCK_STATUS reports, in this order.
     pub contexts: Vec<Context>,
 }

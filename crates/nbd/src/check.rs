@@ -1,23 +1,23 @@
-//! Every rule that a request has to keep, in one place.
+//! All rules that a request must obey, in one place.
 
 use crate::constants::{PAYLOAD_BYTES_MAX, SKIP_BYTES_MAX, command_flag as flag};
 use crate::{Agreement, Command, Error, Form, ProtocolError, Request};
 
-/// A request that will not be done.
+/// Why a request is not carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refusal {
-    /// What the client is told.
+    /// The error that the client gets.
     pub error: Error,
-    /// For humans.
+    /// Text for humans.
     pub text: &'static str,
 }
 
-/// Outcome of [`check`].
+/// The result of [`check`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Checked {
-    /// The command, unless refused.
+    /// The command, or the reason for refusing it.
     pub outcome: Result<Command, Refusal>,
-    /// Bytes that follow the header, whatever the outcome.
+    /// Bytes that follow the header, whether the request is refused or not.
     pub payload: u64,
 }
 
@@ -25,14 +25,14 @@ fn refuse(error: Error, text: &'static str) -> Result<Command, Refusal> {
     Err(Refusal { error, text })
 }
 
-/// Checks a request against what was agreed.
+/// Checks a request against the agreement.
 ///
 /// # Errors
-/// The payload that would have to be skipped is absurd.
+/// The payload is longer than `SKIP_BYTES_MAX`.
 pub(crate) fn check(request: &Request, agreed: &Agreement) -> Result<Checked, ProtocolError> {
     let extended = agreed.form == Form::Extended;
     let command = Command::of(request.kind);
-    // A compact header tells of a payload by its type alone.
+    // In a compact header the command type alone says whether a payload follows.
     let payload = if extended && request.has(flag::PAYLOAD_LEN)
         || !extended && command == Some(Command::Write)
     {
@@ -96,7 +96,7 @@ fn rules(
                 return refuse(Error::Inval, "no metadata context was chosen");
             }
             if request.has(flag::PAYLOAD_LEN) {
-                // The range comes with the payload.
+                // The payload contains the range.
                 let ids = payload.checked_sub(8);
                 return match ids {
                     Some(bytes) if bytes.is_multiple_of(4) && bytes <= 4096 => Ok(command),
@@ -110,7 +110,7 @@ fn rules(
     Ok(command)
 }
 
-/// The range of a request lies inside the export and on block boundaries.
+/// Checks that the range of a request is not empty, lies inside the export and is aligned to blocks.
 pub(crate) fn range(
     command: Command,
     request: &Request,

@@ -1,7 +1,7 @@
-//! The first phase: greeting and option haggling.
+//! The handshake: greeting and option haggling.
 //!
-//! An option is looked at when all of it is there; one that is too long is skipped while it comes
-//! in and then refused, so that the connection stays in step.
+//! An option is processed once it has arrived completely. An option that is too long is skipped as it arrives
+//! and then refused, so that the stream stays in step.
 
 mod options;
 
@@ -11,22 +11,22 @@ use crate::constants::{
 };
 use crate::{Agreement, Catalogue, Context, Form, ProtocolError};
 
-/// How the first phase ended.
+/// How the handshake ended.
 #[derive(Debug)]
 #[allow(clippy::exhaustive_enums)] // the caller has to handle each
 pub enum Ended {
-    /// The second phase begins.
+    /// The transmission phase begins.
     Agreed(Box<Agreement>),
-    /// The client is done; send what is to be sent, then hang up.
+    /// The client gives up: send the pending output, then hang up.
     Aborted,
 }
 
-/// What became of some input.
+/// The result of [`Haggle::receive`].
 #[derive(Debug)]
 pub struct Progress {
-    /// Bytes of the input that were used; give the rest again, with what follows.
+    /// Bytes of the input that were consumed; pass the rest again together with what follows.
     pub used: usize,
-    /// Set when the phase is over.
+    /// Set when the handshake is over.
     pub ended: Option<Ended>,
 }
 
@@ -34,20 +34,20 @@ pub struct Progress {
 enum State {
     ClientFlags,
     Option,
-    /// Bytes of an option too long to look at.
+    /// Skips the payload of an option that is too long.
     Skip {
         option: u32,
         rest: u64,
     },
 }
 
-/// A server's side of option haggling.
+/// The server's side of the handshake.
 #[derive(Debug)]
 pub struct Haggle {
     state: State,
     no_zeroes: bool,
     form: Form,
-    /// Contexts that SET_META_CONTEXT chose, and the export they belong to.
+    /// Contexts chosen by SET_META_CONTEXT, and the export they belong to.
     contexts: Option<(Vec<u8>, Vec<Context>)>,
     options: u32,
 }
@@ -67,7 +67,7 @@ impl Default for Haggle {
 const OPTION_HEADER_BYTES: usize = 16;
 
 impl Haggle {
-    /// What a server sends first.
+    /// Returns the greeting, which the server sends first.
     #[must_use]
     pub fn greeting() -> [u8; 18] {
         let mut bytes = [0; 18];
@@ -78,11 +78,11 @@ impl Haggle {
         bytes
     }
 
-    /// Takes bytes of the client and appends answers to `out`.
+    /// Consumes bytes from the client and appends the replies to `out`.
     ///
     /// # Errors
-    /// The client broke a rule that can only be answered by hanging up; what is in `out` may still
-    /// be sent.
+    /// The client broke a rule, and the protocol leaves only hanging up. The contents of `out` may still be
+    /// sent.
     pub fn receive(
         &mut self,
         input: &[u8],
@@ -148,7 +148,7 @@ impl Haggle {
     }
 }
 
-/// Option and length of its payload, once 16 bytes are there.
+/// Returns the option and the length of its payload once the 16-byte header has arrived.
 fn option_header(bytes: &[u8]) -> Result<Option<(u32, usize)>, ProtocolError> {
     let Some((header, _)) = bytes.split_first_chunk::<OPTION_HEADER_BYTES>() else {
         return Ok(None);

@@ -1,12 +1,12 @@
-//! The NBD protocol, complete, without sockets and without memory of its own for payload.
+//! The complete NBD protocol, without sockets and without payload buffers of its own.
 //!
-//! [`Haggle`] is the first phase: bytes of the client in, bytes of the server out, until both
-//! agree ([`Agreement`]) on an export and a form of reply. [`Receiver`] cuts the second phase into
-//! [`Request`]s, each checked against the export before anybody sees it, and asks a [`Handler`]
-//! where payload goes. [`reply`] writes replies in the three forms. All numbers are big-endian.
+//! [`Haggle`] is the handshake: it takes bytes from the client and produces bytes for it until both sides
+//! agree ([`Agreement`]) on an export and a form of reply. [`Receiver`] is the transmission phase: it cuts
+//! the stream into [`Request`]s, checks each against the export, and asks a [`Handler`] where payload goes.
+//! [`reply`] writes replies in the three forms. All numbers are big-endian.
 //!
-//! The text is `doc/proto.md` of the reference implementation with its extension for extended
-//! headers. Nothing here panics whatever the peer sends.
+//! The specification is `doc/proto.md` of the reference implementation, including the extension for extended
+//! headers. Nothing here panics, whatever the peer sends.
 #![forbid(unsafe_code)]
 
 mod agreement;
@@ -24,7 +24,7 @@ pub use handshake::{Ended, Haggle, Progress};
 pub use receiver::{Handler, Received, Receiver};
 pub use request::{Command, Request, header_bytes};
 
-/// The peer broke the protocol in a way that leaves no common ground: the connection ends.
+/// The peer broke the protocol so badly that the connection has to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProtocolError(pub &'static str);
 

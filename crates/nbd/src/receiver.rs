@@ -1,65 +1,66 @@
-//! The second phase: cuts what arrives into requests, and says where payload goes.
+//! The transmission phase: cuts the stream into requests and hands payload to the handler.
 
 use crate::check::{Checked, check, range};
 use crate::constants::command;
 use crate::request::header_bytes;
 use crate::{Agreement, Command, Context, Error, Form, ProtocolError, Refusal, Request};
 
-/// Longest list of contexts in a BLOCK_STATUS request, with its range.
+/// Longest payload of a BLOCK_STATUS request: a length (8 bytes) and a list of context ids.
 const STATUS_PAYLOAD_MAX: usize = 8 + 4096;
 
-/// What is done with each request.
+/// Carries out the requests that a [`Receiver`] finds.
 pub trait Handler {
-    /// True when no further request can be taken now: receive again later.
+    /// Returns true if the handler cannot take another request at the moment.
     fn is_full(&self) -> bool;
 
-    /// A request that is dealt with after the next one; nothing of it was checked. For who can use that time to fetch memory.
+    /// Announces the request that follows the next one. It is unchecked. A handler can use the time to
+    /// prefetch memory.
     fn upcoming(&mut self, _request: &Request) {}
 
-    /// A request without payload that is to be done. For BLOCK_STATUS `contexts` are the ones to
-    /// report.
+    /// Carries out a valid request without payload. For BLOCK_STATUS, `contexts` are the ones to report.
     fn command(&mut self, command: Command, request: &Request, contexts: &[Context]);
 
-    /// A request that will not be done; its payload, if any, was skipped.
+    /// Answers a request that is refused; its payload, if any, has been skipped.
     fn refuse(&mut self, request: &Request, refusal: Refusal);
 
-    /// A write that came with all of its payload; false: treat it like a longer one.
+    /// Carries out a write whose whole payload has arrived. Returns false to have it treated like a longer
+    /// one.
     fn write_now(&mut self, request: &Request, payload: &[u8]) -> bool;
 
-    /// A write whose payload follows; it is skipped if this refuses.
+    /// Begins a write whose payload follows; on an error the payload is skipped.
     ///
     /// # Errors
-    /// What the client is told.
+    /// The refusal that the client gets.
     fn write_begin(&mut self, request: &Request) -> Result<(), Refusal>;
 
-    /// Takes the first of these bytes, which are the next ones of the write; returns how many. 0: no room now,
-    /// receive again later.
+    /// Takes bytes from the front of `bytes`, the next ones of the write, and returns how many it took; 0
+    /// means that there is no room at the moment.
     fn put(&mut self, bytes: &[u8]) -> usize;
 }
 
-/// What became of some input.
+/// The result of [`Receiver::receive`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Received {
-    /// Bytes of the input that were used; keep the rest.
+    /// Bytes of the input that were consumed; keep the rest.
     pub used: usize,
-    /// The handler had no room: receive again when it has.
+    /// The handler had no room: call again when it has.
     pub blocked: bool,
-    /// The client wants to disconnect: answer what is under way, then hang up.
+    /// The client disconnects: answer the requests under way, then hang up.
     pub disconnect: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
 enum State {
     Header,
-    /// Payload of a write: bytes missing.
+    /// Receives the payload of a write, of which this many bytes are missing.
     Payload(u64),
-    /// List of contexts.
+    /// Receives a list of contexts of this length.
     Status(Request, usize),
-    /// Payload to be thrown away before its request is refused.
+    /// Skips this many bytes of payload, then refuses the request.
     Skip(u64, Request, Refusal),
 }
 
-/// A server's side of the second phase.
+/// The server's side of the transmission phase.
 #[derive(Debug)]
 pub struct Receiver {
     agreed: Agreement,
@@ -68,26 +69,26 @@ pub struct Receiver {
 }
 
 impl Receiver {
-    /// A receiver for what was agreed.
+    /// Creates a receiver for this agreement.
     #[must_use]
     pub fn new(agreed: Agreement) -> Self {
         Self { agreed, state: State::Header, disconnected: false }
     }
 
-    /// What was agreed.
+    /// Returns the agreement.
     #[must_use]
     pub fn agreed(&self) -> &Agreement {
         &self.agreed
     }
 
-    /// The export has so many bytes now. What was agreed is kept where it became shorter: what is beyond its
-    /// end then is up to the handler.
+    /// Notes that the export has grown to `size` bytes. A smaller size is ignored: the handler deals with
+    /// requests beyond the end of an export that shrank.
     pub fn grown(&mut self, size: u64) {
         self.agreed.export.size = self.agreed.export.size.max(size);
     }
 
-    /// Bytes of a write's payload that are missing: they may be received without passing through here, and then be
-    /// told by [`Receiver::placed`].
+    /// Returns how many bytes of a write's payload are missing. They may be received by other means and
+    /// reported with [`Receiver::placed`].
     #[must_use]
     pub fn missing(&self) -> u64 {
         match self.state {
@@ -96,7 +97,7 @@ impl Receiver {
         }
     }
 
-    /// Bytes of the payload were received without passing through here.
+    /// Notes that `count` bytes of the payload were received by other means.
     pub fn placed(&mut self, count: usize) {
         if let State::Payload(missing) = self.state {
             let missing = missing.saturating_sub(count as u64);
@@ -104,10 +105,10 @@ impl Receiver {
         }
     }
 
-    /// Takes bytes of the client.
+    /// Consumes bytes from the client.
     ///
     /// # Errors
-    /// The stream is not in step any more.
+    /// The stream is no longer in step.
     pub fn receive(
         &mut self,
         input: &[u8],
@@ -165,7 +166,7 @@ impl Receiver {
         Ok(Received { used, blocked, disconnect: self.disconnected })
     }
 
-    /// Begins a request; returns how much of its payload was used at once.
+    /// Begins a request and returns how much of its payload it consumed.
     fn request(
         &mut self,
         request: Request,
@@ -197,7 +198,7 @@ impl Receiver {
         Ok(0)
     }
 
-    /// A BLOCK_STATUS request for some of the contexts: 64-bit length, then their ids.
+    /// Handles a BLOCK_STATUS request with a payload: a 64-bit length, then the ids of contexts.
     fn status(&self, mut request: Request, payload: &[u8], handler: &mut dyn Handler) {
         let Some((length, ids)) = payload.split_first_chunk::<8>() else { return };
         let wrong = |text| Refusal { error: Error::Inval, text };
@@ -223,7 +224,7 @@ impl Receiver {
     }
 }
 
-/// The request behind this one, if all of it has come and that is a request.
+/// Returns the request behind this one if its header has arrived and is valid.
 fn behind(request: &Request, payload: &[u8], form: Form) -> Option<Request> {
     let own =
         if request.kind == command::WRITE { usize::try_from(request.length).ok()? } else { 0 };

@@ -1,7 +1,7 @@
 //! Replies in the three forms.
 //!
-//! Each function appends to a buffer, so that the replies of many requests leave together. Data
-//! itself is never touched: a header tells how much of it has to follow.
+//! Each function appends to a buffer, so that the replies to many requests can be sent together. The data
+//! itself is not touched: a header says how many bytes of it must follow.
 
 use crate::constants::{EXTENDED_REPLY_MAGIC, SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC, chunk};
 use crate::{Error, Form, Request};
@@ -9,16 +9,16 @@ use crate::{Error, Form, Request};
 /// An extent of a metadata context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
-    /// Bytes; not zero.
+    /// Length in bytes; not zero.
     pub length: u64,
     /// Status flags of the context.
     pub flags: u32,
 }
 
-/// Which request is answered, in which form.
+/// The request that is being answered, and the form of the reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Replying {
-    /// Form agreed on.
+    /// The form agreed on.
     pub form: Form,
     /// The request's cookie.
     pub cookie: u64,
@@ -27,7 +27,7 @@ pub struct Replying {
 }
 
 impl Replying {
-    /// For this request.
+    /// Prepares the reply to `request`.
     #[must_use]
     pub fn to(request: &Request, form: Form) -> Self {
         Self { form, cookie: request.cookie, offset: request.offset }
@@ -55,7 +55,7 @@ impl Replying {
         }
     }
 
-    /// Success without data; ends the reply.
+    /// Appends success without data; ends the reply.
     pub fn done(&self, out: &mut Vec<u8>) {
         match self.form {
             Form::Simple => self.simple(out, 0),
@@ -63,13 +63,13 @@ impl Replying {
         }
     }
 
-    /// Failure; ends the reply.
+    /// Appends an error; ends the reply.
     pub fn error(&self, out: &mut Vec<u8>, error: Error, text: &str) {
         self.failure(out, error, text, None, true);
     }
 
-    /// Failure at an offset, of a reply whose end follows. Not for simple replies, which have no
-    /// way to say so: then this does nothing.
+    /// Appends an error at an offset; the end of the reply must follow. Does nothing for simple replies,
+    /// which cannot express it.
     pub fn error_at(&self, out: &mut Vec<u8>, error: Error, offset: u64) {
         if self.form != Form::Simple {
             self.failure(out, error, error.text(), Some(offset), false);
@@ -91,8 +91,8 @@ impl Replying {
         }
     }
 
-    /// Header of `length` bytes of data from `offset`, which have to follow. Simple replies have
-    /// one such header for all data.
+    /// Appends the header of `length` bytes of data at `offset`, which must follow. Simple replies have a
+    /// single header of this kind for all their data.
     pub fn data(&self, out: &mut Vec<u8>, offset: u64, length: u32, done: bool) {
         if self.form == Form::Simple {
             return self.simple(out, 0);
@@ -101,7 +101,7 @@ impl Replying {
         out.extend_from_slice(&offset.to_be_bytes());
     }
 
-    /// Zeroes, without sending them. Not for simple replies.
+    /// Appends a chunk that stands for zeroes. Not for simple replies.
     pub fn hole(&self, out: &mut Vec<u8>, offset: u64, length: u32, done: bool) {
         debug_assert!(self.form != Form::Simple, "simple replies send zeroes as data");
         self.chunk(out, chunk::OFFSET_HOLE, done, 12);
@@ -109,7 +109,7 @@ impl Replying {
         out.extend_from_slice(&length.to_be_bytes());
     }
 
-    /// Extents of one metadata context.
+    /// Appends the extents of one metadata context.
     pub fn extents(&self, out: &mut Vec<u8>, context: u32, extents: &[Extent], done: bool) {
         let count = extents.len() as u64;
         if self.form == Form::Extended {

@@ -1,11 +1,11 @@
-//! Requests as they arrive.
+//! Request headers and commands.
 
 use crate::constants::{EXTENDED_REQUEST_MAGIC, REQUEST_MAGIC, command};
 use crate::{Form, ProtocolError};
 
-/// What a request asks for; commands that the protocol does not know have no place here.
+/// The known commands; [`Request::kind`] can also hold an unknown one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, clippy::exhaustive_enums)] // the protocol's own words; it fixes the set
+#[allow(missing_docs, clippy::exhaustive_enums)] // named as in the protocol, which fixes the set
 pub enum Command {
     Read,
     Write,
@@ -38,24 +38,24 @@ impl Command {
 pub struct Request {
     /// Command flags.
     pub flags: u16,
-    /// Command, as sent.
+    /// Number of the command, as sent.
     pub kind: u16,
-    /// Chosen by the client, repeated in each reply.
+    /// Chosen by the client and repeated in each reply.
     pub cookie: u64,
-    /// First byte.
+    /// First byte of the range.
     pub offset: u64,
-    /// Bytes concerned; with `PAYLOAD_LEN`, bytes that follow.
+    /// Length of the range; with `PAYLOAD_LEN`, length of the payload that follows.
     pub length: u64,
 }
 
-/// Bytes of a request's header.
+/// Returns the length of a request's header.
 #[must_use]
 pub fn header_bytes(form: Form) -> usize {
     if form == Form::Extended { 32 } else { 28 }
 }
 
 impl Request {
-    /// Reads a header, which is [`header_bytes`] long.
+    /// Parses a header, which must be [`header_bytes`] long.
     pub(crate) fn parse(bytes: &[u8], form: Form) -> Result<Self, ProtocolError> {
         let wrong = ProtocolError("request without its magic number");
         let at = |from: usize, count: usize| {
@@ -76,7 +76,7 @@ impl Request {
         })
     }
 
-    /// True for a flag of `constants::command_flag`.
+    /// Returns true if `flag`, one of `constants::command_flag`, is set.
     #[must_use]
     pub fn has(&self, flag: u16) -> bool {
         self.flags & flag != 0

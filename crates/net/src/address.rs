@@ -1,4 +1,4 @@
-//! Addresses of servers: listening and connecting.
+//! Server addresses: parsing, listening, connecting.
 
 use crate::congestion::Withheld;
 use crate::socket::wait;
@@ -21,9 +21,9 @@ use towline_wire::limits::PEER_SILENCE_SECONDS;
 /// Longest path of a Unix socket: `sun_path` of `unix(7)` without the zero at its end.
 const UNIX_PATH_BYTES_MAX: usize = 107;
 
-/// What a Unix socket takes of a server before its client reads. The kernel's own 208 KiB, which it counts with its
-/// overhead (it doubles this number for that), are less than a longest message, so that each takes turns. More than
-/// this leaves the processor's caches.
+/// Send buffer of a server's Unix socket. The kernel's default of 208 KiB counts its own overhead (for
+/// which it doubles this number), so it holds less than a longest message, and server and client have to
+/// take turns for each. Larger buffers no longer fit the processor's caches.
 const UNIX_SEND_BYTES: usize = 256 * 1024;
 
 /// Where a server listens.
@@ -39,10 +39,10 @@ pub enum Address {
 }
 
 impl Address {
-    /// Reads `tcp://HOST:PORT` or `unix:///PATH`.
+    /// Parses `tcp://HOST:PORT` or `unix:///PATH`.
     ///
     /// # Errors
-    /// A sentence that says what is wrong.
+    /// Returns a sentence that says what is wrong.
     pub fn parse(text: &str) -> Result<Self, String> {
         if let Some(path) = text.strip_prefix("unix://") {
             if !path.starts_with('/') {
@@ -66,7 +66,7 @@ impl Address {
             .ok_or_else(|| format!("address \"{text}\": host has no address"))
     }
 
-    /// True when only this machine can reach it.
+    /// True when only this machine can reach the address.
     #[must_use]
     pub fn is_local(&self) -> bool {
         match self {
@@ -86,22 +86,22 @@ impl fmt::Display for Address {
     }
 }
 
-/// A listening socket. A Unix socket's file is removed when it is dropped.
+/// A listening socket. Dropping it removes the file of a Unix socket that it created.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Listener {
-    /// TCP, and what connections from other machines are given.
+    /// TCP, and the congestion control for connections from other machines.
     Tcp(TcpListener, Option<Withheld>),
-    /// Unix, and the path it made.
+    /// Unix, and the path of the file that it created.
     Unix(UnixListener, Option<PathBuf>),
 }
 
 impl Listener {
-    /// Listens. A Unix socket left behind by a dead server is replaced; any other file stays.
+    /// Listens. Replaces a Unix socket left behind by a dead server, but no other file.
     ///
     /// # Errors
-    /// `AddrInUse` when a living server has the address, or the path is a file of another kind;
-    /// what `bind(2)` says.
+    /// `AddrInUse` when a running server has the address, or the path is a file of another kind; what
+    /// `bind(2)` says.
     pub fn bind(address: &Address) -> io::Result<Self> {
         let listener = match address {
             Address::Tcp(address) => Self::tcp(bind_tcp(*address)?),
@@ -115,15 +115,15 @@ impl Listener {
             }
         };
         listener.set_nonblocking()?;
-        // The queue of 128 that std asks for is short for hundreds of clients that start at once.
+        // The backlog of 128 that std uses is too short when hundreds of clients start at once.
         rustix::net::listen(listener.fd(), 4096)?;
         Ok(listener)
     }
 
-    /// Takes a listening socket from a service manager.
+    /// Takes a listening socket that a service manager passed.
     ///
     /// # Errors
-    /// It is no listening TCP or Unix socket.
+    /// The descriptor is not a listening TCP or Unix socket.
     pub fn from_fd(fd: OwnedFd) -> io::Result<Self> {
         if !rustix::net::sockopt::socket_acceptconn(&fd)? {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "it does not listen"));
@@ -151,7 +151,8 @@ impl Listener {
         }
     }
 
-    /// The address it listens on, with the port that the kernel chose.
+    /// Returns the address it listens on, with the port that the kernel chose. For an abstract Unix
+    /// socket this is an [`Address::Unix`] with an empty path.
     ///
     /// # Errors
     /// What `getsockname(2)` says.
@@ -165,7 +166,7 @@ impl Listener {
         }
     }
 
-    /// The descriptor to watch.
+    /// Returns the descriptor to watch.
     #[must_use]
     pub fn fd(&self) -> BorrowedFd<'_> {
         match self {
@@ -177,7 +178,7 @@ impl Listener {
     /// Accepts one connection without waiting.
     ///
     /// # Errors
-    /// `WouldBlock` when there is none.
+    /// `WouldBlock` when no connection is waiting; what `accept(2)` says.
     pub fn accept(&self) -> io::Result<Link> {
         match self {
             Self::Tcp(listener, withheld) => {
@@ -189,7 +190,7 @@ impl Listener {
             Self::Unix(listener, _) => {
                 let (stream, _) = listener.accept()?;
                 stream.set_nonblocking(true)?;
-                // Less is slower, and nothing else.
+                // With a smaller buffer the connection is slower, but it works.
                 let _ = sockopt::set_socket_send_buffer_size(&stream, UNIX_SEND_BYTES);
                 Ok(Link::Socket(stream.into(), LinkKind::Unix))
             }
@@ -200,14 +201,14 @@ impl Listener {
 impl Drop for Listener {
     fn drop(&mut self) {
         if let Self::Unix(_, Some(path)) = self {
-            // Nothing to do about a socket file that cannot be removed: the next start replaces it.
+            // If the file cannot be removed, the next start replaces it.
             let _ = std::fs::remove_file(path);
         }
     }
 }
 
-/// Removes a socket that a dead server left behind. Connecting to a file of another kind is refused
-/// in the same way, so its kind is looked at first.
+/// Removes a socket that a dead server left behind. Checks the file's kind first, because connecting to
+/// a file of another kind fails with the same error.
 fn remove_dead_socket(path: &Path) -> io::Result<()> {
     if path.as_os_str().len() > UNIX_PATH_BYTES_MAX {
         let what = format!("the path of a Unix socket has at most {UNIX_PATH_BYTES_MAX} bytes");
@@ -223,13 +224,13 @@ fn remove_dead_socket(path: &Path) -> io::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
             std::fs::remove_file(path)
         }
-        // Whatever it is, `bind` says so.
+        // For any other error, let `bind` report the problem.
         Err(_) => Ok(()),
     }
 }
 
-/// Binds, waiting a moment for an address that is in use: the sockets of a server that was killed
-/// are let go by its event loop only a little after the process is gone.
+/// Binds, retrying for two seconds while the address is in use: after a server was killed, the kernel
+/// closes its event loop's sockets only a little after the process is gone.
 fn bind_tcp(address: SocketAddr) -> io::Result<TcpListener> {
     const TRIES: u32 = 40;
     const PAUSE: Duration = Duration::from_millis(50);
@@ -242,8 +243,8 @@ fn bind_tcp(address: SocketAddr) -> io::Result<TcpListener> {
     TcpListener::bind(address)
 }
 
-/// Small messages leave at once. Peers on other machines get the default of congestion control, and
-/// are watched.
+/// Makes small messages leave at once. For peers on other machines, restores the default congestion
+/// control and enables keepalive.
 fn tune(stream: &TcpStream, withheld: Option<&Withheld>, side: Side) -> io::Result<()> {
     stream.set_nodelay(true)?;
     if ends_within_machine(stream).is_some() {
@@ -255,23 +256,23 @@ fn tune(stream: &TcpStream, withheld: Option<&Withheld>, side: Side) -> io::Resu
     notice_silence(stream, side)
 }
 
-/// An end of a connection.
+/// One end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(clippy::exhaustive_enums)] // there are two
 pub enum Side {
-    /// The one that was connected to.
+    /// The end that accepted the connection.
     Server,
-    /// The one that connected.
+    /// The end that connected.
     Client,
 }
 
-/// Lets the kernel ask a peer of which nothing is heard whether its machine is still there: one that
-/// lost its power, or its network, says no goodbye. A client whose peer is gone looks for the server
-/// anew; a session whose client is gone ends some time later, and with it its locks.
+/// Enables TCP keepalive, so that the kernel notices when a silent peer's machine has lost power or its
+/// network. A client whose server is gone then reconnects; a session whose client is gone ends some time
+/// later, and its locks with it.
 ///
-/// A client is content with as long for what it has sent. A server is not: a client that is stopped
-/// while an answer is on its way takes nothing, and lives. There the kernel's own limit holds, which is
-/// some fifteen minutes.
+/// For a client, the same limit applies to data that it has sent and the server has not acknowledged.
+/// Not for a server: a client that is stopped while a reply is on its way takes no data, but is alive.
+/// There the kernel's own limit of about fifteen minutes applies.
 ///
 /// # Errors
 /// What `setsockopt(2)` says.
@@ -287,10 +288,10 @@ pub fn notice_silence(stream: &TcpStream, side: Side) -> io::Result<()> {
     Ok(())
 }
 
-/// Connects over TCP, trying each address of the host. The socket blocks.
+/// Connects over TCP, trying each address of the host. The socket is in blocking mode.
 ///
 /// # Errors
-/// The host has no address, or the last address's error.
+/// The host has no address, or the error of the last address tried.
 pub fn connect_stream(place: impl ToSocketAddrs, limit: Duration) -> io::Result<TcpStream> {
     let mut last = io::Error::new(io::ErrorKind::NotFound, "host has no address");
     for address in place.to_socket_addrs()? {
@@ -307,8 +308,8 @@ fn connect_to(address: SocketAddr, limit: Duration) -> io::Result<TcpStream> {
     let withheld = Withheld::from(&socket);
     connect_within(&socket, address, limit)?;
     let stream = TcpStream::from(socket);
-    // The kernel lets a socket connect to itself when nobody listens on a port that it may choose
-    // for outgoing connections; that is no server.
+    // If nothing listens on a port of the range for outgoing connections, the kernel may connect a
+    // socket to itself. That is not a server.
     if stream.local_addr()? == stream.peer_addr()? {
         return Err(io::ErrorKind::ConnectionRefused.into());
     }
@@ -338,10 +339,10 @@ fn connect_within(socket: &Socket, address: SocketAddr, limit: Duration) -> io::
     socket.set_nonblocking(false)
 }
 
-/// The link of [`connect_stream`].
+/// Connects over TCP like [`connect_stream`], and returns the link.
 ///
 /// # Errors
-/// The same.
+/// See [`connect_stream`].
 pub fn connect_tcp(host: &str, port: u16, limit: Duration) -> io::Result<Link> {
     Ok(Link::Socket(connect_stream((host, port), limit)?.into(), LinkKind::Tcp))
 }
@@ -357,7 +358,7 @@ pub fn connect_unix(path: &Path) -> io::Result<Link> {
 /// Connects over a Unix socket in the abstract name space.
 ///
 /// # Errors
-/// What `connect(2)` says; `ConnectionRefused` when nobody has the name here.
+/// What `connect(2)` says; `ConnectionRefused` when no socket has this name in this network namespace.
 pub fn connect_abstract(name: &str) -> io::Result<Link> {
     let name = std::os::unix::net::SocketAddr::from_abstract_name(name)?;
     let stream = UnixStream::connect_addr(&name)?;
@@ -370,8 +371,8 @@ pub fn is_same_host(link: &Link) -> bool {
     ends_on_this_host(link).is_some()
 }
 
-/// The near and the far end of a TCP connection if both are on this machine; IPv4 addresses as such, also
-/// on sockets for IPv6.
+/// Returns the near and the far end of a TCP connection if both are on this machine. IPv4 addresses are
+/// returned as IPv4, also for IPv6 sockets.
 #[must_use]
 pub fn ends_on_this_host(link: &Link) -> Option<(SocketAddr, SocketAddr)> {
     link.fd().filter(|_| link.kind() == LinkKind::Tcp).and_then(ends_within_machine)

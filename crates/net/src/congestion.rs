@@ -1,40 +1,40 @@
-//! Congestion control of TCP within a machine, where there is nothing to control.
+//! Avoids paced congestion control for TCP connections within a machine.
 //!
 //! BBR, a default on many servers, paces: it sends by timers. Within a machine these cost more than the
 //! data itself (one connection reading large pieces: 2 instead of 6 GB/s, with the processors busy in
-//! timer interrupts). And a socket that was under BBR once keeps its timers when another control is
-//! chosen: as of Linux 6.18 nothing takes `sk_pacing_status` back. So where the default is BBR,
-//! sockets begin without it, before they are connected, and those whose peer turns out to be
-//! elsewhere change to it then. Other defaults do not pace, and are left alone.
+//! timer interrupts). A socket that has used BBR keeps its timers even when another algorithm is chosen:
+//! as of Linux 6.18 nothing resets `sk_pacing_status`. So if the default is BBR, sockets start without
+//! it, before they are connected, and change to it if the peer turns out to be on another machine. Other
+//! defaults do not pace and are left alone.
 
 use rustix::net::sockopt::{set_tcp_congestion, tcp_congestion};
 use rustix::net::{AddressFamily, SocketType, socket};
 use std::io;
 use std::os::fd::AsFd;
 
-/// Names of the controls that pace begin like this: `bbr`, `bbr2`, `bbr3`.
+/// Prefix of the names of algorithms that pace: `bbr`, `bbr2`, `bbr3`.
 const PACING: &str = "bbr";
 
-/// Never paces, is in every kernel, and may be chosen by anyone.
+/// Never paces, is in every kernel, and may be chosen without privileges.
 const UNPACED: &str = "reno";
 
-/// The machine's default, which sockets were kept from because it paces.
+/// The machine's default algorithm, which sockets start without because it paces.
 #[derive(Clone, Debug)]
 pub struct Withheld(String);
 
 impl Withheld {
-    /// Keeps a listening socket, or one not connected yet, from a default that paces.
-    /// `None`: the default does not, or the socket has to keep it.
+    /// Switches a listening or unconnected socket away from a default that paces. Returns `None` if the
+    /// default does not pace or the socket cannot be switched.
     pub(crate) fn from(socket: impl AsFd) -> Option<Self> {
-        // Asked of a new one: one from a service manager may have been ours before.
+        // Ask a new socket: a previous server may have switched one from a service manager.
         let default = default_congestion().ok().filter(|name| name.starts_with(PACING))?;
         set_tcp_congestion(socket, UNPACED).ok()?;
         Some(Self(default))
     }
 
-    /// What a connected socket whose peer is on another machine should be under.
+    /// Sets the default algorithm on a connected socket whose peer is on another machine.
     pub(crate) fn give(&self, socket: impl AsFd) {
-        // The default may be chosen by anyone. If not, the socket works all the same.
+        // The default may be chosen without privileges. If this fails, the socket works all the same.
         let _ = set_tcp_congestion(socket, &self.0);
     }
 }
@@ -50,7 +50,7 @@ mod tests {
     use std::net::{Ipv4Addr, TcpListener};
     use std::time::Duration;
 
-    /// Only where the default paces is there anything to see.
+    /// The tests can check something only if the default paces.
     fn default_paces() -> bool {
         let default = default_congestion().unwrap();
         let paces = default.starts_with(PACING);
@@ -68,7 +68,7 @@ mod tests {
         let bound = Listener::bind(&Address::Tcp((Ipv4Addr::LOCALHOST, 0).into())).unwrap();
         let Listener::Tcp(listener, withheld) = &bound else { unreachable!("bound to TCP") };
         assert!(withheld.is_some());
-        // Before the connection: what is set after it comes too late.
+        // Set before connecting, because afterwards is too late.
         assert_eq!(tcp_congestion(listener).unwrap(), UNPACED);
         let address = listener.local_addr().unwrap();
         let near = connect_stream(address, Duration::from_secs(5)).unwrap();
@@ -87,7 +87,7 @@ mod tests {
         assert_eq!(tcp_congestion(&socket).unwrap(), UNPACED);
         withheld.give(&socket);
         assert_eq!(tcp_congestion(&socket).unwrap(), default_congestion().unwrap());
-        // A service manager gives the same socket to the next server.
+        // A service manager passes the same socket to the next server.
         assert!(Withheld::from(&socket).is_some());
         assert!(Withheld::from(&socket).is_some());
     }

@@ -1,34 +1,36 @@
-//! Looking at short requests on a Unix socket, and taking some of them together.
+//! Peeks at short requests on a Unix socket, and takes several of them together.
 //!
-//! Who takes a message from a Unix socket gives its memory back to the sender, and the kernel wakes a sender that waits on
-//! that socket: also one that waits in `read` for the answer. It finds nothing and sleeps again, which on one processor takes a fifth of the
-//! time of a small request. So requests that come one by one are only looked at, and taken some at a time when the answer
-//! to the last of them has left and the client waits for nothing.
+//! Receiving from a Unix socket returns the message's memory to the sender, and the kernel wakes a
+//! sender that waits on that socket, even if it waits in `read` for the answer. The sender finds nothing
+//! and sleeps again, which takes a fifth of the time of a small request if both run on one processor. So
+//! requests that arrive one by one are only peeked at. They are taken several at a time, when the answer
+//! to the last one has left and the client waits for nothing.
 
 use crate::{Counters, Link, LinkKind};
 use std::io;
 
-/// What comes alone and is not longer than this is a request without data.
+/// A lone message of at most this length is a request without data.
 const SHORT_BYTES: usize = 32;
-/// Such receives, one after the other, before the next one only looks.
+/// Short receives in a row before the next one only peeks.
 const SHORT_BEFORE: u8 = 4;
-/// The same when all was taken after a single look, which is a call more instead of a wake-up less.
+/// Upper limit of that number. It grows when data is taken after a single peek, which costs an
+/// additional system call and saves no wake-up.
 const SHORT_BEFORE_MAX: u8 = 252;
-/// Bytes looked at before they are taken: the kernel goes through all of them at each look.
+/// Most bytes peeked at before they are taken. The kernel goes through all of them at each peek.
 const LOOKED_BYTES_MAX: usize = 512;
-/// Looks before that, however little they found.
+/// Most peeks before the data is taken, however little they found.
 const LOOKS_MAX: u8 = 32;
 
-/// What was looked at on a link and not taken.
+/// What was peeked at on a link and not taken yet.
 #[derive(Debug)]
 pub struct Glance {
-    /// Bytes, and the looks that found them.
+    /// Bytes peeked at, and the number of peeks that found them.
     looked: usize,
     looks: u8,
-    /// Short receives, one after the other, and how many have to be.
+    /// Short receives in a row, and the number needed before peeking.
     short: u8,
     before: u8,
-    /// The socket knows how far was looked.
+    /// The socket keeps track of the peek position.
     begun: bool,
 }
 
@@ -39,10 +41,10 @@ impl Default for Glance {
 }
 
 impl Glance {
-    /// As [`Link::receive`]; what is received may stay in the socket until [`Glance::take`].
+    /// Like [`Link::receive`], but the data may stay in the socket until [`Glance::take`].
     ///
     /// # Errors
-    /// As [`Link::receive`].
+    /// See [`Link::receive`].
     pub fn receive(
         &mut self,
         link: &Link,
@@ -68,7 +70,7 @@ impl Glance {
         Ok(count)
     }
 
-    /// What came behind all that could be looked at.
+    /// Receives what follows the data that could be peeked at.
     fn rest(&mut self, link: &Link, target: &mut [u8], counters: &Counters) -> io::Result<usize> {
         self.take(link, counters)?;
         loop {
@@ -80,25 +82,27 @@ impl Glance {
         }
     }
 
+    /// Makes the socket keep track of the peek position; false if it cannot.
     fn begin(&mut self, link: &Link) -> bool {
         self.begun = self.begun || link.begin_to_look().is_ok();
         self.begun
     }
 
-    /// Something was looked at that is not taken.
+    /// True when data was peeked at and not taken.
     #[must_use]
     pub fn is_behind(&self) -> bool {
         self.looked > 0
     }
 
-    /// What was looked at should be taken as soon as it is answered.
+    /// True when the data peeked at should be taken as soon as it is answered.
     #[must_use]
     pub fn is_full(&self) -> bool {
         self.looked + SHORT_BYTES > LOOKED_BYTES_MAX || self.looks >= LOOKS_MAX
     }
 
-    /// Takes what was looked at. To be called before anything is received otherwise, before the link is closed (its peer would
-    /// find it reset), and before its owner sleeps: a client with little memory for its socket may wait for that.
+    /// Takes the data peeked at. Must be called before receiving in any other way, before closing the
+    /// link (otherwise the peer's connection is reset), and before sleeping: a client with a small
+    /// socket buffer may wait for that memory.
     ///
     /// # Errors
     /// What the socket says.
@@ -150,7 +154,7 @@ mod tests {
         let (mut behind, mut state) = (0, 1u64);
         for round in 0..4000u64 {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(round);
-            // Mostly single short messages, some together, some long.
+            // Mostly single short messages, some in groups, some long.
             let (messages, length) = match state >> 40 & 0xff {
                 0..4 => (1, 3000),
                 4..16 => (20, 28),
@@ -163,7 +167,7 @@ mod tests {
                 sent.extend(message);
             }
             let mut target = [0; 4096];
-            // A short receive says that nothing is left.
+            // A short receive means that nothing is left.
             if let Ok(count) = glance.receive(&link, &mut target, &counters) {
                 received.extend_from_slice(&target[..count]);
             }

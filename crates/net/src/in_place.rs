@@ -1,36 +1,35 @@
-//! Which of what waits to be sent may leave from where it lies, without being copied.
+//! Chooses the queued data that may be sent from where it lies in memory, without copying.
 
 use crate::SendQueue;
 use towline_mem::{Aggregate, Segment};
 
-/// Less than this is copied: that costs less than waiting for the network to be done with it.
+/// Less data is copied, which costs less than waiting until the network has finished with the memory.
 const IN_PLACE_BYTES_MIN: u64 = 32 * 1024;
-/// Most slices of one send.
+/// Most slices in one send.
 const SLICES_MAX: usize = 64;
 
-/// What of a queue is sent in place.
+/// State of sending a queue's data in place.
 #[derive(Debug, Default)]
 pub(crate) struct InPlace {
-    /// Whether it may be.
+    /// Whether sending in place is allowed.
     allowed: bool,
-    /// The kernel has the front of the queue: nothing else may be sent before it says how much of
-    /// it it took.
+    /// The kernel has the front of the queue. Nothing else may be sent until it reports how much it took.
     pub(crate) taken: bool,
 }
 
 impl SendQueue {
-    /// Lets long runs of pool buffers wait for [`SendQueue::take_in_place`], or no longer.
+    /// Sets whether long runs of pool buffers wait for [`SendQueue::take_in_place`].
     pub fn allow_in_place(&mut self, allowed: bool) {
         self.in_place.allowed = allowed;
     }
 
-    /// True when the front of the queue is not to be sent by an ordinary send.
+    /// True when the front of the queue must not be sent by an ordinary send.
     pub(crate) fn is_kept(&self) -> bool {
         self.in_place.taken || (self.in_place.allowed && self.front_in_place().is_some())
     }
 
-    /// The front of the queue, if it is to be sent in place; nothing else is sent before
-    /// [`SendQueue::returned`].
+    /// Returns the front of the queue if it should be sent in place. Nothing else is sent until
+    /// [`SendQueue::returned`] is called.
     pub fn take_in_place(&mut self) -> Option<Aggregate> {
         if self.in_place.taken || !self.in_place.allowed {
             return None;
@@ -44,13 +43,13 @@ impl SendQueue {
         Some(bytes)
     }
 
-    /// The socket took so many of the bytes of [`SendQueue::take_in_place`].
+    /// Records that the socket took `count` of the bytes from [`SendQueue::take_in_place`].
     pub fn returned(&mut self, count: u64, counters: &crate::Counters) {
         self.in_place.taken = false;
         self.advance(count, counters);
     }
 
-    /// Slices at the front that go in one send in place, if they are worth it.
+    /// Returns the number of slices at the front for one send in place; `None` if they have too few bytes.
     fn front_in_place(&self) -> Option<usize> {
         let mut bytes = 0;
         let mut count = 0;

@@ -1,4 +1,4 @@
-//! Messages that are handed over while they stand in a ring.
+//! Receives messages directly from a ring in shared memory.
 
 use crate::input::invalid;
 use crate::{Counters, Payload, ShmLink, Sink};
@@ -7,21 +7,24 @@ use std::io;
 use towline_wire::limits::HEADER_BYTES;
 use towline_wire::{Header, Kind};
 
-/// Shorter payloads of requests are copied out of the ring with all that is there: that costs less than taking them one by one.
+/// Shorter payloads of requests are copied out of the ring with everything else that is there, which
+/// costs less than handling them one by one.
 const IN_PLACE_BYTES_MIN: usize = 1024;
-/// Most of them that are taken together.
+/// Most messages taken together.
 const IN_PLACE_TOGETHER: usize = 8;
-/// Most bytes of the body of such a message. Attributes, and what else a compound of a few operations yields, are shorter.
+/// Longest body of a message taken in place. Attributes and other results of a compound of a few
+/// operations are shorter.
 const BODY_BYTES_MAX: usize = 224;
 
-/// The beginning of a message that stands in a ring.
+/// The beginning of a message in a ring.
 struct Head {
     bytes: [u8; HEADER_BYTES + BODY_BYTES_MAX],
     header: Header,
 }
 
 impl Head {
-    /// The message that begins so many bytes behind the first; `None` where its head is not all there, too long, or none.
+    /// Reads the head of the message that begins `skip` bytes after the first unread byte. `None` if the
+    /// head is incomplete, too long or invalid.
     fn peek(link: &ShmLink, skip: usize, unread: usize) -> Option<Self> {
         let mut bytes = [0; HEADER_BYTES + BODY_BYTES_MAX];
         let present = (unread - skip).min(bytes.len());
@@ -35,16 +38,19 @@ impl Head {
         &self.bytes[HEADER_BYTES..][..self.header.body_bytes as usize]
     }
 
-    /// Where its payload begins, and how many bytes it has.
+    /// Returns the payload's offset in the message and its length.
     fn payload(&self) -> (usize, usize) {
         (HEADER_BYTES + self.header.body_bytes as usize, self.header.payload_bytes as usize)
     }
 }
 
-/// Hands over the messages with which a ring begins whose payload is copied once, to where it belongs: replies, and requests where that
-/// is worth it. Of requests first all that is to be known of some, then their payloads, one behind the other. What a processor has written and what it reads back of that
-/// soon has to wait until all that it wrote before is in its cache, so it pays not to look at anything between two copies. False:
-/// there is none, or the sink wants none so.
+/// Hands over messages at the front of a ring in place, so that their payload is copied only once, to its
+/// final place: replies, and requests whose payload is long enough. Returns false if there is none, or the
+/// sink does not want it in place.
+///
+/// For several requests, hands over all heads first and then all payloads. A processor that reads memory
+/// that it has just written waits until its earlier writes have reached the cache, so it pays to read
+/// nothing else between two copies.
 pub(crate) fn receive_in_place(
     link: &ShmLink,
     sink: &mut dyn Sink,
@@ -114,16 +120,16 @@ mod tests {
             .map(|link| Link::Shm(Box::new(link.unwrap())))
     }
 
-    /// Takes payloads in place unless its body says no; keeps all messages and how they came.
+    /// Takes payloads in place unless the body says "no"; records all messages and how they were taken.
     #[derive(Default)]
     struct Both {
         taken: Vec<(u32, Vec<u8>, bool)>,
-        /// Those whose payloads have not been landed: sequence number and length.
+        /// Messages whose payloads have not been landed: sequence number and length.
         waiting: Vec<(u32, usize)>,
-        /// How many were landed together.
+        /// How many payloads were landed together.
         together: Vec<usize>,
         full_at: usize,
-        /// Of a reply that is not taken in place.
+        /// The payload of a reply that was not taken in place.
         bulk: Vec<u8>,
     }
 
@@ -204,7 +210,7 @@ mod tests {
         header.to_bytes().into_iter().chain(body.iter().copied()).chain(payload).collect()
     }
 
-    /// Whatever is between two requests, and wherever the ring ends.
+    /// For any messages between two requests, and for any place where the ring wraps.
     #[test]
     fn messages_come_in_their_order_however_they_are_taken() {
         let ([near, far], counters) = (pair(), Counters::default());
@@ -275,7 +281,7 @@ mod tests {
         assert_eq!((sink.taken.len(), sink.together), (2, vec![1]), "what came before is landed");
     }
 
-    /// The ring is given back for those that are landed, and no more than some wait for that.
+    /// The ring is freed as payloads are landed, and only a limited number waits for that.
     #[test]
     fn some_are_landed_together() {
         let ([near, far], counters) = (pair(), Counters::default());
@@ -310,7 +316,7 @@ mod tests {
         let ([near, far], counters) = (pair(), Counters::default());
         let Link::Shm(ring) = &far else { unreachable!() };
         let mut sink = Both { full_at: usize::MAX, ..Both::default() };
-        // Nothing, a part of a header, and a head that claims more than there is.
+        // Nothing, part of a header, and a header that claims more than there is.
         let mut huge = message(Kind::Request, 1, b"", 0);
         huge[8..12].copy_from_slice(&u32::MAX.to_le_bytes());
         for part in [&b""[..], &[3; 20], &huge] {

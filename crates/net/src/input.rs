@@ -1,8 +1,8 @@
-//! Received bytes, cut into messages.
+//! Splits received bytes into messages.
 //!
-//! Headers, bodies and small payloads are read into a buffer that the caller lends (one for all
-//! lanes of a core). The payload of a data message, and of a reply, is bulk: it goes straight to
-//! the place that the receiver names, and only what came along in the buffer is copied there.
+//! Headers, bodies and small payloads are read into a buffer that the caller lends (one for all lanes of
+//! a core). The payload of a data message or a reply is bulk: it goes straight to the place that the
+//! receiver names, and only the part that arrived together with the header is copied there.
 
 use crate::in_ring::receive_in_place;
 use crate::socket::is_nothing;
@@ -11,13 +11,14 @@ use std::io;
 use towline_wire::limits::HEADER_BYTES;
 use towline_wire::{Header, Kind, ProtocolError};
 
-/// Where bulk payload goes, and who is told of messages. Nothing is waited for between a message and the return of
-/// [`Input::receive`], so that a sink may hold a lock from its first message on.
+/// Receives the messages of a lane, and names the place for bulk payload. [`Input::receive`] does not
+/// wait once it has handed over a message, so a sink may take a lock at its first message and hold it
+/// until `receive` returns.
 pub trait Sink {
-    /// A whole message; `payload` is empty for bulk, which was announced by [`Sink::place`].
+    /// Handles a whole message. `payload` is empty for bulk, for which [`Sink::place`] was called.
     ///
     /// # Errors
-    /// The message is illegal: the lane will be closed.
+    /// The message is illegal; the lane will be closed.
     fn message(
         &mut self,
         header: &Header,
@@ -25,8 +26,8 @@ pub trait Sink {
         payload: &[u8],
     ) -> Result<(), ProtocolError>;
 
-    /// Memory for the next part of the bulk payload of `header`, of which `done` bytes are
-    /// already in place; at most `rest` bytes, at least one. `None`: it is thrown away.
+    /// Returns memory for the next part of the bulk payload of `header`: at least one byte and at most
+    /// `rest` bytes. `done` bytes are already in place. `None` discards the payload.
     fn place(
         &mut self,
         header: &Header,
@@ -35,14 +36,15 @@ pub trait Sink {
         rest: usize,
     ) -> Option<Target<'_>>;
 
-    /// So many bytes were put where [`Sink::place`] said.
+    /// Reports how many bytes were put where [`Sink::place`] said.
     fn placed(&mut self, _header: &Header, _count: usize) {}
 
-    /// As [`Sink::message`], with a payload of so many bytes that is still where its sender put it. Only of requests over
-    /// shared memory. True: [`Sink::land`] shall get it. False: [`Sink::message`] shall get all of it.
+    /// Like [`Sink::message`], for a request over shared memory whose payload, of the given length, is
+    /// still where its sender put it. True: the payload goes to [`Sink::land`]. False: the whole message
+    /// goes to [`Sink::message`].
     ///
     /// # Errors
-    /// As [`Sink::message`].
+    /// See [`Sink::message`].
     fn message_in_place(
         &mut self,
         _header: &Header,
@@ -52,15 +54,16 @@ pub trait Sink {
         Ok(false)
     }
 
-    /// The payloads of the messages that [`Sink::message_in_place`] has taken since this was called last, in their order. They may change
-    /// at any time.
+    /// Takes the payloads of the messages that [`Sink::message_in_place`] has accepted since the last
+    /// call, in the same order. The sender may change them at any time.
     fn land(&mut self, _payloads: &[Payload<'_>]) {}
 
-    /// As [`Sink::message`], of a reply over shared memory that is all there, with its payload still where its sender put it; it may
-    /// change at any time. False: [`Sink::place`] and [`Sink::message`] shall get it.
+    /// Like [`Sink::message`], for a complete reply over shared memory, whose payload is still where
+    /// its sender put it; the sender may change it at any time. False: the reply goes to [`Sink::place`]
+    /// and [`Sink::message`].
     ///
     /// # Errors
-    /// As [`Sink::message`].
+    /// See [`Sink::message`].
     fn reply_in_place(
         &mut self,
         _header: &Header,
@@ -70,22 +73,23 @@ pub trait Sink {
         Ok(false)
     }
 
-    /// True when bulk is expected next, so that little is read ahead of it.
+    /// True when bulk is expected next, so that [`Input::receive`] reads only a little ahead.
     fn expects_bulk(&self) -> bool;
 
-    /// Looks at the header of a message whose rest has not come yet.
+    /// Inspects the header of a message that has not fully arrived yet.
     ///
     /// # Errors
-    /// It is not wanted, and nothing is to be kept of it: the lane will be closed.
+    /// The message is not wanted, and none of it should be kept; the lane will be closed.
     fn announced(&mut self, _header: &Header) -> Result<(), ProtocolError> {
         Ok(())
     }
 
-    /// A message that [`Sink::message`] will get after the one that it gets next. For who can use that time to fetch memory.
+    /// Announces a message that [`Sink::message`] will get after the next one, so that the sink can
+    /// prefetch memory for it.
     fn upcoming(&mut self, _header: &Header, _body: &[u8]) {}
 
-    /// True when no further message is wanted for now: [`Input::receive`] keeps those that it
-    /// already has for its next call.
+    /// True when no further message is wanted for now. [`Input::receive`] keeps messages that it has
+    /// already received for its next call.
     fn is_full(&self) -> bool {
         false
     }
@@ -94,24 +98,25 @@ pub trait Sink {
 /// What [`Input::receive`] did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Incoming {
-    /// Received and handled something: there may be more.
+    /// Something was received and handled; there may be more.
     Progress,
-    /// Nothing more for now.
+    /// There is nothing more for now.
     Drained,
-    /// The peer closed.
+    /// The peer closed the link.
     Closed,
 }
 
 /// The receiving half of a lane.
 #[derive(Debug, Default)]
 pub struct Input {
-    /// Beginning of a message that is not complete.
+    /// The beginning of an incomplete message.
     partial: Vec<u8>,
     bulk: Option<Bulk>,
-    /// `partial` may hold complete messages, which were not wanted when they came.
+    /// `partial` may hold complete messages, because the sink was full when they arrived.
     full: bool,
 }
 
+/// A message whose bulk payload has not completely arrived.
 #[derive(Debug)]
 struct Bulk {
     header: Header,
@@ -119,9 +124,10 @@ struct Bulk {
     done: usize,
 }
 
-/// Bytes that are read ahead where bulk is expected: it is copied from there.
+/// Bytes read ahead where bulk is expected; bulk among them has to be copied.
 const AHEAD_BYTES: usize = 4 * HEADER_BYTES;
 
+/// True for payload that goes straight to its place.
 fn is_bulk(header: &Header) -> bool {
     header.payload_bytes > 0 && matches!(header.kind, Kind::Data | Kind::Reply)
 }
@@ -133,11 +139,11 @@ impl Input {
         !self.partial.is_empty() || self.bulk.is_some()
     }
 
-    /// Receives once and hands complete messages to `sink`. With `wait`, waits for the first byte,
-    /// spinning first where that helps.
+    /// Receives once and hands complete messages to `sink`. With `wait`, waits for the first byte, and
+    /// spins before sleeping where that helps.
     ///
     /// # Errors
-    /// The link is broken, or (as `InvalidData`) the peer sent what is no message.
+    /// The link is broken, or (as `InvalidData`) the peer sent an invalid message.
     pub fn receive(
         &mut self,
         link: &Link,
@@ -188,12 +194,12 @@ impl Input {
         };
         let drained = have + count < ahead;
         self.parse(&scratch[..have + count], sink, counters)?;
-        // What was kept because the sink is full is no news for whoever waits for the link.
+        // Messages kept because the sink is full do not make the link readable, so they count as progress.
         let done = drained && self.bulk.is_none() && !self.full;
         Ok(if done { Incoming::Drained } else { Incoming::Progress })
     }
 
-    /// Where the message that has begun ends, or its bulk begins, as far as its header is here.
+    /// Returns where the incomplete message ends, or where its bulk begins; 0 if its header is incomplete.
     fn end_of_partial(&self) -> usize {
         let header = self.partial.first_chunk().and_then(|head| Header::parse(head).ok());
         header.map_or(0, |header| {
@@ -202,6 +208,7 @@ impl Input {
         })
     }
 
+    /// Hands the complete messages in `bytes` to the sink, and keeps the incomplete rest.
     fn parse(
         &mut self,
         mut bytes: &[u8],
@@ -254,6 +261,7 @@ impl Input {
         Ok(())
     }
 
+    /// Receives the next part of a bulk payload.
     fn receive_bulk(
         &mut self,
         link: &Link,
@@ -269,7 +277,8 @@ impl Input {
             Some(mut target) => {
                 let mut target = target.limited(rest);
                 let wanted = target.len();
-                // What is behind its end, or that nothing is, without another system call.
+                // Also receive what follows the bulk, or learn that nothing does, without another system
+                // call.
                 if wanted == rest && wait.is_none() && matches!(link, Link::Socket(..)) {
                     ahead = &mut scratch[..AHEAD_BYTES];
                 }
@@ -312,7 +321,7 @@ impl Input {
     }
 }
 
-/// Puts bytes that came along with a header into place; returns how many.
+/// Puts bulk bytes that arrived together with their header into place; returns how many bulk bytes are done.
 fn place_all(
     sink: &mut dyn Sink,
     header: &Header,
@@ -354,7 +363,7 @@ fn receive(
     })
 }
 
-/// What was received, if anything was there.
+/// Returns the number of bytes received; `None` if nothing was there.
 fn some(received: io::Result<usize>) -> io::Result<Option<usize>> {
     match received {
         Ok(count) => Ok(Some(count)),
@@ -372,7 +381,7 @@ mod tests {
     use super::*;
     use crate::local::local_pair;
 
-    /// Takes one message at a time.
+    /// A sink that takes one message at a time.
     #[derive(Default)]
     struct OneByOne {
         taken: Vec<u32>,
@@ -399,7 +408,7 @@ mod tests {
         }
     }
 
-    /// Takes bulk, and notes what came in which order.
+    /// A sink that takes bulk and records the order of messages.
     #[derive(Default)]
     struct Taking {
         memory: Vec<u8>,
@@ -425,7 +434,7 @@ mod tests {
     #[test]
     fn what_follows_bulk_comes_with_its_end() {
         let payload: Vec<u8> = (0..100_000u32).map(|at| (at % 251) as u8).collect();
-        // How many messages follow, and system calls for all.
+        // The number of messages behind the bulk, and of system calls for everything.
         for (behind, calls) in [(0, 2), (3, 2), (9, 4)] {
             let (near, far) = std::os::unix::net::UnixStream::pair().unwrap();
             let near = Link::Socket(near.into(), crate::LinkKind::Unix);

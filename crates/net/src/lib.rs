@@ -1,9 +1,9 @@
 //! Lanes: streams of framed messages over TCP, Unix sockets, shared memory, or inside a process.
 //!
-//! A [`Link`] moves bytes and never waits; all links behave alike, so everything above is written
-//! once. [`SendQueue`] sends aggregates over a link, each slice in the cheapest legal way, and
-//! counts which way it took. [`Input`] cuts received bytes into messages and lands bulk payload in
-//! its final place. [`address`] listens and connects. Nothing here knows of files.
+//! A [`Link`] moves bytes and never waits. All links behave alike, so the code above is written once.
+//! [`SendQueue`] sends aggregates over a link, each slice in the cheapest way that is allowed, and
+//! counts which way it took. [`Input`] splits received bytes into messages and puts bulk payload in its
+//! final place. [`address`] listens and connects. Nothing here knows about files.
 
 pub mod address;
 mod congestion;

@@ -1,4 +1,4 @@
-//! One connection, whatever it runs over.
+//! A connection, over any kind of transport.
 
 use crate::local::LocalLink;
 use crate::socket::{self, Piece, Wait};
@@ -9,7 +9,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-/// What a link runs over.
+/// The kind of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LinkKind {
@@ -19,7 +19,7 @@ pub enum LinkKind {
     Unix,
     /// Shared memory.
     Shm,
-    /// Inside the process.
+    /// Queues inside the process.
     Local,
 }
 
@@ -36,7 +36,7 @@ pub enum Link {
 }
 
 impl Link {
-    /// What it runs over.
+    /// Returns the kind of the link.
     #[must_use]
     pub fn kind(&self) -> LinkKind {
         match self {
@@ -46,7 +46,7 @@ impl Link {
         }
     }
 
-    /// The descriptor to watch: the socket, or for shared memory the socket beside it.
+    /// Returns the descriptor to watch: the socket, or the socket that accompanies shared memory.
     #[must_use]
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         match self {
@@ -56,14 +56,14 @@ impl Link {
         }
     }
 
-    /// True when the peer has closed its end, or is gone; what it sent before may still be there. Costs a
-    /// system call.
+    /// True when the peer has closed its end or is gone. Data that it sent before may still be unread.
+    /// Costs a system call.
     #[must_use]
     pub fn peer_closed(&self) -> bool {
         self.fd().is_some_and(socket::peer_closed)
     }
 
-    /// Receives into `target`; zero bytes mean that the peer closed.
+    /// Receives into `target`; zero bytes mean that the peer closed the link.
     ///
     /// # Errors
     /// `WouldBlock` when there is nothing, and what the socket says.
@@ -71,10 +71,10 @@ impl Link {
         self.receive_to(&mut Target::Own(target), counters)
     }
 
-    /// As [`Link::receive`], into memory of any kind.
+    /// Like [`Link::receive`], into memory of any kind.
     ///
     /// # Errors
-    /// As [`Link::receive`].
+    /// See [`Link::receive`].
     pub fn receive_to(&self, target: &mut Target<'_>, counters: &Counters) -> io::Result<usize> {
         let count = match self {
             Self::Socket(fd, _) => {
@@ -88,11 +88,11 @@ impl Link {
         Ok(count)
     }
 
-    /// As [`Link::receive_to`], and what came behind goes to `ahead`: returns the bytes of both together. Only sockets
-    /// look for more with the same call.
+    /// Like [`Link::receive_to`], but bytes that follow go to `ahead`; returns the number of bytes in
+    /// both together. Only sockets receive into `ahead`, with the same system call.
     ///
     /// # Errors
-    /// As [`Link::receive`].
+    /// See [`Link::receive`].
     pub fn receive_ahead(
         &self,
         target: &mut Target<'_>,
@@ -106,12 +106,12 @@ impl Link {
         Ok(count)
     }
 
-    /// From now on each [`Link::look`] begins behind the last one.
+    /// Makes each later [`Link::look`] start where the last one ended.
     pub(crate) fn begin_to_look(&self) -> io::Result<()> {
         self.fd().map_or(Err(io::ErrorKind::Unsupported.into()), socket::begin_to_look)
     }
 
-    /// As [`Link::receive`], from a socket in which it stays.
+    /// Like [`Link::receive`], but leaves the data in the socket.
     pub(crate) fn look(&self, target: &mut [u8], counters: &Counters) -> io::Result<usize> {
         let Self::Socket(fd, _) = self else { return Err(io::ErrorKind::Unsupported.into()) };
         Counters::add(&counters.system_calls, 1);
@@ -120,19 +120,20 @@ impl Link {
         Ok(count)
     }
 
-    /// Takes what was looked at, and so was counted, out of a socket.
+    /// Removes data from a socket that [`Link::look`] has returned, and counted, before.
     pub(crate) fn take(&self, target: &mut [u8], counters: &Counters) -> io::Result<usize> {
         let Self::Socket(fd, _) = self else { return Err(io::ErrorKind::Unsupported.into()) };
         Counters::add(&counters.system_calls, 1);
         socket::receive(fd.as_fd(), &mut Target::Own(target), Wait::No)
     }
 
-    /// Receives at least a byte, waiting for it; spins first where that helps. With `full`, a
-    /// socket waits until all of `target` came, unless the peer closes before, and without spinning:
-    /// one wake-up for many bytes costs less than a system call for each packet.
+    /// Receives at least one byte, waiting for it; spins first where that helps. Zero bytes mean that
+    /// the peer closed the link. With `full`, a socket waits without spinning until all of `target` is
+    /// filled or the peer closes: one wake-up for many bytes costs less than a system call for each
+    /// packet.
     ///
     /// # Errors
-    /// What the socket says; zero bytes mean that the peer closed.
+    /// What the socket says.
     pub fn receive_wait(
         &self,
         target: &mut Target<'_>,
@@ -172,7 +173,7 @@ impl Link {
         }
     }
 
-    /// Waits until sending may succeed, at most about `limit`.
+    /// Waits until sending may succeed, for at most about `limit`; over shared memory, for at most 100 ms.
     ///
     /// # Errors
     /// The peer is gone.
@@ -191,7 +192,7 @@ impl Link {
         self.fd().map_or(Ok(()), |fd| socket::wait(fd, flags, limit))
     }
 
-    /// Sends as much of the parts as the link takes without waiting; returns how many bytes.
+    /// Sends as many bytes of the parts as the link takes without waiting; returns how many.
     ///
     /// # Errors
     /// `WouldBlock` when it takes none, and what the socket says.
@@ -204,7 +205,7 @@ impl Link {
         self.send_pieces(&pieces, false, counters)
     }
 
-    /// Waits until the link can be read, at most about `limit`.
+    /// Waits until the link can be read, for at most about `limit`; over shared memory, for at most 100 ms.
     ///
     /// # Errors
     /// The peer is gone.
@@ -219,7 +220,8 @@ impl Link {
         }
     }
 
-    /// Waits until the link can be read or written, at most about `limit`.
+    /// Waits until the link can be read or written, for at most about `limit`; over shared memory, for
+    /// at most 100 ms.
     ///
     /// # Errors
     /// The peer is gone.
@@ -258,7 +260,7 @@ impl Link {
         Ok(count)
     }
 
-    /// Sends file pages by reference; only sockets can. Zero: the file ends before `offset`.
+    /// Sends file pages by reference, which only sockets support. Zero: the file ends at or before `offset`.
     pub(crate) fn send_file(
         &self,
         file: BorrowedFd<'_>,

@@ -1,13 +1,14 @@
-//! A link inside a process, for tests: two byte queues.
+//! A link inside a process, for tests, made of two byte queues.
 
 use crate::{Link, Target};
 use std::collections::VecDeque;
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-/// Bytes that a direction holds before its sender is told to wait, as a socket buffer would.
+/// Bytes that one direction holds before sending returns `WouldBlock`, like a socket buffer.
 const BUFFER_BYTES: usize = 256 * 1024;
 
+/// The bytes that are on their way in one direction, and whether an end was dropped.
 #[derive(Debug, Default)]
 struct Direction {
     state: Mutex<(VecDeque<u8>, bool)>,
@@ -27,7 +28,7 @@ pub struct LocalLink {
     incoming: Arc<Direction>,
 }
 
-/// Two connected links inside this process.
+/// Returns two connected links inside this process.
 #[must_use]
 pub fn local_pair() -> (Link, Link) {
     let (a, b) = (Arc::<Direction>::default(), Arc::<Direction>::default());
@@ -68,7 +69,7 @@ impl LocalLink {
         Ok(count)
     }
 
-    /// Waits until the peer made room or closed.
+    /// Waits until the peer has made room or closed.
     pub(crate) fn wait_writable(&self) {
         let mut state = self.outgoing.lock();
         while state.0.len() == BUFFER_BYTES && !state.1 {

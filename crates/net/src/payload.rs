@@ -1,9 +1,10 @@
-//! What comes with a message, where it stands.
+//! The payload of a message, still where its sender put it.
 
 use std::ops::Range;
 use towline_mem::SharedMemory;
 
-/// The payload of a message, in memory that its sender may change at any time: two ranges, the second behind the first.
+/// The payload of a message, in memory that its sender may change at any time. It consists of two
+/// ranges, one after the other.
 #[derive(Clone, Debug)]
 pub struct Payload<'a> {
     pub(crate) memory: &'a SharedMemory,
@@ -11,22 +12,22 @@ pub struct Payload<'a> {
 }
 
 impl Payload<'_> {
-    /// Bytes.
+    /// Returns the length in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.ranges.iter().map(Range::len).sum()
     }
 
-    /// True for no bytes.
+    /// True when the payload is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Copies it to memory of this process alone.
+    /// Copies the payload to private memory of this process.
     ///
     /// # Panics
-    /// When that has another length.
+    /// When `target` has a different length.
     pub fn copy_out(&self, target: &mut [u8]) {
         let [first, second] = &self.ranges;
         let (front, back) = target.split_at_mut(first.len());
@@ -36,10 +37,10 @@ impl Payload<'_> {
         }
     }
 
-    /// Copies it to another memory.
+    /// Copies the payload to other shared memory, at offset `at`.
     ///
     /// # Panics
-    /// When it does not fit there, or the memory is mapped read-only.
+    /// When the payload does not fit there, or the memory is mapped read-only.
     pub fn copy_to(&self, target: &SharedMemory, at: usize) {
         let [first, second] = &self.ranges;
         target.copy_from(at, self.memory, first.clone());

@@ -1,4 +1,4 @@
-//! What is waiting to be sent on a lane, and how each slice leaves.
+//! Queues what is to be sent on a lane, and chooses how each slice leaves.
 
 use crate::in_place::InPlace;
 use crate::socket::Piece;
@@ -11,48 +11,48 @@ use std::sync::Arc;
 use towline_mem::{Aggregate, Segment, Slice};
 use towline_wire::{Errno, Header, Kind};
 
-/// Shared slices from this size on leave by `sendfile`, smaller ones are copied. A store must not
-/// rewrite pages of a slice at least this long that it has handed out.
+/// Shared slices of at least this size are sent with `sendfile`, smaller ones are copied. A store must
+/// not rewrite the pages of a slice of at least this size that it has handed out.
 pub const SENDFILE_BYTES_MIN: u64 = 32 * 1024;
 
 const PIECES: usize = 64;
 
-/// Memory that a queue keeps for its next short messages.
+/// Capacity kept for reuse once the short messages have been sent.
 const SHORT_BYTES_KEPT: usize = 4096;
 
 /// Outcome of [`SendQueue::flush`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flushed {
-    /// Everything left.
+    /// Everything was sent.
     All,
-    /// The link takes no more now: flush again when it is writable.
+    /// The link takes no more at the moment; flush again when it is writable.
     Blocked,
-    /// Where it is allowed: the front is for [`SendQueue::take_in_place`] or was taken.
+    /// Only if allowed: the front of the queue is for [`SendQueue::take_in_place`], or was taken by it.
     Kept,
 }
 
-/// Writes the message which tells a peer that bytes promised before could not be read.
+/// Creates the message that tells a peer that promised bytes could not be read.
 pub type Telling = Box<dyn Fn(Errno) -> Vec<u8> + Send>;
 
-/// A link that fails so is to be tried again.
+/// Errors after which the send is simply tried again.
 const WAITS: [io::ErrorKind; 2] = [io::ErrorKind::WouldBlock, io::ErrorKind::Interrupted];
 
-/// How a peer learns that bytes of a message could not be read.
+/// How the peer learns that bytes of a message could not be read.
 enum Failure {
-    /// By a message for this slot.
+    /// From a message for this slot number and sequence number.
     Slot(u16, u32),
-    /// In a protocol that this crate does not know.
+    /// From a message of a protocol that this crate does not know.
     Told(Telling),
-    /// There is no such message, and the link has to break.
+    /// There is no message for that, so the link has to break.
     Break,
 }
 
 struct Message {
-    /// Bytes that go before it, of the short ones.
+    /// Number of bytes of [`Short`] that are sent before this message.
     short: usize,
     rest: Aggregate,
     failure: Failure,
-    /// How many it is.
+    /// Number of messages this counts as, including the short ones before it.
     count: u64,
 }
 
@@ -62,7 +62,8 @@ impl std::fmt::Debug for Message {
     }
 }
 
-/// Messages waiting to be sent over one link, in order. Holds references, not copies, but of short ones.
+/// Messages waiting to be sent over one link, in order. Holds references to the data; only short
+/// messages are copied.
 #[derive(Debug, Default)]
 pub struct SendQueue {
     messages: VecDeque<Message>,
@@ -71,25 +72,25 @@ pub struct SendQueue {
     pub(crate) in_place: InPlace,
 }
 
-/// Short messages, and the beginnings of others, one after the other, in memory that is used again and again.
+/// The bytes of short messages, and of the beginnings of long ones, in one reused buffer.
 #[derive(Debug, Default)]
 struct Short {
     bytes: Vec<u8>,
-    /// Bytes of them that were sent.
+    /// Number of bytes that were sent.
     done: usize,
-    /// Where those begin that go behind all other messages, unless they are sent.
+    /// Where the bytes queued behind all long messages begin; less than `done` once some of them were sent.
     behind: usize,
-    /// Messages among these.
+    /// Number of messages in the bytes queued behind all long messages.
     messages: u64,
 }
 
 impl Short {
-    /// Those that go behind all other messages.
+    /// The bytes queued behind all long messages.
     fn last(&self) -> &[u8] {
         &self.bytes[self.behind.max(self.done)..]
     }
 
-    /// So many more are sent.
+    /// Marks `count` more bytes as sent.
     fn advance(&mut self, count: usize) {
         self.done += count;
         if self.done == self.bytes.len() {
@@ -118,25 +119,26 @@ impl SendQueue {
         }
     }
 
-    /// Adds a message of which the beginning, a few hundred bytes at most, is copied.
+    /// Adds a message; its beginning, a few hundred bytes at most, is copied.
     pub fn push_begun(&mut self, beginning: [&[u8]; 2], rest: Aggregate, slot: u16, sequence: u32) {
         self.copy(beginning);
         self.push(rest, slot, sequence);
     }
 
-    /// The same for a message behind which nothing can tell that bytes of it could not be read:
-    /// the link breaks then, with [`io::ErrorKind::UnexpectedEof`].
+    /// Like [`SendQueue::push_begun`], for a message whose protocol cannot report afterwards that bytes
+    /// could not be read. In that case the link breaks, with [`io::ErrorKind::UnexpectedEof`].
     pub fn push_promised(&mut self, beginning: [&[u8]; 2], rest: Aggregate) {
         self.copy(beginning);
         self.append(rest, Failure::Break);
     }
 
-    /// Adds a message: its header, body and payload already in one aggregate.
+    /// Adds a message whose header, body and payload are already in one aggregate.
     pub fn push(&mut self, message: Aggregate, slot: u16, sequence: u32) {
         self.append(message, Failure::Slot(slot, sequence));
     }
 
-    /// Adds a message of another protocol; `telling` is asked when bytes of it cannot be read. Without it the link breaks then.
+    /// Adds a message of another protocol. If bytes of it cannot be read, `telling` creates the message
+    /// that says so; without it the link breaks.
     pub fn push_foreign(&mut self, message: Aggregate, telling: Option<Telling>) {
         self.append(message, telling.map_or(Failure::Break, Failure::Told));
     }
@@ -149,13 +151,13 @@ impl SendQueue {
         self.messages.push_back(Message { short, rest, failure, count });
     }
 
-    /// Bytes waiting.
+    /// Returns the number of bytes waiting.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Messages waiting, the one that is half sent among them.
+    /// Returns the number of messages waiting, including one that is partly sent.
     #[must_use]
     pub fn messages(&self) -> usize {
         self.messages.len() + self.short.messages as usize
@@ -194,7 +196,7 @@ impl SendQueue {
         Ok(Flushed::All)
     }
 
-    /// What waits before all short messages, in order.
+    /// Returns the slices that are sent before any short message, in order.
     pub(crate) fn slices(&self) -> impl Iterator<Item = &Slice> {
         let messages = self.messages.iter().take_while(|message| message.short == 0);
         messages.flat_map(|message| message.rest.slices())
@@ -207,6 +209,7 @@ impl SendQueue {
         by_reference.then(|| (slice.segment.clone(), slice.offset, slice.length))
     }
 
+    /// Sends a slice by reference; if that is impossible, replaces part of it by a copy in memory.
     fn send_file(
         &mut self,
         link: &Link,
@@ -223,18 +226,19 @@ impl SendQueue {
         if link.sends_files() {
             match link.send_file(file, offset, length as usize, counters) {
                 Ok(0) => {
-                    // The file shrank after its length was promised: zeros stand for what is missing, and
-                    // a message right behind them says that they do.
+                    // The file was truncated after its length was promised. Zeros replace the missing
+                    // bytes, and a message right behind them says so.
                     self.replace_front(vec![0; length as usize], Some(Errno::EIO))?;
                     return Ok(0);
                 }
                 Ok(sent) => return Ok(sent as u64),
                 Err(error) if WAITS.contains(&error.kind()) => return Err(error),
-                // Of the file, of a machine that forbids the call, or of the link, which then fails again below.
+                // An error of the file, of a machine that forbids the call, or of the link; the latter
+                // fails again below.
                 Err(_) => {}
             }
         }
-        // No way but copying: through a buffer, a part at a time.
+        // Copying is the only way left: read the file into a buffer, a part at a time.
         let mut bytes = vec![0; length.min(256 * 1024) as usize];
         match rustix::io::pread(file, &mut bytes, offset) {
             Ok(0) => self.replace_front(vec![0; length as usize], Some(Errno::EIO))?,
@@ -251,8 +255,8 @@ impl SendQueue {
         Ok(0)
     }
 
-    /// Puts `bytes` in place of the first bytes of the front slice; with `failure` a message after
-    /// the front one tells the receiver that they stand for bytes that could not be read.
+    /// Replaces the first bytes of the front slice by `bytes`. With `failure`, inserts a message after
+    /// the front one that tells the receiver that these bytes could not be read.
     fn replace_front(&mut self, bytes: Vec<u8>, failure: Option<Errno>) -> io::Result<()> {
         let message = self.messages.front_mut().expect("flush saw a message");
         let told = match (failure, &message.failure) {
@@ -263,7 +267,7 @@ impl SendQueue {
                 Some((header.to_bytes().to_vec(), Failure::Slot(*slot, *sequence)))
             }
             (Some(errno), Failure::Told(telling)) => Some((telling(errno), Failure::Break)),
-            // Nothing is put in their place: whoever flushes once more would send it.
+            // Keep the slice: a later flush would send the replacement.
             (Some(_), Failure::Break) => return Err(io::ErrorKind::UnexpectedEof.into()),
         };
         let length = bytes.len() as u64;
@@ -272,12 +276,13 @@ impl SendQueue {
         if let Some((told, failure)) = told {
             let told = Message { short: 0, rest: Aggregate::from_vec(told), failure, count: 1 };
             self.bytes += told.rest.len();
-            // Before the reply, which is what makes the receiver look at the result.
+            // It goes before the reply, because the reply makes the receiver look at the result.
             self.messages.insert(1, told);
         }
         Ok(())
     }
 
+    /// Sends from memory, up to the next slice that is sent by reference.
     fn send_memory(&self, link: &Link, counters: &Counters) -> io::Result<u64> {
         if self.messages.is_empty() {
             let sent = link.send_pieces(&[Piece::of(self.short.last())], false, counters);
@@ -323,6 +328,7 @@ impl SendQueue {
         link.send_pieces(&pieces, more, counters).map(|count| count as u64)
     }
 
+    /// Removes `count` sent bytes from the queue.
     pub(crate) fn advance(&mut self, mut count: u64, counters: &Counters) {
         self.bytes -= count;
         let mut short = 0;
@@ -365,7 +371,7 @@ mod tests {
     use crate::local::local_pair;
     use std::sync::atomic::Ordering;
 
-    /// A file that cannot be sent, nor read, is told of; the link goes on.
+    /// If a file can neither be sent nor read, the peer is told and the link goes on.
     #[test]
     fn a_file_that_cannot_be_read_does_not_end_the_link() {
         let (near, far) = std::os::unix::net::UnixStream::pair().unwrap();
@@ -386,7 +392,7 @@ mod tests {
         assert_eq!(got, [&b"header\0\0\0\0\0"[..], &told.to_bytes()[..], b"next"].concat());
     }
 
-    /// The peer would take what stands for the bytes as read.
+    /// Otherwise the peer would take the replacement for data.
     #[test]
     fn a_promise_that_cannot_be_kept_ends_the_link() {
         let (near, _far) = std::os::unix::net::UnixStream::pair().unwrap();
@@ -403,7 +409,8 @@ mod tests {
         }
     }
 
-    /// Long and short messages leave in the order in which they came, however little the link takes at once.
+    /// Long and short messages are sent in the order in which they were queued, however little the link
+    /// takes at once.
     #[test]
     fn short_messages_keep_their_place() {
         let (near, far) = local_pair();
@@ -433,7 +440,7 @@ mod tests {
                 queue.push_short([&short, b""]);
             }
             if round % 5 == 0 {
-                // The link holds 256 KiB, and less is taken out of it than goes in.
+                // The link holds 256 KiB, and less is taken out of it than is queued.
                 queue.flush(&near, &counters).unwrap();
                 received(3000);
             }

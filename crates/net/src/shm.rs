@@ -1,9 +1,9 @@
-//! A link over shared memory: one byte ring each way, and flags that tell who sleeps.
+//! A link over shared memory: one byte ring in each direction, and flags that say which side sleeps.
 //!
-//! Positions count all bytes ever written or read. A side that finds nothing to do sets its
-//! sleeping flag, looks once more, and sleeps; the other side, having moved bytes, clears the flag
-//! and wakes it: the server by an eventfd that its event loop watches, the client by a futex. The
-//! peer is not trusted: its positions are read once and checked before use.
+//! Positions count all bytes ever written or read. A side with nothing to do sets its sleeping flag,
+//! checks once more, and sleeps. After moving bytes, the other side clears the flag and wakes it: the
+//! server with an eventfd that its event loop watches, the client with a futex. The peer is not trusted:
+//! its positions are read once and checked before use.
 
 use crate::socket::{Piece, Wait, receive_descriptors, send_descriptors};
 use crate::{Payload, Spin, Target, look_often};
@@ -16,30 +16,31 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use towline_mem::SharedMemory;
 
-/// Bytes of the ring towards the server.
+/// Size of the ring towards the server.
 const TO_SERVER_BYTES: usize = 512 * 1024;
-/// Bytes of the ring towards the client.
+/// Size of the ring towards the client.
 const TO_CLIENT_BYTES: usize = 1024 * 1024;
 const CONTROL_BYTES: usize = 4096;
-/// Bytes of the shared memory of one link.
+/// Size of the shared memory of one link.
 pub const SHM_BYTES: usize = CONTROL_BYTES + TO_SERVER_BYTES + TO_CLIENT_BYTES;
 
-// Offsets of the words, each pair written by one side on its own cache lines.
+// Offsets of the words. Words written by different sides are on different cache lines.
 const CLIENT_SLEEPS: usize = 0;
 const SERVER_SLEEPS: usize = 128;
 const RINGS: [usize; 2] = [256, 512];
-/// Set when what was lent over the link is not any more.
+/// Set when memory lent over the link may change.
 const LOANS_ENDED: usize = 1024;
 const WRITTEN: usize = 0;
 const READ: usize = 128;
 
-/// How long to look for room in a full ring before sleeping: what a peer takes to copy a piece.
+/// How long to spin for room in a full ring before sleeping: about the time in which a peer copies a piece.
 const ROOM_SPIN: Duration = Duration::from_micros(20);
 
-/// Bytes that [`ShmLink::expect`] fetches: the head of a message, and enough of its payload for the processor to go on by itself.
+/// Bytes that [`ShmLink::expect`] fetches: the head of a message, and enough of its payload for the
+/// processor's own prefetching to start.
 const EXPECTED_BYTES: usize = 256;
 
-/// Most bytes that [`ShmLink::prepare_send`] fetches: longer messages do not gain from it.
+/// Most bytes that [`ShmLink::prepare_send`] fetches; longer messages do not gain from it.
 const PREPARED_BYTES_MAX: usize = 8192;
 
 /// Which end of the link this is.
@@ -56,52 +57,53 @@ pub enum ShmSide {
 pub struct Doorbell(Arc<OwnedFd>);
 
 impl Doorbell {
-    /// Uses an eventfd.
+    /// Wraps an eventfd.
     #[must_use]
     pub fn new(eventfd: OwnedFd) -> Self {
         Self(Arc::new(eventfd))
     }
 
-    /// The eventfd.
+    /// Returns the eventfd.
     #[must_use]
     pub fn fd(&self) -> &OwnedFd {
         &self.0
     }
 
-    /// Rings.
+    /// Rings the bell.
     pub fn ring(&self) {
-        // Fails only when the counter is full, and then it rings already.
+        // Fails only when the counter is at its maximum, and then the bell is already ringing.
         let _ = rustix::io::write(&*self.0, &1u64.to_ne_bytes());
     }
 
-    /// Takes what rang, so that the next ring is news.
+    /// Resets the bell, so that the next ring is noticed.
     pub fn clear(&self) {
         let _ = rustix::io::read(&*self.0, &mut [0; 8][..]);
     }
 }
 
-/// One end of a shared-memory link. Its Unix socket stays open beside it: that it closes is how
-/// each side learns of the other's death.
+/// One end of a shared-memory link. Its Unix socket stays open beside it: each side learns of the
+/// other's death when the socket closes.
 #[derive(Debug)]
 pub struct ShmLink {
     memory: Arc<SharedMemory>,
     side: ShmSide,
     doorbell: Doorbell,
-    /// What wakes the client instead of the futex, when it waits for more than this link.
+    /// Wakes the client instead of the futex, if it waits for more than this link.
     client_bell: Option<Doorbell>,
     socket: OwnedFd,
-    /// Our own positions: never read back from memory that the peer can write.
+    /// This side's positions, never read back from memory that the peer can write.
     written: AtomicU64,
     read: AtomicU64,
-    /// How far the peer had read when we last had to know, checked: its word is in its cache, and to look at it
-    /// for each message would make both wait for it.
+    /// The peer's read position when it was last needed, after checking. The peer's word is in the
+    /// peer's cache, and reading it for every message would make both sides wait for it.
     peer_read: AtomicU64,
-    /// Bytes of the last message sent.
+    /// Length of the last message sent.
     last_sent: AtomicUsize,
-    /// For waits until there is room.
+    /// For waits until there is room in the ring.
     room_spin: Mutex<Spin>,
 }
 
+/// Where a ring's words and bytes are in the memory, and its size.
 struct Ring {
     words: usize,
     base: usize,
@@ -117,10 +119,10 @@ fn impossible() -> io::Error {
 }
 
 impl ShmLink {
-    /// One end over memory of [`SHM_BYTES`] bytes.
+    /// Creates one end, over memory of at least [`SHM_BYTES`] bytes.
     ///
     /// # Errors
-    /// `EINVAL` when the memory is too small.
+    /// `InvalidInput` when the memory is too small.
     pub fn new(
         memory: Arc<SharedMemory>,
         side: ShmSide,
@@ -144,15 +146,16 @@ impl ShmLink {
         })
     }
 
-    /// The same link, whose client sleeps in `poll(2)` on an eventfd and not on the futex: both
-    /// sides have to agree. Such a client uses [`ShmLink::prepare_wait`], not [`ShmLink::wait_readable`].
+    /// Makes the client of this link sleep in `poll(2)` on an eventfd instead of the futex; both sides
+    /// have to agree on that. Such a client uses [`ShmLink::prepare_wait`] instead of
+    /// [`ShmLink::wait_readable`].
     #[must_use]
     pub fn with_client_bell(mut self, bell: Doorbell) -> Self {
         self.client_bell = Some(bell);
         self
     }
 
-    /// The bell that wakes this side, if it has one.
+    /// Returns the bell that wakes this side, if it has one.
     #[must_use]
     pub fn own_bell(&self) -> Option<&Doorbell> {
         match self.side {
@@ -161,18 +164,19 @@ impl ShmLink {
         }
     }
 
-    /// The socket whose closing tells of the peer's death.
+    /// Returns the socket that closes when the peer dies.
     #[must_use]
     pub fn socket(&self) -> &OwnedFd {
         &self.socket
     }
 
-    /// The server's bell.
+    /// Returns the server's bell.
     #[must_use]
     pub fn doorbell(&self) -> &Doorbell {
         &self.doorbell
     }
 
+    /// Returns the ring to the peer and the ring from the peer.
     fn rings(&self) -> (Ring, Ring) {
         match self.side {
             ShmSide::Client => (TO_SERVER, TO_CLIENT),
@@ -180,19 +184,21 @@ impl ShmLink {
         }
     }
 
-    /// Room in the ring to the peer, as it is now.
+    /// Returns the room in the ring towards the peer at this moment.
     fn space(&self, ring: &Ring) -> io::Result<usize> {
         let read = self.memory.word64(ring.words + READ).load(Ordering::Acquire);
         let unread = self.written.load(Ordering::Relaxed).wrapping_sub(read);
         if unread > ring.bytes as u64 {
             return Err(impossible());
         }
-        // Whoever reads this may write over what the peer had read by then: the acquire above goes before that.
+        // A thread that loads this may overwrite what the peer had read by then, so the acquire above
+        // comes before.
         self.peer_read.store(read, Ordering::Release);
         Ok(ring.bytes - unread as usize)
     }
 
-    /// Room in the ring to the peer: at least `wanted` if there is that much, perhaps less than there is.
+    /// Returns the room in the ring towards the peer: at least `wanted` if there is that much, otherwise
+    /// all there is.
     fn space_for(&self, ring: &Ring, wanted: usize) -> io::Result<usize> {
         let read = self.peer_read.load(Ordering::Acquire);
         let unread = self.written.load(Ordering::Relaxed).wrapping_sub(read);
@@ -202,6 +208,7 @@ impl ShmLink {
         }
     }
 
+    /// Returns the number of unread bytes, after checking the peer's position.
     fn available(&self, ring: &Ring) -> io::Result<usize> {
         let written = self.memory.word64(ring.words + WRITTEN).load(Ordering::Acquire);
         let unread = written.wrapping_sub(self.read.load(Ordering::Relaxed));
@@ -211,13 +218,13 @@ impl ShmLink {
         Ok(unread as usize)
     }
 
-    /// True when there is something to receive, or the peer spoiled the ring.
+    /// True when there is something to receive, or the peer set an impossible position.
     #[must_use]
     pub fn readable(&self) -> bool {
         self.available(&self.rings().1).map_or(true, |count| count > 0)
     }
 
-    /// True when there is room to send at least half of the ring, or the peer spoiled it.
+    /// True when there is room to send at least half of the ring, or the peer set an impossible position.
     fn writable(&self) -> bool {
         let ring = self.rings().0;
         self.space(&ring).map_or(true, |count| count >= ring.bytes / 2)
@@ -252,8 +259,9 @@ impl ShmLink {
         Ok(sent)
     }
 
-    /// Fetches the lines of the ring that the next message will be written to, supposing it is as long as the last one: they are
-    /// in the cache of the peer, which has read from them what stood there a round before. For who has nothing else to do.
+    /// Prefetches the lines of the ring to which the next message will be written, assuming that it is
+    /// as long as the last one. They are in the cache of the peer, which read the previous round's bytes
+    /// from them. For threads that have nothing else to do.
     pub fn prepare_send(&self) {
         let ring = self.rings().0;
         let count = self.last_sent.swap(0, Ordering::Relaxed).min(PREPARED_BYTES_MAX);
@@ -281,25 +289,25 @@ impl ShmLink {
         Ok(done)
     }
 
-    /// So many of the bytes that are there have been read.
+    /// Marks `count` of the `available` bytes as read.
     fn consume(&self, ring: &Ring, available: usize, count: usize) {
         let position = self.read.load(Ordering::Relaxed) + count as u64;
         self.read.store(position, Ordering::Relaxed);
         self.memory.word64(ring.words + READ).store(position, Ordering::Release);
-        // A sender that found the ring full waits until half of it is free: one wake-up for many
-        // pieces.
+        // A sender that found the ring full waits until half of it is free, so that many pieces take one
+        // wake-up.
         if available > ring.bytes / 2 && available - count <= ring.bytes / 2 {
             self.wake_peer();
         }
     }
 
-    /// Bytes that can be received.
+    /// Returns the number of bytes that can be received.
     pub(crate) fn unread(&self) -> io::Result<usize> {
         self.available(&self.rings().1)
     }
 
-    /// Where bytes stand that can be received, from `skip` bytes behind the first: two ranges, the second behind the first.
-    /// Whoever has looked at [`ShmLink::unread`] asks for no more.
+    /// Returns the two ranges, one after the other, of `count` unread bytes, starting `skip` bytes after
+    /// the first one. Callers must not ask for more than [`ShmLink::unread`] returned.
     fn standing(&self, ring: &Ring, skip: usize, count: usize) -> [Range<usize>; 2] {
         let start = self.read.load(Ordering::Relaxed) + skip as u64;
         let at = (start % ring.bytes as u64) as usize;
@@ -308,12 +316,12 @@ impl ShmLink {
         [at..at + first, ring.base..ring.base + count - first]
     }
 
-    /// The same as the payload of a message.
+    /// Returns unread bytes as the payload of a message.
     pub(crate) fn payload(&self, skip: usize, count: usize) -> Payload<'_> {
         Payload { memory: &self.memory, ranges: self.standing(&self.rings().1, skip, count) }
     }
 
-    /// Copies bytes that can be received, and leaves them there.
+    /// Copies unread bytes and leaves them in the ring.
     pub(crate) fn peek(&self, skip: usize, target: &mut [u8]) {
         let [first, second] = self.standing(&self.rings().1, skip, target.len());
         let (front, back) = target.split_at_mut(first.len());
@@ -323,8 +331,8 @@ impl ShmLink {
         }
     }
 
-    /// Has the processor fetch the first of the bytes that can be received from `skip` bytes behind the first: they are in the cache
-    /// of the peer, who has written them.
+    /// Prefetches the first unread bytes from `skip` bytes after the first one. They are in the cache of
+    /// the peer, which wrote them.
     pub(crate) fn expect(&self, skip: usize, unread: usize) {
         let count = unread.saturating_sub(skip).min(EXPECTED_BYTES);
         for part in self.standing(&self.rings().1, skip, count) {
@@ -332,12 +340,13 @@ impl ShmLink {
         }
     }
 
-    /// So many bytes have been received where they stand, of those that were there when it was last looked.
+    /// Marks `count` bytes as read that were used in place. `unread` is what [`ShmLink::unread`] returned.
     pub(crate) fn received(&self, unread: usize, count: usize) -> io::Result<()> {
         let ring = self.rings().1;
         let half = ring.bytes / 2;
-        // More may have come since: a sender waits until half is free of what is there now. One that has filled the ring meanwhile
-        // does after half of it was taken, too.
+        // A waiting sender is woken when half the ring becomes free, counted from what is there at that
+        // moment. More may have arrived since `unread` was loaded, and a sender that has filled the ring
+        // since then waits until half of it was read.
         let available = match count >= half || unread > half && unread - count <= half {
             true => self.available(&ring)?,
             false => unread,
@@ -349,7 +358,7 @@ impl ShmLink {
         Ok(())
     }
 
-    /// True when the peer sleeps, so that the next thing sent has to wake it.
+    /// True when the peer sleeps, so that the next send has to wake it.
     #[must_use]
     pub fn peer_sleeps(&self) -> bool {
         let flag = match self.side {
@@ -360,8 +369,8 @@ impl ShmLink {
     }
 
     fn wake_peer(&self) {
-        // The peer sets its flag, fences, and looks at the positions; we store a position, fence,
-        // and look at the flag: one of the two sees the other.
+        // The peer sets its flag, fences, and checks the positions; this side stores a position, fences,
+        // and checks the flag. So at least one of the two sees what the other has stored.
         fence(Ordering::SeqCst);
         let flag = match self.side {
             ShmSide::Client => SERVER_SLEEPS,
@@ -374,7 +383,7 @@ impl ShmLink {
                 ShmSide::Server => match &self.client_bell {
                     Some(bell) => bell.ring(),
                     None => {
-                        // All: one may wait for what comes, others for room.
+                        // Wake all threads: one may wait for data, others for room.
                         let _ = futex::wake(word, futex::Flags::empty(), i32::MAX as u32);
                     }
                 },
@@ -382,15 +391,15 @@ impl ShmLink {
         }
     }
 
-    /// For the server, before its event loop waits: sets the sleeping flag. False: there is work,
-    /// do not sleep.
+    /// Sets the server's sleeping flag, before its event loop waits. Returns false if there is work, so
+    /// that it must not sleep.
     #[must_use]
     pub fn prepare_sleep(&self) -> bool {
         self.prepare_wait(false)
     }
 
-    /// For a side that sleeps on its bell, before it does: sets its sleeping flag. False: bytes
-    /// have come, or (with `send`) there is room to send, so do not sleep.
+    /// Sets the sleeping flag of a side that is about to sleep on its bell. Returns false if it must not
+    /// sleep, because bytes have arrived or (with `send`) there is room to send.
     #[must_use]
     pub fn prepare_wait(&self, send: bool) -> bool {
         let flag = match self.side {
@@ -406,7 +415,7 @@ impl ShmLink {
         true
     }
 
-    /// For the client: waits until bytes can be received, spinning first where that helps. Returns
+    /// For the client: waits until bytes can be received, and spins first where that helps. Returns
     /// after at most 100 ms, or with an error once the server is gone.
     ///
     /// # Errors
@@ -415,7 +424,7 @@ impl ShmLink {
         self.wait(|| self.readable(), spin)
     }
 
-    /// For the client: waits until bytes can be sent, otherwise like [`Self::wait_readable`].
+    /// For the client: waits until there is room to send; otherwise like [`Self::wait_readable`].
     ///
     /// # Errors
     /// `ConnectionReset` when the server closed the socket.
@@ -423,7 +432,7 @@ impl ShmLink {
         self.wait_for_room(|| self.writable())
     }
 
-    /// For the client: waits until bytes can be received or sent, otherwise like
+    /// For the client: waits until bytes can be received or there is room to send; otherwise like
     /// [`Self::wait_readable`].
     ///
     /// # Errors
@@ -433,7 +442,7 @@ impl ShmLink {
     }
 
     fn wait_for_room(&self, ready: impl Fn() -> bool) -> io::Result<()> {
-        // While another thread spins for the same, this one may sleep.
+        // If another thread already spins for room, sleep at once.
         match self.room_spin.try_lock() {
             Ok(mut spin) => self.wait(ready, &mut spin),
             Err(_) => self.wait(ready, &mut Spin::new(Duration::ZERO)),
@@ -449,7 +458,7 @@ impl ShmLink {
         word.store(1, Ordering::SeqCst);
         fence(Ordering::SeqCst);
         if ready() {
-            return Ok(()); // The flag stays: another thread may sleep.
+            return Ok(()); // Leave the flag set: another thread may sleep.
         }
         let limit = rustix::thread::Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
         match futex::wait(word, futex::Flags::empty(), 1, Some(&limit)) {
@@ -462,18 +471,18 @@ impl ShmLink {
         }
     }
 
-    /// True when the peer's end of the socket is gone.
+    /// True when the peer has closed its end of the socket.
     #[must_use]
     pub fn peer_closed(&self) -> bool {
-        // Not by receiving: a descriptor may wait there to be taken.
+        // Do not check by receiving: a descriptor may be waiting in the socket.
         crate::socket::peer_closed(self.socket.as_fd())
     }
 
-    /// For the server: hands memory over that it will lend parts of, over the socket. It has to be
-    /// taken by the client, so nothing may be handed over that the client does not look for.
+    /// For the server: passes memory of which it will lend parts to the client, over the socket. The
+    /// client has to receive it, so the server must not pass memory that the client does not expect.
     ///
     /// # Errors
-    /// The client is gone, or takes nothing.
+    /// The client is gone, or the socket is full.
     pub fn hand_over(&self, memory: BorrowedFd<'_>, length: usize) -> io::Result<()> {
         let bytes = (length as u64).to_le_bytes();
         match send_descriptors(&self.socket, &bytes, &[memory])? {
@@ -482,11 +491,12 @@ impl ShmLink {
         }
     }
 
-    /// For the client: the next memory that the server handed over, and its length as the server
-    /// says it.
+    /// For the client: receives the next memory that the server passed, and its length according to the
+    /// server.
     ///
     /// # Errors
-    /// `InvalidData`: the server did not send what it has to. `EMFILE`: this process has no descriptors left.
+    /// `InvalidData`: the server sent something else or nothing. `EMFILE`: this process has no
+    /// descriptors left.
     pub fn take_over(&self) -> io::Result<(OwnedFd, usize)> {
         let wrong = |what| io::Error::new(io::ErrorKind::InvalidData, what);
         let none_left = Some(rustix::io::Errno::MFILE.raw_os_error());
@@ -503,19 +513,20 @@ impl ShmLink {
         }
     }
 
-    /// For the server, before anything that it lent over this link changes for another reason than
-    /// that the client gave it back.
+    /// For the server: must be called before anything lent over this link changes, unless the client
+    /// gave it back.
     pub fn end_loans(&self) {
         self.memory.word32(LOANS_ENDED).store(1, Ordering::SeqCst);
         fence(Ordering::SeqCst);
     }
 
-    /// For the client, after reading what was lent: false when it may have changed by then.
+    /// For the client, after reading lent memory: returns false if it may have changed meanwhile.
     #[must_use]
     pub fn loans_hold(&self) -> bool {
-        // As with a sequence lock: what was read before the fence is older than a flag that is not set behind it, since the server
-        // sets the flag, and fences, before it changes anything. Nothing here is stored that the server looks at, so this
-        // need not wait until all stores of the copy are done.
+        // As in the reader of a sequence lock: the server sets the flag, and fences, before it changes
+        // anything. So if the flag is clear after this fence, everything read before it was unchanged.
+        // The server reads nothing that is stored here, so there is no need to wait for the stores of
+        // the copy.
         fence(Ordering::Acquire);
         self.memory.word32(LOANS_ENDED).load(Ordering::Relaxed) == 0
     }

@@ -1,4 +1,4 @@
-//! System calls on sockets that need addresses: gathered sends, sendfile, descriptors.
+//! System calls on sockets that need raw addresses: gathered sends, receiving, passing descriptors.
 #![allow(unsafe_code)]
 
 use crate::Target;
@@ -13,13 +13,13 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-/// True when the other end of a socket is closed, or nobody has it any more.
+/// True when the other end of a socket is closed or has no open descriptor left.
 pub(crate) fn peer_closed(socket: BorrowedFd<'_>) -> bool {
     let mut watched = [PollFd::from_borrowed_fd(socket, PollFlags::RDHUP)];
     match poll(&mut watched, Some(&Timespec::default())) {
         Ok(_) => !watched[0].revents().is_empty(),
         Err(_) => {
-            // Where waiting is forbidden: seen once what was sent before is taken.
+            // A filter forbids `ppoll(2)`: a close is noticed only after all earlier data was received.
             let how = RecvFlags::PEEK | RecvFlags::DONTWAIT;
             match rustix::net::recv(socket, &mut [0], how) {
                 Ok((_, count)) => count == 0,
@@ -30,9 +30,9 @@ pub(crate) fn peer_closed(socket: BorrowedFd<'_>) -> bool {
     }
 }
 
-/// Waits until a socket can be read or written, at most about `limit`. It may come back before: whoever waits looks
-/// again. So it does after a moment where a filter of this process, which may be a program that `towline run` started,
-/// forbids `ppoll(2)`.
+/// Waits until a socket can be read or written, for at most about `limit`. May return early, so callers
+/// check again. If a seccomp filter of this process, which may be a program under `towline run`, forbids
+/// `ppoll(2)`, this waits only for [`MOMENT`].
 pub(crate) fn wait(
     socket: BorrowedFd<'_>,
     flags: PollFlags,
@@ -52,12 +52,12 @@ pub(crate) fn wait(
     }
 }
 
-/// After how long one looks again where a program has forbidden itself to wait.
+/// Interval between checks where a program has forbidden itself to wait.
 pub const MOMENT: Duration = Duration::from_millis(1);
 
-/// Sleeps for about this time, which a signal may cut short. In programs that `towline run` started it takes the place of
-/// `std::thread::sleep`, which panics where a filter refuses `clock_nanosleep(2)`. Where one refuses `nanosleep(2)`, too,
-/// it only lets others run.
+/// Sleeps for about `time`; a signal may end it early. Under `towline run` this replaces
+/// `std::thread::sleep`, which panics if a filter refuses `clock_nanosleep(2)`. If a filter refuses
+/// `nanosleep(2)` too, this only yields the processor.
 pub fn pause(time: Duration) {
     let time = Timespec { tv_sec: time.as_secs() as i64, tv_nsec: time.subsec_nanos().into() };
     if matches!(nanosleep(&time), NanosleepRelativeResult::Err(_)) {
@@ -65,23 +65,23 @@ pub fn pause(time: Duration) {
     }
 }
 
-/// Memory to be sent, by address.
+/// A range of memory to send, by address.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Piece {
     address: *const u8,
     length: usize,
-    /// Nobody else changes it.
+    /// Nothing else changes the memory.
     own: bool,
 }
 
 impl Piece {
-    /// Bytes of this process. The piece must be sent before `bytes` goes away, which
+    /// Refers to bytes of this process. The piece must be sent before `bytes` goes away, which
     /// [`crate::SendQueue`] ensures by holding the segment.
     pub(crate) fn of(bytes: &[u8]) -> Self {
         Self { address: bytes.as_ptr(), length: bytes.len(), own: true }
     }
 
-    /// A range of shared memory, checked by [`towline_mem::SharedMemory::address`].
+    /// Refers to a range of shared memory, which [`towline_mem::SharedMemory::address`] checks.
     pub(crate) fn shared(memory: &towline_mem::SharedMemory, offset: usize, length: usize) -> Self {
         Self { address: memory.address(offset, length), length, own: false }
     }
@@ -90,7 +90,7 @@ impl Piece {
         self.length
     }
 
-    /// Copies to a place in shared memory.
+    /// Copies `count` bytes, starting at `from`, to shared memory.
     pub(crate) fn copy_to(
         &self,
         from: usize,
@@ -100,8 +100,9 @@ impl Piece {
     ) {
         assert!(from + count <= self.length, "copy beyond the piece");
         let target = memory.address(at, count);
-        // SAFETY: the source is alive (see `of` and `shared`) and holds `from + count` bytes, the
-        // target range was checked; a ring and the memory of a store are different mappings.
+        // SAFETY: the source is alive (see `of` and `shared`) and holds `from + count` bytes; the target
+        // range was checked; a ring and the memory of a store are different mappings, so they do not
+        // overlap.
         unsafe { std::ptr::copy_nonoverlapping(self.address.add(from), target, count) };
     }
 
@@ -109,19 +110,19 @@ impl Piece {
     pub(crate) fn extend(&self, out: &mut Vec<u8>) {
         let at = out.len();
         out.resize(at + self.length, 0);
-        // SAFETY: the source is alive and holds `length` bytes; the target was just made.
+        // SAFETY: the source is alive and holds `length` bytes; the target was just resized to hold them.
         unsafe { std::ptr::copy_nonoverlapping(self.address, out[at..].as_mut_ptr(), self.length) };
     }
 }
 
-/// Sends the pieces without waiting; with `more` the kernel may hold them back for what follows.
+/// Sends the pieces without waiting. With `more`, the kernel may hold them back until more data follows.
 pub(crate) fn send_pieces(fd: BorrowedFd<'_>, pieces: &[Piece], more: bool) -> io::Result<usize> {
     const PIECES_MAX: usize = 64;
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | if more { libc::MSG_MORE } else { 0 };
     if let [piece @ Piece { own: true, .. }] = pieces {
-        // SAFETY: the memory is alive, and nobody changes it.
+        // SAFETY: the memory is alive, and nothing else changes it.
         let bytes = unsafe { std::slice::from_raw_parts(piece.address, piece.length) };
-        // Not by the C library, in which it is a point at which threads can be cancelled: that costs 30 ns.
+        // Not with the C library's `send`, which is a thread cancellation point and takes 30 ns longer.
         return Ok(rustix::net::send(fd, bytes, SendFlags::from_bits_retain(flags as u32))?);
     }
     let mut vectors = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; PIECES_MAX];
@@ -129,11 +130,11 @@ pub(crate) fn send_pieces(fd: BorrowedFd<'_>, pieces: &[Piece], more: bool) -> i
     for (vector, piece) in vectors.iter_mut().zip(pieces) {
         *vector = libc::iovec { iov_base: piece.address.cast_mut().cast(), iov_len: piece.length };
     }
-    // SAFETY: all zero is a valid msghdr: no name, no control data.
+    // SAFETY: an all-zero msghdr is valid: no name, no control data.
     let mut message: libc::msghdr = unsafe { MaybeUninit::zeroed().assume_init() };
     message.msg_iov = vectors.as_mut_ptr();
     message.msg_iovlen = count as _;
-    // SAFETY: the vectors and the memory they name outlive the call, which only reads them.
+    // SAFETY: the vectors and the memory they refer to outlive the call, which only reads them.
     let sent = unsafe { libc::sendmsg(fd.as_raw_fd(), &raw const message, flags) };
     usize::try_from(sent).map_err(|_| io::Error::last_os_error())
 }
@@ -143,9 +144,9 @@ pub(crate) fn send_pieces(fd: BorrowedFd<'_>, pieces: &[Piece], more: bool) -> i
 pub enum Wait {
     /// Not at all.
     No,
-    /// Until something came.
+    /// Until something arrives.
     Any,
-    /// Until the target is full: one wake-up for a whole fragment.
+    /// Until the target is full, so that a whole fragment takes one wake-up.
     Full,
 }
 
@@ -159,29 +160,30 @@ impl Wait {
     }
 }
 
-/// True when nothing came, and nothing is wrong.
+/// True when nothing has arrived and nothing is wrong.
 pub(crate) fn is_nothing(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }
 
-/// Receives.
+/// Receives into `target`.
 pub(crate) fn receive(
     fd: BorrowedFd<'_>,
     target: &mut Target<'_>,
     wait: Wait,
 ) -> io::Result<usize> {
     if let Target::Own(bytes) = target {
-        // Not by the C library, as in `send_pieces`.
+        // Not with the C library's `recv`; see `send_pieces`.
         return Ok(rustix::net::recv(fd, &mut **bytes, wait.flags())?.1);
     }
     let vector = vector_of(target);
     let flags = wait.flags().bits() as i32;
-    // SAFETY: the memory is alive and may be written as `Target` says; no reference to shared memory is made.
+    // SAFETY: the memory is alive and may be written, as `Target` requires; no reference to shared
+    // memory is created.
     let received = unsafe { libc::recv(fd.as_raw_fd(), vector.iov_base, vector.iov_len, flags) };
     usize::try_from(received).map_err(|_| io::Error::last_os_error())
 }
 
-/// From now on each [`look`] begins behind what was looked at and is still there.
+/// Makes each later [`look`] start after the data that was peeked at and is still in the socket.
 pub(crate) fn begin_to_look(fd: BorrowedFd<'_>) -> io::Result<()> {
     let offset: libc::c_int = 0;
     // SAFETY: the option's value is an integer, which the call only reads.
@@ -197,23 +199,23 @@ pub(crate) fn begin_to_look(fd: BorrowedFd<'_>) -> io::Result<()> {
     if set == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Receives without waiting what stays in the socket.
+/// Receives without waiting and leaves the data in the socket.
 pub(crate) fn look(fd: BorrowedFd<'_>, target: &mut [u8]) -> io::Result<usize> {
     Ok(rustix::net::recv(fd, target, RecvFlags::DONTWAIT | RecvFlags::PEEK)?.1)
 }
 
-/// Receives without waiting: what `target` does not take goes to `ahead`.
+/// Receives without waiting; bytes that do not fit `target` go to `ahead`.
 pub(crate) fn receive_two(
     fd: BorrowedFd<'_>,
     target: &mut Target<'_>,
     ahead: &mut [u8],
 ) -> io::Result<usize> {
     let mut vectors = [vector_of(target), vector_of(&mut Target::Own(ahead))];
-    // SAFETY: all zero is a valid msghdr: no name, no control data.
+    // SAFETY: an all-zero msghdr is valid: no name, no control data.
     let mut message: libc::msghdr = unsafe { MaybeUninit::zeroed().assume_init() };
     message.msg_iov = vectors.as_mut_ptr();
     message.msg_iovlen = vectors.len() as _;
-    // SAFETY: the vectors and the memory they name outlive the call, and may be written.
+    // SAFETY: the vectors and the memory they refer to outlive the call, and may be written.
     let received = unsafe { libc::recvmsg(fd.as_raw_fd(), &raw mut message, libc::MSG_DONTWAIT) };
     usize::try_from(received).map_err(|_| io::Error::last_os_error())
 }
@@ -246,7 +248,7 @@ pub fn send_descriptors(
     Ok(rustix::net::sendmsg(fd, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL)?)
 }
 
-/// Receives bytes and the descriptors that came with them, at most four.
+/// Receives bytes and at most four descriptors that came with them.
 ///
 /// # Errors
 /// What `recvmsg(2)` says; `EMFILE` when not all descriptors could be received.

@@ -1,35 +1,34 @@
-//! Looking again for a while before sleeping.
+//! Spins for a while before sleeping.
 //!
-//! A sleeper has to be woken, which costs the peer a system call and both some ten microseconds, in
-//! virtual machines five times that. Who looks again and again instead sees what comes at once, but
-//! holds the processor meanwhile. So it is worth it only where something does come soon and nobody
-//! else wants the processor. [`Spin`] learns both from what happens: it needs no knowledge of the
-//! network, or of where the peer runs.
+//! Waking a sleeper costs the peer a system call and both sides about ten microseconds, in virtual
+//! machines five times as much. Spinning notices data at once, but occupies the processor meanwhile. So
+//! it pays only if data does arrive soon and no other thread wants the processor. [`Spin`] learns both
+//! from experience; it needs no knowledge of the network or of where the peer runs.
 
 use rustix::thread::sched_yield;
 use std::time::{Duration, Instant};
 
-/// After spinning in vain again and again so many waits sleep at once before the next try.
+/// After several failed attempts, this many waits sleep at once before the next attempt.
 const PAUSE_IN_VAIN: u32 = 15;
-/// The same while somebody else wants the processor, who may keep it for milliseconds when asked.
+/// The same while another thread wants the processor, which may keep it for milliseconds once it has it.
 const PAUSE_CONTENDED: u32 = 1023;
-/// After so many looks in vain, one after the other, one look is longer.
+/// After this many failed attempts in a row, one attempt spins longer.
 const VAIN_BEFORE_LONG: u32 = 2;
-/// By this factor.
+/// Factor by which a long attempt is longer.
 const LONG: u32 = 4;
-/// Most short looks between two long ones that changed nothing.
+/// Most short attempts between two long ones that did not help.
 const SHORT_BETWEEN: u32 = 63;
-/// What comes this soon is not worth asking whether somebody else wants the processor.
+/// Spin this long before checking whether another thread wants the processor.
 const SOON: Duration = Duration::from_micros(5);
-/// Asking takes longer than this only when somebody did.
+/// `sched_yield` takes longer than this only if another thread ran.
 const YIELDED: Duration = Duration::from_micros(5);
-/// Two looks are this far apart only when something else ran on the processor between them.
+/// Two looks are further apart than this only if something else ran on the processor in between.
 const PREEMPTED: Duration = Duration::from_micros(30);
 
-/// Looks at memory that cost about as much as one at the clock.
+/// This many looks at memory cost about as much as reading the clock.
 const LOOKS: usize = 32;
 
-/// Looks at memory again and again, about as long as a look at the clock takes.
+/// Looks at memory repeatedly, for about as long as reading the clock takes.
 pub fn look_often(is_there: impl Fn() -> bool) -> bool {
     (0..LOOKS).any(|_| {
         let found = is_there();
@@ -40,37 +39,37 @@ pub fn look_often(is_there: impl Fn() -> bool) -> bool {
     })
 }
 
-/// How long to look before sleeping, and whether at all.
+/// Decides how long to spin before sleeping, and whether to spin at all.
 ///
-/// Two ends that both sleep, where to be woken takes longer than they look, find each other asleep
-/// for ever: each answer comes when the other one has just given up. So one look in many is longer. If it
-/// finds something, the peer is awake, and short looks are enough from then on; if those stay in vain,
-/// the peer is simply far away, and long looks become rare.
+/// If both ends sleep, and waking up takes longer than they spin, each finds the other asleep for ever:
+/// every answer arrives just after the other end has given up. So one attempt in many is longer. If it
+/// finds something, the peer is awake, and short attempts suffice from then on. If these keep failing,
+/// the peer is simply far away, and long attempts become rare.
 #[derive(Debug)]
 pub struct Spin {
     limit: Duration,
-    /// Waits that sleep at once before the next try.
+    /// Waits that sleep at once before the next attempt.
     pause: u32,
-    /// The length of the next pause, when the next try is in vain, too.
+    /// Length of the next pause, if the next attempt fails too.
     next_pause: u32,
-    /// Looks in vain, one after the other.
+    /// Failed attempts in a row.
     vain: u32,
-    /// Short looks before the next long one, and the same after that one.
+    /// Short attempts left before the next long one, and the number to set after that one.
     short: u32,
     next_short: u32,
 }
 
 impl Spin {
-    /// Looks for at most `limit` each time; zero never looks.
+    /// Spins for at most `limit` each time; zero never spins.
     #[must_use]
     pub fn new(limit: Duration) -> Self {
         Self { limit, pause: 0, next_pause: 0, vain: 0, short: 0, next_short: 0 }
     }
 
-    /// Calls `look` until it finds something. `None` after the limit, now and then after four times the
-    /// limit, or at once where spinning was in vain lately: it is time to sleep. Each time in vain
-    /// after the first the pause until the next try doubles; it becomes much longer while somebody else
-    /// wants the processor.
+    /// Calls `look` until it finds something. Returns `None` when it is time to sleep: after the limit,
+    /// occasionally after four times the limit, or at once if spinning has failed recently. Each failure
+    /// after the first doubles the pause until the next attempt; the pause becomes much longer while
+    /// another thread wants the processor.
     pub fn until<T>(&mut self, mut look: impl FnMut() -> Option<T>) -> Option<T> {
         if self.limit.is_zero() {
             return None;
@@ -79,7 +78,7 @@ impl Spin {
             self.pause -= 1;
             return None;
         }
-        // What is there already says nothing about spinning, and the clock need not be asked.
+        // Data that is already there says nothing about spinning, and needs no look at the clock.
         if let Some(found) = look() {
             return Some(found);
         }
@@ -112,7 +111,7 @@ impl Spin {
         }
     }
 
-    /// How long to look this time.
+    /// Returns how long to spin this time.
     fn next_limit(&mut self) -> Duration {
         if self.vain < VAIN_BEFORE_LONG {
             return self.limit;
@@ -126,7 +125,7 @@ impl Spin {
         self.limit * LONG
     }
 
-    /// A look found something; `soon`: before the usual limit.
+    /// Records that spinning found something; `soon`: within the usual limit.
     fn found(&mut self, soon: bool) {
         self.next_pause = 0;
         self.vain = 0;
@@ -154,7 +153,7 @@ mod tests {
             looks += 1;
             (looks == 3).then_some("it")
         });
-        // The machine may have been busy for a moment: then it gives up, which is right.
+        // If the machine was busy for a moment, giving up is right.
         assert!(found == Some("it") || spin.pause > 0);
     }
 
@@ -173,7 +172,7 @@ mod tests {
             }
             tried
         };
-        // Five tries lead to the longest pause, from then on one of 16 waits looks.
+        // Five attempts lead to the longest pause; from then on one wait in 16 spins.
         assert!(tries(&mut spin, 1000) <= 5 + 1000 / 16 + 1);
         for _ in 0..=PAUSE_CONTENDED {
             let mut looks = 0;
@@ -186,7 +185,7 @@ mod tests {
         assert_eq!(tries(&mut spin, 1), 1);
     }
 
-    /// Limits of so many tries, all of them in vain.
+    /// The limits of `tries` attempts that all fail.
     fn vain_limits(spin: &mut Spin, tries: usize) -> Vec<Duration> {
         let one = |_| {
             let limit = spin.next_limit();
@@ -214,10 +213,10 @@ mod tests {
         assert_eq!(vain_limits(&mut spin, 2), [limit; 2]);
         assert_eq!(spin.next_limit(), limit * LONG);
         spin.found(false);
-        // It answers at once from now on.
+        // From here on the peer answers at once.
         assert_eq!(spin.next_limit(), limit);
         spin.found(true);
-        // When both fall asleep again, it begins anew.
+        // If both fall asleep again, it starts over.
         assert_eq!(vain_limits(&mut spin, 3), [limit, limit, limit * LONG]);
     }
 

@@ -1,21 +1,21 @@
-//! Where received bytes go.
+//! The place for received bytes.
 
 use std::ops::Range;
 use towline_mem::SharedMemory;
 
-/// Memory that bytes are received into.
+/// Memory into which bytes are received.
 #[derive(Debug)]
-#[allow(clippy::exhaustive_enums)] // who receives has to handle each
+#[allow(clippy::exhaustive_enums)] // receivers have to handle each variant
 pub enum Target<'a> {
-    /// The receiver's alone.
+    /// Memory that belongs to the receiver alone.
     Own(&'a mut [u8]),
-    /// A range of memory that others may read and write meanwhile, such as a disk's. It is mapped
-    /// for writing.
+    /// A range of memory that others may read and write at the same time, such as that of a disk. It is
+    /// mapped for writing.
     Shared(&'a SharedMemory, Range<usize>),
 }
 
 impl Target<'_> {
-    /// Bytes that it takes.
+    /// Returns the length in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         match self {
@@ -24,13 +24,13 @@ impl Target<'_> {
         }
     }
 
-    /// True for no bytes.
+    /// True when the target has no room.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The same place, for no more than so many bytes.
+    /// Returns the same place, limited to `most` bytes.
     pub(crate) fn limited(&mut self, most: usize) -> Target<'_> {
         let length = self.len().min(most);
         match self {
@@ -41,7 +41,7 @@ impl Target<'_> {
         }
     }
 
-    /// Copies the first of these bytes to its beginning; returns how many.
+    /// Copies as many bytes of `source` as fit to the beginning of the target; returns how many.
     pub fn put(&mut self, source: &[u8]) -> usize {
         let count = self.len().min(source.len());
         match self {
@@ -51,10 +51,10 @@ impl Target<'_> {
         count
     }
 
-    /// Copies a range of another memory to `at`.
+    /// Copies a range of shared memory to offset `at`.
     ///
     /// # Panics
-    /// When a range is not inside.
+    /// When a range is not inside its memory.
     pub(crate) fn put_shared(&mut self, at: usize, memory: &SharedMemory, from: Range<usize>) {
         match self {
             Self::Own(bytes) => memory.copy_out(from.start, &mut bytes[at..at + from.len()]),

@@ -1,4 +1,4 @@
-//! Several threads of a client wait for one link over shared memory.
+//! Tests that several client threads can wait for one shared-memory link.
 
 #![allow(clippy::unwrap_used)] // a test that cannot go on should say where
 
@@ -20,7 +20,7 @@ fn pair() -> [Arc<Link>; 2] {
         .map(|link| Arc::new(Link::Shm(Box::new(link))))
 }
 
-/// One for room in the ring, another one, later, for what comes.
+/// One thread waits for room in the ring, another one, started later, for data.
 #[test]
 fn all_who_wait_are_woken() {
     const STEP: Duration = Duration::from_millis(20);

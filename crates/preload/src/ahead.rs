@@ -1,9 +1,9 @@
-//! Reading ahead: who reads a file from front to back in short pieces gets them out of longer ones, each asked
-//! for once.
+//! Reading ahead: a process that reads a file sequentially in short pieces gets them from longer ones, each
+//! fetched by one request.
 //!
-//! What was read ahead is used for a moment ([`VALID`]) and no longer than until a process of the run
-//! changes something or takes a lock, as what came with opening (`opened.rs`). That a file ended is not
-//! kept: who asks at its end asks the server.
+//! Data read ahead is used only for a moment ([`VALID`]) and until any process of the run changes something
+//! or takes a lock, like data from opening (`opened.rs`). The end of a file is not remembered: a read there
+//! asks the server.
 
 use crate::descriptors::Open;
 use crate::known::{changes, lock};
@@ -13,50 +13,51 @@ use std::sync::Mutex;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// How long what was read ahead may be used.
+/// How long data read ahead may be used.
 const VALID: Duration = Duration::from_millis(100);
-/// Bytes that are asked for first, and at most; reads of more than half of that are made as they are.
+/// Bytes requested at first, and at most; reads of more than half the maximum are not extended.
 const WINDOW_BYTES: std::ops::RangeInclusive<usize> = 32 * 1024..=512 * 1024;
-/// Reads that have to follow each other before more is asked for than they want.
+/// Number of sequential reads before more is requested than they want.
 const IN_ORDER: i32 = 2;
-/// So many reads more have to, when most of what was asked for was not used.
+/// Start value of that count after most of a piece was not used: this many more sequential reads are
+/// needed.
 const IN_VAIN: i32 = -32;
-/// Files that are followed at a time.
+/// Maximum number of files tracked at a time.
 const READERS_MAX: usize = 8;
 
 static READERS: Mutex<Readers> = Mutex::new(Readers { all: Vec::new(), spare: None });
 
 struct Readers {
     all: Vec<Reader>,
-    /// Memory that was used, so that the next piece costs no page faults.
+    /// Memory of a previous piece, so that the next one costs no page faults.
     spare: Option<Vec<u8>>,
 }
 
-/// How a file is read.
+/// The read pattern of a file.
 struct Reader {
     mount: usize,
     handle: u64,
     /// Where the last read ended.
     next: u64,
-    /// Reads before this one of which each began where the one before ended.
+    /// Number of previous successive reads that each began where the one before ended.
     in_order: i32,
-    /// Bytes to ask for next.
+    /// Number of bytes to request next.
     window: usize,
     piece: Option<Piece>,
 }
 
-/// What was read ahead.
+/// Data read ahead.
 struct Piece {
-    /// Memory, of which the first `length` bytes are the file's.
+    /// Memory whose first `length` bytes are the file's.
     memory: Vec<u8>,
     length: usize,
     from: u64,
-    /// Bytes up to the end of the furthest read from it.
+    /// End of the furthest read from it, in bytes.
     used: usize,
-    /// The file ended behind it.
+    /// The file ended at its end.
     is_last: bool,
     when: Instant,
-    /// Number of changes before it was asked for.
+    /// Number of changes before it was requested.
     changes: u64,
 }
 
@@ -65,7 +66,7 @@ impl Piece {
         self.changes == changes() && self.when.elapsed() <= VALID
     }
 
-    /// Copies what there is from `offset` on; how much that is.
+    /// Copies the data from `offset` on and returns its length.
     fn copy_to(&mut self, target: &mut [u8], offset: u64) -> usize {
         let at = offset.checked_sub(self.from).and_then(|at| usize::try_from(at).ok());
         let Some(at) = at.filter(|at| *at < self.length) else { return 0 };
@@ -76,18 +77,18 @@ impl Piece {
     }
 }
 
-/// What a read does about the server.
+/// What a read still needs from the server.
 enum Rest {
-    /// All is there.
+    /// Nothing.
     Nothing,
-    /// Asks for what it wants.
+    /// Only the bytes that it wants.
     Itself,
-    /// Asks for so many bytes, into this memory.
+    /// This many bytes, read ahead into this memory.
     Ahead(usize, Vec<u8>),
 }
 
 impl Reader {
-    /// Of a file whose first bytes may have come with opening it.
+    /// Starts with a file whose first bytes may have come with opening it.
     fn new(mount: usize, handle: u64) -> Self {
         let (next, in_order) = (FIRST_BYTES as u64, IN_ORDER - 1);
         Self { mount, handle, next, in_order, window: *WINDOW_BYTES.start(), piece: None }
@@ -97,7 +98,7 @@ impl Reader {
         self.handle == handle && self.mount == mount
     }
 
-    /// A read begins: copies what there is for it; how much that is, and what is to be done then.
+    /// Starts a read: copies the data that is there and returns its length and what to do next.
     fn begin(
         &mut self,
         target: &mut [u8],
@@ -109,7 +110,7 @@ impl Reader {
         let mut done = 0;
         if let Some(piece) = self.piece.as_mut().filter(|piece| piece.is_valid()) {
             done = piece.copy_to(target, offset);
-            // Where the file ended, a read is short; the next one asks whether it still does.
+            // At the end of the file a read is short; the next one asks whether the file still ends there.
             if done == target.len() || (done > 0 && piece.is_last) {
                 return (done, Rest::Nothing);
             }
@@ -127,7 +128,7 @@ impl Reader {
         (done, memory.map_or(Rest::Itself, |memory| Rest::Ahead(self.window, memory)))
     }
 
-    /// What was read ahead is not used any more: learns from that.
+    /// Adapts to how much of a piece was used.
     fn judge(&mut self, piece: &Piece) {
         if piece.used == piece.length {
             self.window = (2 * self.window).min(*WINDOW_BYTES.end());
@@ -140,7 +141,8 @@ impl Reader {
     }
 }
 
-/// Room for as much as will ever be read at once: what nobody touches costs nothing. `None`: the program has no memory left.
+/// Allocates memory for the longest piece; pages that are not touched cost nothing. Returns `None` if out
+/// of memory.
 fn new_memory() -> Option<Vec<u8>> {
     let mut memory = Vec::new();
     memory.try_reserve_exact(*WINDOW_BYTES.end()).ok()?;
@@ -159,7 +161,7 @@ fn find(all: &mut Vec<Reader>, mount: usize, handle: u64) -> &mut Reader {
     &mut all[place]
 }
 
-/// This process uses memory of its parent: it begins anew and leaves what is there as it is.
+/// Called in a process that uses its parent's memory: starts empty and leaves the original untouched.
 pub(crate) fn leave_to_parent() {
     if let Some(mut readers) = lock(&READERS) {
         let all = std::mem::take(&mut readers.all);
@@ -167,7 +169,7 @@ pub(crate) fn leave_to_parent() {
     }
 }
 
-/// Forgets a file that was closed, or opened: its handle may have meant another one.
+/// Forgets a file that was closed or opened, whose handle may have meant another one.
 pub(crate) fn forget(mount: usize, handle: u64) {
     if let Some(mut readers) = lock(&READERS)
         && let Some(place) = readers.all.iter().position(|reader| reader.is(mount, handle))
@@ -177,7 +179,7 @@ pub(crate) fn forget(mount: usize, handle: u64) {
     }
 }
 
-/// Whether the kernel, too, would read ahead.
+/// Returns true if the kernel would read ahead, too.
 fn is_followed(open: Open) -> bool {
     let is_direct = open.entry.flags.load(Ordering::Relaxed) & libc::O_DIRECT as u32 != 0;
     !is_direct && open.entry.mode.load(Ordering::Relaxed) & libc::S_IFMT == libc::S_IFREG

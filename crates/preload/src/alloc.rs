@@ -1,8 +1,8 @@
-//! An allocator apart from the program's: the program may be inside its own when it calls us, and
-//! may replace it. Powers of two from fresh mappings; large blocks are mappings of their own.
+//! The library's own allocator: the program may be inside its allocator when it calls us, and may replace
+//! it. Blocks are powers of two from fresh mappings; large blocks are mappings of their own.
 //!
-//! Handlers of signals wait while its lock is held, wherever it is called from: a handler may call us,
-//! or jump out of what it interrupted, and the lock would stay taken.
+//! Signal handlers wait while the lock is held, wherever it is taken: a handler may call us, or jump out of
+//! what it interrupted and leave the lock taken.
 
 use crate::guard::Quiet;
 use std::alloc::{GlobalAlloc, Layout};
@@ -10,9 +10,9 @@ use std::ops::Range;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 
-/// Smallest block, as a power of two.
+/// Smallest block size, as a power of two.
 const SMALLEST: u32 = 4;
-/// Largest block that comes from a chunk, as a power of two.
+/// Largest block size that comes from a chunk, as a power of two.
 const LARGEST: u32 = 17;
 const CLASSES: usize = (LARGEST - SMALLEST + 1) as usize;
 const CHUNK_BYTES: usize = 1 << 20;
@@ -48,38 +48,38 @@ impl Arena {
         self.lock.store(0, Ordering::Release);
     }
 
-    /// Gives out nothing that was given back before: another process uses this memory for a while, and
-    /// leaves what the owner has there as it is.
+    /// Hides all freed blocks: another process uses this memory for a while, and must not change the
+    /// owner's blocks.
     pub(crate) fn set_aside(&self) {
         for list in &self.free {
             list.store(null_mut(), Ordering::Relaxed);
         }
     }
 
-    /// What was never used of the chunk that blocks come from.
+    /// Returns the unused rest of the current chunk.
     pub(crate) fn unused(&self) -> Range<usize> {
         self.next.load(Ordering::Relaxed)..self.end.load(Ordering::Relaxed)
     }
 
-    /// The owner goes on, with the arena as it was before: takes back what the other process was given, of
-    /// which `left` is what it did not use.
+    /// Takes back what the other process allocated: the owner continues with the arena as it was before.
+    /// `left` is the other process's [`Self::unused`] at its end.
     ///
     /// # Safety
-    /// Nobody uses what was given since.
+    /// Blocks allocated since [`Self::set_aside`] are no longer in use.
     pub(crate) unsafe fn take_back(&self, left: Range<usize>) {
         let before = self.unused();
         if before.end == left.end && (before.start..=before.end).contains(&left.start) {
             let used = left.start - before.start;
-            // SAFETY: within the chunk; the caller says that nobody uses it. What is new is zero.
+            // SAFETY: within the chunk; the caller says that nobody uses it. Zero, as new blocks must be.
             unsafe { (before.start as *mut u8).write_bytes(0, used) };
         } else {
-            // It took chunks of its own; how much of this one it used before is not known.
+            // It allocated chunks of its own, so how much of this one it used is unknown.
             self.next.store(0, Ordering::Relaxed);
             self.end.store(0, Ordering::Relaxed);
         }
     }
 
-    /// A block, and whether it was never used: then it is zero, and no page of it is there yet.
+    /// Returns a block, and whether it was never used: then it is zero and not yet backed by pages.
     fn small(&self, class: u32) -> (*mut u8, bool) {
         let bytes = 1usize << class;
         let list = &self.free[(class - SMALLEST) as usize];
@@ -116,7 +116,7 @@ fn class_of(layout: Layout) -> u32 {
 fn map(bytes: usize) -> *mut u8 {
     let (protection, flags) =
         (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-    // SAFETY: a new mapping of memory, by a raw call because `mmap` is hooked.
+    // SAFETY: a new mapping; a raw call, as `mmap` is hooked.
     let at = unsafe {
         crate::guard::system_call(
             libc::SYS_mmap,
@@ -126,9 +126,9 @@ fn map(bytes: usize) -> *mut u8 {
     if at < 0 { null_mut() } else { at as *mut u8 }
 }
 
-// SAFETY: blocks are at least as large and as aligned as asked for (chunks are aligned to pages and
-// blocks within them to their size; no layout here asks for more than a page), and are handed out
-// once until they are given back.
+// SAFETY: blocks are at least as large and as aligned as requested (chunks are aligned to pages and blocks
+// within them to their size; no layout here asks for more than a page), and are handed out once until they
+// are freed.
 unsafe impl GlobalAlloc for Arena {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let class = class_of(layout);
@@ -145,9 +145,9 @@ unsafe impl GlobalAlloc for Arena {
             return map(layout.size().next_multiple_of(4096));
         }
         let (block, is_new) = self.small(class);
-        // Most programs are short: what they do not touch costs them nothing.
+        // Most programs are short-lived: memory that they do not touch costs them nothing.
         if !is_new && !block.is_null() {
-            // SAFETY: the block holds at least so many bytes.
+            // SAFETY: the block holds at least this many bytes.
             unsafe { block.write_bytes(0, layout.size()) };
         }
         block

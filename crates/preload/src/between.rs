@@ -1,9 +1,10 @@
-//! The process between this one and the keeper (`cli/launch`): a child of ours without a signal at its end, which the
-//! program is not to see. It ends as soon as it has a processor; on a busy machine that takes longer than the
-//! start of a program. So the program does not wait for it, but is not let do anything by which it would learn of it before it
-//! has ended: wait, hear of `SIGCHLD` (which the kernel sends all the same, as the parent executes a program
-//! meanwhile), take orphans (the keeper would be one), execute a program (which would not know of it).
-//! System calls without libc pass here only once they are trapped, which begins with it, too.
+//! Hides the process between this one and the keeper (`cli/launch`): a child of ours without a termination
+//! signal, which the program must not see. It ends as soon as it gets a processor; on a busy machine that
+//! takes longer than the start of a program. So the program does not wait for it at once, but before
+//! anything by which it could notice the process: waiting for children, handling `SIGCHLD` (which the
+//! kernel sends all the same, as the parent executes a program meanwhile), becoming a subreaper (it would
+//! adopt the keeper), and executing a program (which would not know of it). System calls without libc come
+//! here only once they are trapped, and arming the trap waits for the process, too.
 
 use crate::guard::{checked, mask, system_call};
 use crate::start;
@@ -12,26 +13,26 @@ use libc::{c_int, c_ulong, id_t, idtype_t, pid_t, rusage, siginfo_t, sigset_t};
 use std::sync::atomic::{AtomicU32, Ordering};
 use towline_instance::State;
 
-/// Its number as long as it may be there.
+/// Its number while it may exist, otherwise zero.
 static NUMBER: AtomicU32 = AtomicU32::new(0);
 
-/// `SIGCHLD` in a kernel's set of signals.
+/// `SIGCHLD` in the kernel's format of signal sets.
 static SIGNAL: u64 = 1 << (libc::SIGCHLD - 1);
 
-/// Learns which it is, where there is one.
+/// Finds out its number, if there is one.
 pub(crate) fn find(state: &State) {
     NUMBER.store(state.take_between().unwrap_or(0), Ordering::Relaxed);
 }
 
-/// The program begins now. That the process has ended is noted where it has; where its signal would be kept for the program
-/// it is waited for.
+/// Called when the program begins. Notes whether the process has ended; waits for its end if the program
+/// has `SIGCHLD` blocked, so that the signal would be kept for the program.
 pub(crate) fn begin() {
     if NUMBER.load(Ordering::Relaxed) != 0 {
         wait_for_end(if is_blocked() { 0 } else { libc::WNOHANG });
     }
 }
 
-/// Returns when it has ended.
+/// Waits until the process has ended.
 #[inline]
 pub(crate) fn end() {
     if NUMBER.load(Ordering::Relaxed) != 0 {
@@ -46,14 +47,14 @@ fn wait_for_end(how: c_int) {
     let wait =
         [number as usize, &raw mut status as usize, (how | libc::__WCLONE) as usize, 0, 0, 0];
     let ended = loop {
-        // SAFETY: a word is answered.
+        // SAFETY: the status word outlives the call.
         match unsafe { checked(libc::SYS_wait4, wait) } {
             Err(libc::EINTR) => {}
             Ok(0) => return,
             ended => break ended.is_ok(),
         }
     };
-    // Also on ECHILD: another thread has waited for it, or this process is a fork of the one whose child it is.
+    // Also on ECHILD: another thread has waited for it, or this process is a fork of the parent.
     NUMBER.store(0, Ordering::Relaxed);
     if ended && is_blocked() {
         forget_signal(number);
@@ -65,15 +66,15 @@ fn wait_for_end(how: c_int) {
     }
 }
 
-/// True when this thread has its signal blocked, which the kernel keeps then.
+/// Returns true if this thread has `SIGCHLD` blocked, so that the kernel keeps it pending.
 fn is_blocked() -> bool {
     mask(libc::SIG_BLOCK, 0) & SIGNAL != 0
 }
 
-/// Takes the signal of its end from where the program would find it; one of another child stays.
+/// Removes the process's pending `SIGCHLD`; one from another child is queued again.
 fn forget_signal(number: u32) {
     let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: all zero is a valid value; structures that outlive the calls.
+    // SAFETY: all zero is a valid value; the structures outlive the calls.
     unsafe {
         let mut info: siginfo_t = std::mem::zeroed();
         let [set, told, now] =
@@ -134,10 +135,10 @@ pub(crate) unsafe fn prctl(option: c_int, a: c_ulong, b: c_ulong, c: c_ulong, d:
     unsafe { real::prctl(option, a, b, c, d) }
 }
 
-/// Before signals are blocked, `how` as `sigprocmask` says it.
+/// Waits for the process if `SIGCHLD` may become blocked. `how` is that of `sigprocmask`.
 ///
 /// # Safety
-/// `set` is null or a set.
+/// `set` is null or points to a set.
 pub(crate) unsafe fn may_block(how: c_int, set: *const sigset_t) {
     // SAFETY: as the caller says.
     let blocks = || unsafe { !set.is_null() && libc::sigismember(set, libc::SIGCHLD) == 1 };
@@ -146,7 +147,7 @@ pub(crate) unsafe fn may_block(how: c_int, set: *const sigset_t) {
     }
 }
 
-/// Before it is said what a signal does.
+/// Called before the disposition of a signal is set.
 pub(crate) fn may_be_handled(signal: c_int) {
     if signal == libc::SIGCHLD {
         end();

@@ -1,10 +1,10 @@
-//! Closes that leave together with the next request, by one system call and in one packet.
+//! Closes that are sent with the next request, in one system call and one packet.
 //!
-//! Nobody waits for a close, but alone it would cost the client a system call and the server a wake-up.
-//! Should no request follow, the keeper closes the file some milliseconds later, when the kernel has
-//! told it that the placeholder is closed; so does it when this process is killed. Who of the two is
-//! first is decided in the shared entry (`Taken::Leaving`). A file that is locked is closed at once, as
-//! others may wait for its lock.
+//! Nothing waits for a close, but on its own it would cost the client a system call and the server a
+//! wake-up. If no request follows, the keeper closes the file some milliseconds later, when the kernel
+//! reports the placeholder closed; it does so, too, if this process is killed. The shared entry decides
+//! which of the two is first (`Taken::Leaving`). A locked file is closed at once, as others may wait for
+//! its lock.
 
 use crate::descriptors::Open;
 use crate::known::lock;
@@ -13,11 +13,11 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
 use towline_client::Client;
 
-/// Files left at a time; further ones are closed at once.
+/// Maximum number of files left at a time; further ones are closed at once.
 const LEFT_MAX: usize = 8;
 
 static LEFT: Mutex<[Option<Left>; LEFT_MAX]> = Mutex::new([const { None }; LEFT_MAX]);
-/// How many there are: most requests find none, and then take no lock.
+/// Number of files left, so that most requests, which find none, take no lock.
 static COUNT: AtomicU32 = AtomicU32::new(0);
 static TAGS: AtomicU32 = AtomicU32::new(0);
 
@@ -28,7 +28,7 @@ struct Left {
     handle: u64,
 }
 
-/// Leaves a file to the next request, or the keeper. False: it is to be closed at once.
+/// Leaves a file to the next request or the keeper. Returns false if it must be closed at once.
 pub(crate) fn leave(open: Open, client: &Client) -> bool {
     let handle = open.handle;
     if !start::state().is_some_and(towline_instance::State::is_kept) || client.has_locked(handle) {
@@ -36,7 +36,7 @@ pub(crate) fn leave(open: Open, client: &Client) -> bool {
     }
     let Some(mut left) = lock(&LEFT) else { return false };
     let Some(place) = left.iter_mut().find(|place| place.is_none()) else { return false };
-    // No two processes have the same, nor two closes of one process so near to each other.
+    // No two processes share a tag, nor do two closes of one process that are close together.
     let tag = process::id() << 8 | TAGS.fetch_add(1, Ordering::Relaxed) & 0xff;
     let mount = open.entry.mount.load(Ordering::Relaxed) as usize;
     *place = Some(Left { number: open.number, tag, mount, handle });
@@ -46,8 +46,7 @@ pub(crate) fn leave(open: Open, client: &Client) -> bool {
     true
 }
 
-/// Has the files of a mount that were left closed by the message that is sent next. True: there are
-/// some.
+/// Closes the left files of a mount with the next message that is sent. Returns true if there are any.
 pub(crate) fn close_left(mount: usize, client: &Client) -> bool {
     if COUNT.load(Ordering::Relaxed) == 0 {
         return false;
@@ -65,7 +64,7 @@ pub(crate) fn close_left(mount: usize, client: &Client) -> bool {
     any
 }
 
-/// The child of a fork has left nothing: what its parent left the parent closes, or the keeper.
+/// Forgets the parent's left files in the child of a fork: the parent or the keeper closes them.
 pub(crate) fn disown() {
     if let Some(mut left) = lock(&LEFT) {
         *left = [const { None }; LEFT_MAX];

@@ -1,5 +1,6 @@
-//! What is made in the run's directory: all users of the run may use it, whatever the umask of who made it.
-//! The directory itself lets in only those whom a process became (`hooks/identity.rs`).
+//! Creates files and folders in the run's directory that all users of the run may use, whatever the
+//! creator's umask. The directory itself admits only users that a process of the run became
+//! (`hooks/identity.rs`).
 
 use crate::guard::checked;
 
@@ -10,12 +11,12 @@ fn call(number: i64, path: &[u8], mode: u32) -> Result<(), i32> {
     unsafe { checked(number, arguments) }.map(drop)
 }
 
-/// Opens what this process made to all users of the run. The path ends with a zero byte.
+/// Gives all users of the run access to what this process created. The path ends with a zero byte.
 pub(crate) fn open_to_all(path: &[u8]) -> Result<(), i32> {
     call(libc::SYS_fchmodat, path, 0o777)
 }
 
-/// Makes a folder, unless it is there. The path ends with a zero byte.
+/// Creates a folder unless it exists. The path ends with a zero byte.
 pub(crate) fn make_folder(path: &[u8]) -> Result<(), i32> {
     match call(libc::SYS_mkdirat, path, 0o777) {
         Ok(()) => open_to_all(path),
@@ -24,7 +25,7 @@ pub(crate) fn make_folder(path: &[u8]) -> Result<(), i32> {
     }
 }
 
-/// Makes the folders above a path of which the first `known` bytes are there.
+/// Creates the folders above a path whose first `known` bytes exist.
 pub(crate) fn make_folders_above(path: &[u8], known: usize) -> Result<(), i32> {
     (known..path.len())
         .filter(|at| path[*at] == b'/')

@@ -1,10 +1,10 @@
-//! Memory that is filled when it is touched. The library starts no threads, so the pages are filled by
-//! the run's pager (`cli/run/pager.rs`), which gets the userfaultfd of this process, and descriptors of
-//! the mapped files.
+//! Memory that is filled when it is touched. As the library starts no threads, the run's pager
+//! (`cli/run/pager.rs`) fills the pages. It gets this process's userfaultfd and descriptors of the mapped
+//! files.
 //!
-//! Nobody fills them when the pager was killed. Zeros must not be taken for data then: we keep the
-//! userfaultfd, too, so that whoever touches a page waits, and a pipe whose other end the pager has;
-//! when that closes, the kernel sends us `SIGBUS`.
+//! If the pager is killed, nobody fills the pages, and zeros must not pass for data. So this process keeps
+//! the userfaultfd open, too, so that a thread that touches a page waits, and has a pipe whose other end
+//! the pager holds: when that closes, the kernel sends `SIGBUS`.
 
 use crate::descriptors::{Open, Own};
 use crate::guard::checked;
@@ -31,9 +31,9 @@ struct Pager {
 }
 
 static PAGER_OF_THIS: Mutex<Option<Pager>> = Mutex::new(None);
-/// There is none, or this process may have no userfaultfd.
+/// Set if there is no pager, or this process may have no userfaultfd.
 static IS_UNUSABLE: AtomicBool = AtomicBool::new(false);
-/// Announces the child that is being made.
+/// Token of the child that is being made.
 static TOKEN: AtomicU64 = AtomicU64::new(0);
 
 fn number(error: &Error) -> i32 {
@@ -41,7 +41,7 @@ fn number(error: &Error) -> i32 {
 }
 
 impl Pager {
-    /// Meets it. `token`: see [`Message::Hello`].
+    /// Connects to the pager. For `token`, see [`Message::Hello`].
     fn new(token: u64) -> Result<Self, i32> {
         let errno = Errno::raw_os_error;
         let hidden = |fd: OwnedFd| own::hide(fd, Own::Memory);
@@ -57,14 +57,14 @@ impl Pager {
         this.say(Message::Hello { token }, &[this.userfault.as_fd(), other.as_fd()])?;
         drop(other);
         if token == 0 {
-            // Before the lifeline can end us: the pager may have no thread for us.
+            // Before the lifeline can kill us: the pager may have no thread for us.
             this.answer()?;
         }
         this.watch()?;
         Ok(this)
     }
 
-    /// Asks the kernel for `SIGBUS` when the other end of the lifeline is closed.
+    /// Makes the kernel send `SIGBUS` when the other end of the lifeline is closed.
     fn watch(&self) -> Result<(), i32> {
         const F_SETSIG: c_int = 10;
         let fd = self.lifeline.as_raw_fd() as usize;
@@ -80,14 +80,14 @@ impl Pager {
     fn say(&self, message: Message, with: &[BorrowedFd<'_>]) -> Result<(), i32> {
         loop {
             match towline_net::send_descriptors(&self.socket, &message.to_bytes(), with) {
-                // A signal that waits until we are done.
+                // Try again: the signal's handler runs after this.
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 sent => return sent.map(drop).map_err(|error| number(&error)),
             }
         }
     }
 
-    /// The answer to [`Message::Hello`] and [`Message::Begin`].
+    /// Reads the answer to [`Message::Hello`] or [`Message::Begin`].
     fn answer(&self) -> Result<(), i32> {
         let mut bytes = [0; 4];
         loop {
@@ -104,7 +104,7 @@ impl Pager {
         }
     }
 
-    /// From now on a touch of what is missing waits for the pager; children get these pages only by
+    /// Makes touches of missing pages wait for the pager. Children inherit these pages only by
     /// [`will_fork`] and [`go_on`], since nobody would fill them there otherwise.
     fn register(&self, at: usize, length: usize) -> Result<(), i32> {
         userfault::register(&self.userfault, at, length).map_err(|error| number(&error))?;
@@ -112,10 +112,10 @@ impl Pager {
     }
 }
 
-/// Whether children have this memory.
+/// Sets whether children inherit this memory.
 pub(crate) fn inherit(at: usize, length: usize, does: bool) -> Result<(), i32> {
     let advice = if does { libc::MADV_DOFORK } else { libc::MADV_DONTFORK };
-    // SAFETY: memory of ours; what it holds stays.
+    // SAFETY: memory of ours, whose contents stay.
     unsafe { checked(libc::SYS_madvise, [at, length, advice as usize, 0, 0, 0]) }.map(drop)
 }
 
@@ -123,16 +123,16 @@ fn pager() -> Result<MutexGuard<'static, Option<Pager>>, i32> {
     PAGER_OF_THIS.lock().map_err(|_| libc::EIO)
 }
 
-/// True unless it is known that nothing can be filled when it is touched.
+/// Returns false if it is known that nothing can be filled when it is touched.
 pub(crate) fn may_be() -> bool {
     !IS_UNUSABLE.load(Ordering::Relaxed)
 }
 
-/// A new mapping, of which nobody knows yet and that nobody can touch, is filled when it is touched.
-/// All in whole pages; `fd` is a descriptor of the file.
+/// Makes a new mapping, which no thread knows or can touch yet, filled when it is touched. All values are
+/// multiples of the page size; `fd` is a descriptor of the file.
 ///
 /// # Errors
-/// When that cannot be; then it is as before.
+/// If it fails, nothing has changed.
 pub(crate) fn begin(
     (at, length): (usize, usize),
     (open, fd): (Open, c_int),
@@ -156,11 +156,11 @@ pub(crate) fn begin(
         entry: open.number as u32,
         is_shared,
     };
-    // SAFETY: the program gave it to this call, so it keeps it open.
+    // SAFETY: the program passed it to this call, so it keeps it open.
     let placeholder = unsafe { BorrowedFd::borrow_raw(fd) };
     pager.say(begin, &[placeholder])?;
     pager.answer()?;
-    // Only now: what the pager still fills of memory that was here before finds nothing registered.
+    // Last, so that the pager, if it still fills previous memory at this address, finds nothing registered.
     let registered = pager.register(at, length);
     if registered.is_err() {
         let _ = pager.say(Message::End { at: at as u64, length: length as u64 }, &[]);
@@ -168,23 +168,23 @@ pub(crate) fn begin(
     registered
 }
 
-/// Memory is about to be no longer of any file, or just has become of another.
+/// Tells the pager that memory is about to be unmapped, or has just become a mapping of another file.
 pub(crate) fn end(at: usize, length: usize) {
     if let Ok(pager) = pager()
         && let Some(pager) = &*pager
     {
-        // Fails only when the pager has gone, which the kernel tells.
+        // Fails only if the pager has ended, which the kernel reports.
         let _ = pager.say(Message::End { at: at as u64, length: length as u64 }, &[]);
     }
 }
 
-/// Runs `remap`, which makes a mapping longer or shorter, or moves it, and gives where it is then.
+/// Runs `remap`, which resizes or moves a mapping and returns its new address.
 pub(crate) fn resize(
     (from, old): (usize, usize),
     new: usize,
     remap: impl FnOnce() -> Result<usize, i32>,
 ) -> Result<usize, i32> {
-    // Held all the time, so that nobody begins a mapping meanwhile where this one was.
+    // Held throughout, so that no other thread starts a mapping at the old address.
     let pager = pager()?;
     let pager = pager.as_ref().ok_or(libc::EIO)?;
     let to = remap()?;
@@ -196,21 +196,21 @@ pub(crate) fn resize(
     Ok(to)
 }
 
-/// The program wants this number: what has it gets another one.
+/// Moves our descriptor away from a number that the program wants.
 pub(crate) fn move_from(fd: i32) -> Result<(), i32> {
     let mut pager = pager()?;
     let Some(Pager { userfault, socket, lifeline }) = &mut *pager else { return Ok(()) };
     for ours in [userfault, socket, lifeline] {
         if ours.as_raw_fd() == fd {
             let moved = own::duplicate(fd, Own::Memory)?;
-            // SAFETY: it was just made, and is closed by its owner only.
+            // SAFETY: just made, and closed by its owner only.
             *ours = unsafe { OwnedFd::from_raw_fd(moved) };
         }
     }
     Ok(())
 }
 
-/// A child that will have the mappings of this process is about to be made.
+/// Announces a child that will have the mappings of this process.
 pub(crate) fn will_fork() -> Result<(), i32> {
     let mut token = [0; 8];
     rustix::rand::getrandom(&mut token[..], rustix::rand::GetRandomFlags::empty())
@@ -228,15 +228,15 @@ pub(crate) fn disown() {
     }
 }
 
-/// In the child, after [`will_fork`] and [`disown`]: meets the pager, which knows the mappings.
-/// Nothing is waited for.
+/// In the child, after [`will_fork`] and [`disown`]: connects to the pager, which knows the mappings. Does
+/// not wait.
 pub(crate) fn meet_again() -> Result<(), i32> {
     let met = Pager::new(TOKEN.load(Ordering::Relaxed))?;
     *PAGER_OF_THIS.try_lock().map_err(|_| libc::EIO)? = Some(met);
     Ok(())
 }
 
-/// In the child, after [`meet_again`]: this memory is filled when it is touched.
+/// In the child, after [`meet_again`]: makes this memory filled when it is touched.
 pub(crate) fn go_on(at: usize, length: usize) -> Result<(), i32> {
     pager()?.as_ref().ok_or(libc::EIO)?.register(at, length)
 }

@@ -1,5 +1,5 @@
-//! Which descriptors of this process are remote files or the library's own, and the coming and going of the
-//! former.
+//! Tracks which descriptors of this process are remote files or the library's own, and how remote ones are
+//! created and released.
 
 use crate::guard::{checked, system_call};
 use crate::{guard, own, pool, process, remote, start};
@@ -7,19 +7,20 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use towline_instance::notes::Note;
 use towline_instance::{ENTRIES, Entry, PLACEHOLDERS, State, Taken};
 
-/// Descriptors beyond this are never remote: opening one fails with `EMFILE`.
+/// Descriptors from this number on are never remote: opening one fails with `EMFILE`.
 const DESCRIPTORS_MAX: usize = 65536;
 
-/// One more than the number of the entry, one of the words for our own ([`Own`]), or zero.
+/// For each descriptor: the entry's number plus one, a word of the library's own ones ([`Own`]), or zero.
 static TABLE: [AtomicU32; DESCRIPTORS_MAX] = [const { AtomicU32::new(0) }; DESCRIPTORS_MAX];
-/// Descriptors of this process for each entry.
+/// Number of this process's descriptors of each entry.
 static COUNTS: [AtomicU32; ENTRIES] = [const { AtomicU32::new(0) }; ENTRIES];
-/// The handles of those that it has: another one in the entry says that it is another file's now.
+/// The handle of each entry in use here. A different handle in the entry means that the entry has been
+/// reused.
 static HANDLES: [AtomicU64; ENTRIES] = [const { AtomicU64::new(0) }; ENTRIES];
-/// No descriptor from here on was ever one of them: what looks at all stops there.
+/// No descriptor from this number on has ever been entered: scans stop here.
 static BEYOND: AtomicU32 = AtomicU32::new(0);
 
-/// Notes what a descriptor is; `false` where there is no place for it.
+/// Stores what a descriptor is; returns false if the table has no place for it.
 fn enter(fd: i32, word: u32) -> bool {
     let Some(place) = TABLE.get(fd as usize) else { return false };
     BEYOND.fetch_max(fd as u32 + 1, Ordering::Relaxed);
@@ -27,12 +28,12 @@ fn enter(fd: i32, word: u32) -> bool {
     true
 }
 
-/// What a descriptor of the library's own is for, see `own.rs`.
+/// Purpose of one of the library's own descriptors, see `own.rs`.
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Own {
-    /// A connection or an anchor: it can begin anew.
+    /// A connection or an anchor: it can be made anew.
     Connection,
-    /// Memory of mappings, which must go on.
+    /// Used for mappings: it must stay open.
     Memory,
 }
 
@@ -49,18 +50,18 @@ impl Own {
     }
 }
 
-/// Notes that a descriptor is the library's own; `false` where there is no place for it.
+/// Notes that a descriptor is the library's own; returns false if the table has no place for it.
 pub(crate) fn note_own(fd: i32, what: Own) -> bool {
     enter(fd, what.word())
 }
 
-/// What a descriptor of the library's own is for; `None` for all others.
+/// Returns the purpose of the library's own descriptor `fd`; `None` for all others.
 #[inline]
 pub(crate) fn own_at(fd: i32) -> Option<Own> {
     Own::of(TABLE.get(fd as usize)?.load(Ordering::Acquire))
 }
 
-/// The library's own in a range.
+/// Yields the library's own descriptors in a range.
 pub(crate) fn own(from: u32, to: u32) -> impl Iterator<Item = (u32, Own)> {
     let end = to.saturating_add(1).min(BEYOND.load(Ordering::Relaxed));
     (from..end).filter_map(|fd| Some((fd, own_at(fd as i32)?)))
@@ -71,8 +72,8 @@ pub(crate) fn own(from: u32, to: u32) -> impl Iterator<Item = (u32, Own)> {
 pub(crate) struct Open {
     pub(crate) number: usize,
     pub(crate) entry: &'static Entry,
-    /// In the protocol. The entry has it, too, until it is another file's: another thread may close this
-    /// one meanwhile.
+    /// Handle in the protocol. The entry's own handle changes when it is reused, as another thread may
+    /// close this file meanwhile.
     pub(crate) handle: u64,
 }
 
@@ -82,18 +83,18 @@ impl Open {
         Some(Self { number, entry, handle: HANDLES[number].load(Ordering::Acquire) })
     }
 
-    /// What a word of the table says; `None` for zero, and for our own.
+    /// Decodes a word of the table; `None` for zero and for our own descriptors.
     fn at(word: u32) -> Option<Self> {
         if word == 0 { None } else { Self::of(word as usize - 1) }
     }
 
-    /// False when the entry is another file's now.
+    /// Returns false if the entry has been reused for another file.
     pub(crate) fn is_there(&self) -> bool {
         self.entry.handle.load(Ordering::Acquire) == self.handle
     }
 }
 
-/// The remote file behind a descriptor; `None` for all others.
+/// Returns the remote file behind a descriptor; `None` for all others.
 #[inline]
 pub(crate) fn find(fd: i32) -> Option<Open> {
     let found = look(fd);
@@ -108,19 +109,19 @@ fn look(fd: i32) -> Option<Open> {
     Open::at(TABLE.get(fd as usize)?.load(Ordering::Acquire)).filter(Open::is_there)
 }
 
-/// All remote descriptors in a range.
+/// Yields all remote descriptors in a range.
 pub(crate) fn all(from: u32, to: u32) -> impl Iterator<Item = (i32, Open)> {
     let end = to.saturating_add(1).min(BEYOND.load(Ordering::Relaxed));
     (from as i32..end as i32).filter_map(|fd| Some((fd, look(fd)?)))
 }
 
-/// Which descriptors are remote files, for a process that goes on behind a child that used its memory.
+/// A copy of the descriptor table, for a process that continues after a child that used its memory.
 pub(crate) struct Kept {
     beyond: usize,
     table: [u32; DESCRIPTORS_MAX],
 }
 
-/// Where the large tables are.
+/// Returns the address ranges of the large tables.
 pub(crate) fn tables() -> [std::ops::Range<usize>; 3] {
     let part = |at: usize, bytes: usize| at..at + bytes;
     [
@@ -130,7 +131,7 @@ pub(crate) fn tables() -> [std::ops::Range<usize>; 3] {
     ]
 }
 
-/// Keeps them.
+/// Copies the table.
 pub(crate) fn keep(kept: &mut Kept) {
     kept.beyond = BEYOND.load(Ordering::Relaxed) as usize;
     for (place, known) in kept.table.iter_mut().zip(&TABLE).take(kept.beyond) {
@@ -138,7 +139,7 @@ pub(crate) fn keep(kept: &mut Kept) {
     }
 }
 
-/// Puts them back, whatever the child was doing when it ended.
+/// Restores the table, whatever the child was doing when it ended.
 pub(crate) fn put_back(kept: &Kept) {
     let count = |number: u32| COUNTS.get((number as usize).wrapping_sub(1));
     let now = BEYOND.load(Ordering::Relaxed) as usize;
@@ -157,7 +158,7 @@ pub(crate) fn put_back(kept: &Kept) {
     }
 }
 
-/// What a descriptor is to be made of.
+/// The properties of a descriptor to be made.
 pub(crate) struct New<'a> {
     pub(crate) mount: usize,
     pub(crate) handle: u64,
@@ -168,7 +169,7 @@ pub(crate) struct New<'a> {
     pub(crate) path: &'a [u8],
 }
 
-/// A descriptor, and the entry that it stands for, for a file that is about to be opened.
+/// A descriptor and its entry, reserved for a file that is about to be opened.
 pub(crate) struct Reserved {
     number: usize,
     entry: &'static Entry,
@@ -176,7 +177,7 @@ pub(crate) struct Reserved {
     is_pooled: bool,
 }
 
-/// Takes them.
+/// Reserves a descriptor and an entry.
 ///
 /// # Errors
 /// `EMFILE`, `ENFILE`.
@@ -197,7 +198,8 @@ pub(crate) fn reserve(flags: i32) -> Result<Reserved, i32> {
     if fd as usize >= DESCRIPTORS_MAX { Err(libc::EMFILE) } else { Ok(reserved) }
 }
 
-/// A free entry that nobody is still about to change, who found its last file before that was closed.
+/// Takes a free entry whose lock is free: a thread that found the entry's last file before that was closed
+/// may still be about to change it.
 fn take_entry(state: &State) -> Result<usize, i32> {
     let mut changing = Vec::new();
     let taken = loop {
@@ -213,21 +215,21 @@ fn take_entry(state: &State) -> Result<usize, i32> {
 
 impl Drop for Reserved {
     fn drop(&mut self) {
-        // SAFETY: it was just opened, and nobody knows of it.
+        // SAFETY: just opened, and known to nobody else.
         unsafe { system_call(libc::SYS_close, [self.fd as usize, 0, 0, 0, 0, 0]) };
         if self.is_pooled {
             if let Some(open) = Open::of(self.number) {
                 pool::closed(open);
             }
         } else if let Some(state) = start::state().filter(|state| !state.is_kept()) {
-            // Else the keeper does it when it has seen the placeholder close: it would take that for the
-            // end of the next file.
+            // Otherwise the keeper frees it after it has seen the placeholder close. If we freed it, the
+            // keeper would take that close for the end of the entry's next file.
             state.give_back(self.number);
         }
     }
 }
 
-/// Makes it the descriptor of a file that was opened.
+/// Turns a reserved descriptor into that of an open file.
 pub(crate) fn make(new: &New<'_>, reserved: Reserved) -> i32 {
     let Reserved { number, entry, fd, is_pooled } = reserved;
     std::mem::forget(reserved);
@@ -243,7 +245,7 @@ pub(crate) fn make(new: &New<'_>, reserved: Reserved) -> i32 {
     entry.offset.store(0, Ordering::Relaxed);
     entry.set_path(new.path);
     drop(filling);
-    // Only when open may the run's keeper take its closing for the end of it.
+    // Last, as only from here on may the keeper take a close of the placeholder for the end of the file.
     let _ = entry.change(Taken::Free, Taken::Open) || entry.change(Taken::Closed, Taken::Open);
     COUNTS[number].store(1, Ordering::Relaxed);
     HANDLES[number].store(new.handle, Ordering::Release);
@@ -267,11 +269,11 @@ fn placeholder(number: usize, cloexec: i32) -> Result<i32, i32> {
         // SAFETY: the path ends with a zero byte.
         unsafe { checked(libc::SYS_openat, arguments) }.map(|fd| fd as i32)
     };
-    // It is there for most, from an earlier use of the entry: creating takes the directory's lock.
+    // It mostly exists from an earlier use of the entry, and creating takes the directory's lock.
     match open(0) {
         Err(libc::ENOENT) => open(libc::O_CREAT),
         Err(libc::EACCES) => {
-            // Left by another user, which this process was or shares the run with; nobody has it open.
+            // Left by another user, which this process was or shares the run with; it is not open anywhere.
             let unlink = [libc::AT_FDCWD as usize, path.as_ptr() as usize, 0, 0, 0, 0];
             // SAFETY: the path ends with a zero byte.
             unsafe { checked(libc::SYS_unlinkat, unlink) }?;
@@ -281,12 +283,13 @@ fn placeholder(number: usize, cloexec: i32) -> Result<i32, i32> {
     }
 }
 
-/// The file of a descriptor of which this process has no other.
+/// Returns the file of a descriptor if it is the process's last descriptor of the file.
 pub(crate) fn last_of(fd: i32) -> Option<Open> {
     look(fd).filter(|open| COUNTS[open.number].load(Ordering::Acquire) == 1)
 }
 
-/// Counts one descriptor more of a remote file, so that no other thread closes it with its last.
+/// Counts an additional descriptor of a remote file, so that no other thread closes the file with its last
+/// one.
 fn pin(fd: i32) -> Option<Open> {
     let open = look(fd)?;
     COUNTS[open.number].fetch_add(1, Ordering::AcqRel);
@@ -297,7 +300,7 @@ fn pin(fd: i32) -> Option<Open> {
     is_same.then_some(open)
 }
 
-/// Runs what gives another descriptor for the same file, and notes that.
+/// Runs a call that duplicates the descriptor `from`, and notes the new descriptor.
 pub(crate) fn duplicate(from: i32, call: impl FnOnce() -> i32) -> i32 {
     let pinned = pin(from);
     let new = call();
@@ -312,13 +315,13 @@ pub(crate) fn duplicate(from: i32, call: impl FnOnce() -> i32) -> i32 {
     new
 }
 
-/// Runs what puts one descriptor in the place of another. Other threads, which may use that one
-/// meanwhile, find the one or the other at each moment.
+/// Runs a call that replaces the descriptor `to` by a duplicate of `from`. Other threads that use `to`
+/// meanwhile find either the old or the new file.
 pub(crate) fn replace(from: i32, to: i32, call: impl FnOnce() -> i32) -> i32 {
     let _held = own::hold(to);
     let pinned = pin(from);
     let word = pinned.map_or(0, |open| open.number as u32 + 1);
-    // Before the kernel does it: what stands there until then is no placeholder.
+    // Before the kernel does it: until then `to` is no placeholder.
     let before = pinned.and_then(|_| exchange(to, word));
     let new = call();
     let gone = match before {
@@ -338,7 +341,7 @@ pub(crate) fn replace(from: i32, to: i32, call: impl FnOnce() -> i32) -> i32 {
     new
 }
 
-/// Notes what a descriptor is, and gives what it was; `None` where there is no place for it.
+/// Stores what a descriptor is and returns what it was; `None` if the table has no place for it.
 fn exchange(fd: i32, word: u32) -> Option<u32> {
     let place = TABLE.get(fd as usize)?;
     BEYOND.fetch_max(fd as u32 + 1, Ordering::Relaxed);
@@ -349,7 +352,8 @@ fn put_back_at(fd: i32, word: u32, before: u32) -> bool {
     TABLE[fd as usize].compare_exchange(word, before, Ordering::AcqRel, Ordering::Relaxed).is_ok()
 }
 
-/// The kernel gave this number to something else, or closes it: it is no remote file any more, nor ours.
+/// Forgets a number that the kernel closes or gives to something else: it is neither remote nor ours any
+/// more.
 pub(crate) fn forget(fd: i32) {
     let Some(place) = TABLE.get(fd as usize) else { return };
     if place.load(Ordering::Relaxed) == 0 {
@@ -360,7 +364,7 @@ pub(crate) fn forget(fd: i32) {
     }
 }
 
-/// This process has one descriptor less of a file.
+/// Releases one of this process's descriptors of a file.
 fn release(open: Open) {
     let was = COUNTS[open.number].fetch_sub(1, Ordering::AcqRel);
     let _ = guard::inside(|| {
@@ -375,13 +379,13 @@ fn release(open: Open) {
     });
 }
 
-/// Another process is about to get our descriptors.
+/// Called when another process is about to get our descriptors.
 pub(crate) fn share() {
     settle();
     mark_shared();
 }
 
-/// The first half of [`share`]: what was changed and not answered is waited for.
+/// The first half of [`share`]: waits for unanswered changes.
 pub(crate) fn settle() {
     let _ = guard::inside(|| {
         crate::fresh::settle_all();
@@ -389,15 +393,15 @@ pub(crate) fn settle() {
     });
 }
 
-/// The other half.
+/// The second half: marks all files as shared.
 pub(crate) fn mark_shared() {
     for (_, open) in all(0, u32::MAX) {
         open.entry.shared.store(1, Ordering::Relaxed);
     }
 }
 
-/// What is open below a name of one mount is found below another one now; with `exchange` also the
-/// other way round. For all processes of the run.
+/// Updates the paths of open files, for all processes of the run, after the rename of `from` to `to`; with
+/// `exchange`, also in the other direction.
 pub(crate) fn renamed(from: (usize, &[u8]), to: (usize, &[u8]), exchange: bool) {
     let Some(state) = start::state() else { return };
     for number in state.used() {
@@ -418,10 +422,10 @@ pub(crate) fn renamed(from: (usize, &[u8]), to: (usize, &[u8]), exchange: bool) 
     }
 }
 
-/// What `/proc` adds to the path of an open file whose name was removed.
+/// Suffix that `/proc` adds to the path of an open file whose name was removed.
 pub(crate) const DELETED: &[u8] = b" (deleted)";
 
-/// This name is gone: what is open by it has none any more. For all processes of the run.
+/// Marks open files whose name was removed, for all processes of the run.
 pub(crate) fn removed((mount, path): (usize, &[u8])) {
     let Some(state) = start::state() else { return };
     for number in state.used() {
@@ -432,7 +436,7 @@ pub(crate) fn removed((mount, path): (usize, &[u8])) {
     }
 }
 
-/// Looks whether a descriptor that came from elsewhere is a remote file.
+/// Checks whether a descriptor from elsewhere is a remote file, and if so adopts it.
 pub(crate) fn adopt(fd: i32) {
     let Some(number) = number_of(fd) else { return };
     let Some(entry) = start::state().and_then(|state| state.entry(number)) else { return };
@@ -450,9 +454,9 @@ pub(crate) fn adopt(fd: i32) {
     crate::trap::arm();
 }
 
-/// Adopts what this process inherited through `exec`.
+/// Adopts the descriptors that this process inherited through `exec`.
 pub(crate) fn adopt_all() {
-    // Nobody in the run has a remote file open.
+    // No process of the run has a remote file open.
     if start::state().is_none_or(State::is_unused) {
         return;
     }
@@ -481,16 +485,16 @@ pub(crate) fn adopt_all() {
             at += bytes.max(1);
         }
     }
-    // SAFETY: it was opened above.
+    // SAFETY: opened above.
     unsafe { system_call(libc::SYS_close, [list, 0, 0, 0, 0, 0]) };
 }
 
-/// The entry that a placeholder stands for.
+/// Returns the entry of a placeholder.
 fn number_of(fd: i32) -> Option<usize> {
     number_at(&format!("/proc/self/fd/{fd}\0"))
 }
 
-/// What a descriptor of another process is, by its name in `/proc`.
+/// Returns the remote file behind another process's descriptor, given by its name in `/proc`.
 pub(crate) fn of_others(name: &[u8]) -> Option<Open> {
     let number = number_at(std::str::from_utf8(&[name, b"\0"].concat()).ok()?)?;
     let entry = start::state()?.entry(number)?;
@@ -503,18 +507,18 @@ fn number_at(path: &str) -> Option<usize> {
     let target = read_link(path, &mut link)?;
     let rest = target.strip_prefix(start::directory())?.strip_prefix(b"/")?;
     let name = rest.strip_prefix(PLACEHOLDERS.as_bytes())?.strip_prefix(b"/")?;
-    // Somebody else has opened it, too, and the keeper has taken its name away to learn who closes it last.
+    // If others have opened it, too, the keeper has unlinked its name to learn of the last close.
     let name = name.strip_suffix(DELETED).unwrap_or(name);
     std::str::from_utf8(name).ok()?.parse().ok()
 }
 
-/// What `/proc` says a descriptor is.
+/// Returns the target that `/proc` shows for a descriptor.
 pub(crate) fn target_of(fd: i32) -> Option<Vec<u8>> {
     let mut link = [0u8; 4096];
     read_link(&format!("/proc/self/fd/{fd}\0"), &mut link).map(<[u8]>::to_vec)
 }
 
-/// The path of a local open directory.
+/// Returns the path of an open local directory.
 pub(crate) fn directory_of(fd: i32) -> Option<Vec<u8>> {
     // SAFETY: all zero is a valid `stat`.
     let mut status: libc::stat = unsafe { std::mem::zeroed() };
@@ -524,7 +528,7 @@ pub(crate) fn directory_of(fd: i32) -> Option<Vec<u8>> {
     if status.st_mode & libc::S_IFMT == libc::S_IFDIR { target_of(fd) } else { None }
 }
 
-/// What a symbolic link says, by its path with a zero byte at the end.
+/// Returns the target of a symbolic link. The path ends with a zero byte.
 pub(crate) fn link_of(path: &[u8]) -> Option<Vec<u8>> {
     let mut link = [0u8; 4096];
     read_link(std::str::from_utf8(path).ok()?, &mut link).map(<[u8]>::to_vec)

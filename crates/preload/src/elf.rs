@@ -1,14 +1,14 @@
-//! What a program or library says it needs: names of libraries, and where to look for them.
+//! Reads which libraries a program or library needs, and where to look for them.
 //!
-//! Only 64-bit files of this machine's byte order; the loader refuses all others itself. Every
-//! offset is checked, since the file is anybody's.
+//! Accepts only 64-bit files of this machine's byte order; the loader refuses all others itself. Every
+//! offset is checked, since the file is not trusted.
 
-/// Most entries of a table that are looked at.
+/// Maximum number of table entries that are read.
 const ENTRIES_MAX: usize = 4096;
 const HEAD: [u8; 6] =
     [0x7f, b'E', b'L', b'F', 2, if cfg!(target_endian = "little") { 1 } else { 2 }];
 
-/// Libraries by name, and folders as written (with `$ORIGIN`).
+/// Names of libraries, and folders as written (with `$ORIGIN`).
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Needs {
     pub(crate) libraries: Vec<Vec<u8>>,
@@ -28,7 +28,7 @@ fn text(bytes: &[u8], at: usize) -> Option<Vec<u8>> {
     Some(rest[..rest.iter().position(|b| *b == 0)?].to_vec())
 }
 
-/// What the dynamic section of a file says; `None` when it has none or is damaged.
+/// Reads the dynamic section of a file; returns `None` if it has none or is damaged.
 pub(crate) fn needs(file: &[u8]) -> Option<Needs> {
     const LOAD: usize = 1;
     const DYNAMIC: usize = 2;

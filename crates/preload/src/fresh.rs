@@ -1,13 +1,13 @@
-//! Files that this process has just created: changes of their owner, mode and times are sent at once,
-//! but their answers are waited for only when the file is closed, so that unpacking an archive costs
-//! one round trip for the three.
+//! Files that this process has just created: changes of their owner, mode and times are sent at once, but
+//! their answers are awaited only when the file is closed, so that unpacking an archive costs one round
+//! trip for all three.
 //!
-//! This is done only where the answer is certain, since the file belongs to who asks. What is sent is
-//! done in the order in which it was asked for, before anything that this process asks later, and
-//! also when the process is killed (the keeper then leaves the file open for a while). A failure (of the server's disk, say) is told by `close` or
-//! `fsync`. Before a fork, an exec or the end of the process all answers are waited for. Data is never
-//! left unanswered: others, who see a write through another session, may be told of it as soon as it
-//! has returned.
+//! This happens only if success is certain, since the file belongs to the requester. The server makes the
+//! changes in the order of the requests and before any later request of this process, even if the process
+//! is killed (the keeper then leaves the file open for a while). `close` or `fsync` reports failures, such
+//! as those of the server's disk. All answers are awaited before a fork, an exec or the end of the process.
+//! Writes of data are always awaited: others, who see a write through another session, may learn of it as
+//! soon as it has returned.
 
 use crate::descriptors::Open;
 use crate::known::lock;
@@ -18,14 +18,14 @@ use towline_client::{Operation, SetAttr};
 use towline_instance::Entry;
 use towline_wire::Attr;
 
-/// Files known to be fresh at a time, and changes of one that may be unanswered.
+/// Maximum numbers of files tracked as fresh, and of unanswered changes per file.
 const FILES_MAX: usize = 16;
 const CHANGES_MAX: usize = 8;
-/// Tries to get the list while another thread has it.
+/// Number of attempts to take the list while another thread has it.
 const TRIES: u32 = 10_000;
 
 static FRESH: Mutex<Vec<Fresh>> = Mutex::new(Vec::new());
-/// How many there are: most calls find none, and then take no lock.
+/// Number of fresh files, so that most calls, which find none, take no lock.
 static COUNT: AtomicU32 = AtomicU32::new(0);
 
 struct Fresh {
@@ -34,12 +34,12 @@ struct Fresh {
     uid: u32,
     gid: u32,
     unanswered: Vec<Operation<Attr>>,
-    /// The first failure that nobody was told of.
+    /// The first failure that was not reported yet.
     failed: Option<i32>,
 }
 
 impl Fresh {
-    /// Waits for what is unanswered; the first failure that nobody was told of.
+    /// Waits for the unanswered changes; returns the first failure that was not reported yet.
     fn settled(self) -> Option<i32> {
         let mut failed = self.failed;
         for operation in self.unanswered {
@@ -52,7 +52,7 @@ impl Fresh {
     }
 }
 
-/// The list. It is held for moments only: who waits for a server does not hold it.
+/// Locks the list. It is held only briefly, never while waiting for a server.
 fn list() -> Option<MutexGuard<'static, Vec<Fresh>>> {
     (0..TRIES).find_map(|_| {
         lock(&FRESH).or_else(|| {
@@ -79,12 +79,12 @@ pub(crate) fn created(open: Open, attr: &Attr) {
     }
 }
 
-/// False when no file is fresh.
+/// Returns false if no file is fresh.
 fn is_any() -> bool {
     COUNT.load(Ordering::Relaxed) > 0
 }
 
-/// A rename may move an open file to another mount, but not to another entry.
+/// Finds a file. A rename may move an open file to another mount, but not to another entry.
 fn find(fresh: &[Fresh], open: Open) -> Option<usize> {
     let handle = open.handle;
     fresh.iter().position(|one| one.handle == handle && std::ptr::eq(one.entry, open.entry))
@@ -102,7 +102,8 @@ fn is_certain(fresh: &[Fresh], open: Open, set: &SetAttr) -> bool {
     })
 }
 
-/// Sends a change whose success is certain. False: it has to be asked for and waited for.
+/// Sends a change whose success is certain. Returns false if the caller must request it and await the
+/// answer.
 pub(crate) fn send(open: Open, set: &SetAttr) -> bool {
     if !is_any() || !list().is_some_and(|fresh| is_certain(&fresh, open, set)) {
         return false;
@@ -112,7 +113,7 @@ pub(crate) fn send(open: Open, set: &SetAttr) -> bool {
     match list() {
         Some(mut fresh) => match find(&fresh, open) {
             Some(place) => fresh[place].unanswered.push(operation),
-            // Another thread closes it.
+            // Another thread is closing it.
             None => drop(operation),
         },
         None => drop(operation),
@@ -120,7 +121,7 @@ pub(crate) fn send(open: Open, set: &SetAttr) -> bool {
     true
 }
 
-/// Takes a file from the list and waits for its answers; `again` puts it back.
+/// Takes a file from the list and waits for its answers; `again` keeps it in the list.
 fn take(open: Open, again: bool) -> Result<(), i32> {
     if !is_any() {
         return Ok(());
@@ -143,7 +144,7 @@ fn take(open: Open, again: bool) -> Result<(), i32> {
 /// Waits for the answers of a file's changes.
 ///
 /// # Errors
-/// That of the first one that failed, once.
+/// The error of the first change that failed, once.
 pub(crate) fn settle(open: Open) -> Result<(), i32> {
     take(open, true)
 }
@@ -156,8 +157,8 @@ pub(crate) fn closing(open: Open) -> Result<(), i32> {
     take(open, false)
 }
 
-/// Waits for all answers: others are about to work with the same files, or this process ends. No
-/// further change of these files goes unanswered; failures are kept for `close`.
+/// Waits for all answers: others are about to use the same files, or this process ends. Later changes of
+/// these files are awaited; failures are kept for `close`.
 pub(crate) fn settle_all() {
     if !is_any() {
         return;
@@ -177,11 +178,11 @@ pub(crate) fn settle_all() {
     }
 }
 
-/// In the child of a fork: the connections are its parent's.
+/// Forgets all in the child of a fork, as the connections are its parent's.
 pub(crate) fn disown() {
     if let Some(mut fresh) = lock(&FRESH) {
-        // Dropping an operation would use its connection. They were all answered before the fork,
-        // unless it was one that libc does not know of.
+        // Dropping an operation would use its connection. All were answered before the fork, unless the
+        // fork bypassed libc.
         std::mem::forget(std::mem::take(&mut *fresh));
         count(&fresh);
     }

@@ -1,4 +1,4 @@
-//! The border between the program and us: errno, signals, panics, re-entry, raw system calls.
+//! The border between the program and our code: errno, signals, panics, re-entry, raw system calls.
 
 use crate::handlers;
 use std::cell::Cell;
@@ -7,14 +7,14 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, compiler_fen
 
 thread_local! {
     static INSIDE: Cell<bool> = const { Cell::new(false) };
-    /// Signals with handlers wait. Handlers of signals look at it.
+    /// Whether signals with handlers wait. Signal handlers read it.
     static QUIET: AtomicBool = const { AtomicBool::new(false) };
     static THREAD: Thread = const { Thread { selector: Cell::new(PASS), armed: Cell::new(false) } };
 }
 
-/// What the trap behind the symbols (`trap.rs`) needs to know of a thread.
+/// State of a thread for the trap behind the symbols (`trap/`).
 struct Thread {
-    /// Read by the kernel at each system call from outside of libc: trap it or let it pass.
+    /// The kernel reads it at each system call from outside libc: trap the call or let it pass.
     selector: Cell<u8>,
     armed: Cell<bool>,
 }
@@ -23,64 +23,64 @@ struct Thread {
 const PASS: u8 = 0;
 const TRAP: u8 = 1;
 
-/// All system calls of this thread pass from here to [`net_down`].
+/// Lets all system calls of this thread pass until [`net_down`].
 pub(crate) fn net_up() {
     let _ = THREAD.try_with(|thread| thread.selector.set(PASS));
 }
 
-/// The program's system calls are trapped again, if this thread is armed and outside of our code.
+/// Traps the program's system calls again, if this thread is armed and outside our code.
 fn net_down() {
     let _ = THREAD.try_with(|thread| {
         thread.selector.set(if thread.armed.get() && !is_inside() { TRAP } else { PASS });
     });
 }
 
-/// The selector of this thread.
+/// Returns the address of this thread's selector.
 pub(crate) fn selector() -> *mut u8 {
     THREAD.try_with(|thread| thread.selector.as_ptr()).unwrap_or(std::ptr::null_mut())
 }
 
-/// True when the system calls of this thread are trapped.
+/// Returns true if the system calls of this thread are trapped.
 pub(crate) fn is_armed() -> bool {
     THREAD.try_with(|thread| thread.armed.get()).unwrap_or(true)
 }
 
-/// Notes whether this thread is armed.
+/// Sets whether this thread is armed.
 pub(crate) fn set_armed(armed: bool) {
     let _ = THREAD.try_with(|thread| thread.armed.set(armed));
     net_down();
 }
 
-/// Signals for which the program has a handler: they wait while we hold locks, since the handler
-/// may call us. The others keep their effect, so that a program that waits can be ended.
+/// Signals for which the program has a handler. They wait while we hold locks, since the handler may call
+/// us. Other signals keep their effect, so that a waiting program can be ended.
 static HANDLED: AtomicU64 = AtomicU64::new(0);
 
-/// Those of them that end a call that waits, as they were set without `SA_RESTART`.
+/// Those of them that interrupt a waiting call: set without `SA_RESTART`.
 static INTERRUPTING: AtomicU64 = AtomicU64::new(0);
 
-/// Those of them that a mask has to hold up (see `handlers.rs`).
+/// Those of them that a mask must hold up (see `handlers.rs`).
 static MASKED: AtomicU64 = AtomicU64::new(0);
 
-/// What is known of a signal's disposition.
+/// The known properties of a signal's disposition.
 #[derive(Clone, Copy)]
 pub(crate) struct Disposition {
-    /// It is a function of the program.
+    /// The disposition is a function of the program.
     pub(crate) has_handler: bool,
-    /// Calls that wait end with it.
+    /// The handler interrupts calls that wait.
     pub(crate) interrupts: bool,
-    /// Our handler stands before the program's.
+    /// The kernel has our handler, which calls the program's.
     pub(crate) is_put_back: bool,
 }
 
-/// True for a signal whose handler may wait until we are done: not one that a fault of the program
-/// raises.
+/// Returns true for a signal whose handler may wait until we are done: not one raised by a fault of the
+/// program.
 pub(crate) fn can_wait(signal: i32) -> bool {
     const FAULTS: [i32; 6] =
         [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGSYS];
     (1..=64).contains(&signal) && !FAULTS.contains(&signal)
 }
 
-/// Notes that a signal got a handler, or lost it.
+/// Notes that the handler of a signal was set or removed.
 pub(crate) fn handled(signal: i32, now: Disposition) {
     if !can_wait(signal) {
         return;
@@ -95,8 +95,9 @@ pub(crate) fn handled(signal: i32, now: Disposition) {
     set(&HANDLED, now.has_handler);
 }
 
-/// Notes whether the program has a handler of `SIGSYS`, where the kernel has ours (`trap/chained.rs`). That one is put
-/// back like others, but never held up by a mask: the kernel ends who has it blocked when a filter traps a call.
+/// Notes whether the program has a handler for `SIGSYS` while the kernel has ours (`trap/chained.rs`). That
+/// signal is put back like others but never held up by a mask: the kernel kills a thread that has it
+/// blocked when a filter traps a call.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn handled_trap(has_handler: bool, interrupts: bool) {
     for (set, on) in [(&INTERRUPTING, has_handler && interrupts), (&HANDLED, has_handler)] {
@@ -113,13 +114,13 @@ const TRAP_BIT: u64 = 1 << (libc::SIGSYS - 1);
 pub(crate) struct Handled {
     /// All that a mask may hold up.
     pub(crate) all: u64,
-    /// Those that end a call that waits.
+    /// Those that interrupt a waiting call.
     pub(crate) interrupting: u64,
-    /// Those that are not put back: a mask has to hold them up.
+    /// Those that cannot be put back: a mask must hold them up.
     pub(crate) masked: u64,
 }
 
-/// Those that wait while we hold locks.
+/// Returns the signals that wait while we hold locks.
 pub(crate) fn handled_signals() -> Handled {
     let load = |set: &AtomicU64| set.load(Ordering::Relaxed);
     Handled {
@@ -129,8 +130,8 @@ pub(crate) fn handled_signals() -> Handled {
     }
 }
 
-/// Runs `work` while signals with handlers are held up by a mask: for what must not be interrupted at
-/// all, or where no handler may run even for a moment.
+/// Runs `work` while a mask holds up signals with handlers: for work that must not be interrupted at all,
+/// or during which no handler may run even for a moment.
 pub(crate) fn masked<T>(work: impl FnOnce() -> T) -> T {
     let before = mask(libc::SIG_BLOCK, handled_signals().all);
     let result = work();
@@ -138,24 +139,24 @@ pub(crate) fn masked<T>(work: impl FnOnce() -> T) -> T {
     result
 }
 
-/// True while this thread runs our own code, whose calls of libc are not for us.
+/// Returns true while this thread runs our own code, whose libc calls are not for us.
 pub(crate) fn is_inside() -> bool {
     INSIDE.try_with(Cell::get).unwrap_or(true)
 }
 
 pub(crate) fn errno() -> i32 {
-    // SAFETY: libc gives each thread a valid place.
+    // SAFETY: libc gives each thread a valid errno.
     unsafe { *libc::__errno_location() }
 }
 
 pub(crate) fn set_errno(errno: i32) {
-    // SAFETY: libc gives each thread a valid place.
+    // SAFETY: libc gives each thread a valid errno.
     unsafe { *libc::__errno_location() = errno }
 }
 
-/// What a C function returns when it failed.
+/// The value that a C function returns on failure.
 pub(crate) trait Failed {
-    /// That value.
+    /// The value.
     const FAILED: Self;
 }
 
@@ -175,7 +176,7 @@ impl<T> Failed for *mut T {
     const FAILED: Self = std::ptr::null_mut();
 }
 
-/// Turns a result into what C expects.
+/// Converts a result to C's convention: sets errno on failure.
 pub(crate) fn finish<T: Failed>(result: Result<T, i32>) -> T {
     result.unwrap_or_else(|error| {
         set_errno(error);
@@ -183,14 +184,14 @@ pub(crate) fn finish<T: Failed>(result: Result<T, i32>) -> T {
     })
 }
 
-/// Threads inside our own code, and whether one of them is about to fork.
+/// Number of threads inside our code, and whether one of them is about to fork.
 static GATE: AtomicU32 = AtomicU32::new(0);
 const FORKING: u32 = 1 << 31;
-/// Mask of signals of the thread that forks, from before.
+/// The forking thread's signal mask from before.
 static FORKING_MASK: AtomicU64 = AtomicU64::new(0);
-/// How often a fork pauses, 5 s in all, for other threads to come out: one that waits for a server
-/// that is gone would hold it up for long. Not told by the clock, which another library may have taken
-/// over, and which would call us here.
+/// Number of pauses, 5 s in all, for which a fork waits until other threads leave our code: a thread
+/// waiting for a dead server would delay the fork for long. Counted rather than timed, since another
+/// library may have replaced the clock functions and would call us here.
 const FORK_PAUSES: u32 = 100_000;
 
 fn pause() {
@@ -208,11 +209,11 @@ fn enter() {
     }
 }
 
-/// Waits until no other thread is inside: the child would find its locks taken for ever.
+/// Waits until no other thread is inside: in the child, its locks would stay taken for ever.
 pub(crate) fn before_fork() {
     let before = mask(libc::SIG_BLOCK, handled_signals().all);
     let own = u32::from(is_inside());
-    // One at a time; another one does not wait for this thread meanwhile.
+    // One fork at a time; meanwhile, another fork does not wait for this thread.
     GATE.fetch_sub(own, Ordering::Release);
     while GATE.fetch_or(FORKING, Ordering::AcqRel) & FORKING != 0 {
         pause();
@@ -227,7 +228,7 @@ pub(crate) fn before_fork() {
     }
 }
 
-/// In the parent, and in the child, which has one thread.
+/// Ends [`before_fork`] in the parent or in the child, which has a single thread.
 pub(crate) fn after_fork(is_child: bool) {
     if is_child {
         GATE.store(u32::from(is_inside()), Ordering::Release);
@@ -238,7 +239,7 @@ pub(crate) fn after_fork(is_child: bool) {
     mask(libc::SIG_SETMASK, crate::trap::masks::without(before));
 }
 
-/// Runs `work`, from inside, while no other thread is.
+/// Runs `work`, from inside, while no other thread is inside.
 pub(crate) fn alone<T>(work: impl FnOnce() -> T) -> T {
     before_fork();
     let result = work();
@@ -246,7 +247,7 @@ pub(crate) fn alone<T>(work: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Runs our own code: signals with handlers wait, panics become `EIO`, errno stays as it was.
+/// Runs our own code: signals with handlers wait, a panic becomes `EIO`, errno is preserved.
 pub(crate) fn inside<T>(work: impl FnOnce() -> Result<T, i32>) -> Result<T, i32> {
     let errno = errno();
     let quiet = Quiet::begin();
@@ -266,12 +267,13 @@ pub(crate) fn inside<T>(work: impl FnOnce() -> Result<T, i32>) -> Result<T, i32>
     result
 }
 
-/// True while handlers of signals wait for this thread.
+/// Returns true while signal handlers wait for this thread.
 pub(crate) fn is_quiet() -> bool {
     QUIET.try_with(|quiet| quiet.load(Ordering::Relaxed)).unwrap_or(false)
 }
 
-/// Sets it and gives what it was; at the end of a thread it counts as set.
+/// Sets whether they wait and returns the previous value; true at the end of a thread, when its storage is
+/// gone.
 pub(crate) fn set_quiet(now: bool) -> bool {
     let change = |quiet: &AtomicBool| {
         let before = quiet.load(Ordering::Relaxed);
@@ -284,12 +286,12 @@ pub(crate) fn set_quiet(now: bool) -> bool {
     before
 }
 
-/// While it lives, signals with handlers wait. It costs system calls only where the program has
-/// handlers that a mask has to hold up, or a signal comes meanwhile, and nothing within another one of
-/// the same thread.
+/// While it lives, signals with handlers wait. Nested ones of the same thread have no effect. It costs
+/// system calls only if the program has handlers that a mask must hold up, or if a signal arrives
+/// meanwhile.
 pub(crate) struct Quiet {
     is_outermost: bool,
-    /// The mask from before, where it was changed.
+    /// The previous mask, if it was changed.
     before: Option<u64>,
 }
 
@@ -320,12 +322,12 @@ impl Drop for Quiet {
     }
 }
 
-/// [`inside`], with the result as C expects it.
+/// Runs [`inside`] and converts the result to C's convention.
 pub(crate) fn ours<T: Failed>(work: impl FnOnce() -> Result<T, i32>) -> T {
     finish(inside(work))
 }
 
-/// Changes this thread's signal mask and gives the one before.
+/// Changes this thread's signal mask and returns the previous one.
 pub(crate) fn mask(how: i32, set: u64) -> u64 {
     let mut before = 0u64;
     let arguments = [how as usize, &raw const set as usize, &raw mut before as usize, 8, 0, 0];
@@ -334,17 +336,17 @@ pub(crate) fn mask(how: i32, set: u64) -> u64 {
     before
 }
 
-/// A system call that nobody hooks; a negative result is an error number.
+/// Makes a system call that bypasses all hooks; a negative result is an error number.
 ///
 /// # Safety
 /// As for the system call.
 pub(crate) unsafe fn system_call(number: i64, arguments: [usize; 6]) -> isize {
     if is_armed() && !is_inside() {
-        // It would be trapped. Made by libc it is not, and handlers of signals that run meanwhile
-        // are trapped as ever.
+        // The call would be trapped. libc makes it untrapped, and calls of signal handlers that run
+        // meanwhile are trapped as usual.
         let before = errno();
         let [a, b, c, d, e, f] = arguments;
-        // SAFETY: the caller answers for it.
+        // SAFETY: the caller guarantees it.
         let result = match unsafe { crate::table::real::syscall(number, a, b, c, d, e, f) } {
             -1 => -(errno() as isize),
             result => result as isize,
@@ -352,11 +354,11 @@ pub(crate) unsafe fn system_call(number: i64, arguments: [usize; 6]) -> isize {
         set_errno(before);
         return result;
     }
-    // SAFETY: the caller answers for it.
+    // SAFETY: the caller guarantees it.
     unsafe { kernel(number, arguments) }
 }
 
-/// Runs a system call of ours that [`system_call`] cannot make.
+/// Runs `call`, which makes a system call of ours that [`system_call`] cannot make, without the trap.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn unguarded<T>(call: impl FnOnce() -> T) -> T {
     net_up();
@@ -369,7 +371,7 @@ pub(crate) fn unguarded<T>(call: impl FnOnce() -> T) -> T {
 unsafe fn kernel(number: i64, arguments: [usize; 6]) -> isize {
     let result;
     let [a, b, c, d, e, f] = arguments;
-    // SAFETY: the calling convention of the kernel; the caller answers for what it does.
+    // SAFETY: the kernel's calling convention; the caller guarantees the effect of the call.
     unsafe {
         std::arch::asm!(
             "syscall",
@@ -385,7 +387,7 @@ unsafe fn kernel(number: i64, arguments: [usize; 6]) -> isize {
 unsafe fn kernel(number: i64, arguments: [usize; 6]) -> isize {
     let result;
     let [a, b, c, d, e, f] = arguments;
-    // SAFETY: the calling convention of the kernel; the caller answers for what it does.
+    // SAFETY: the kernel's calling convention; the caller guarantees the effect of the call.
     unsafe {
         std::arch::asm!(
             "svc 0",
@@ -397,12 +399,12 @@ unsafe fn kernel(number: i64, arguments: [usize; 6]) -> isize {
     result
 }
 
-/// [`system_call`] with its error as `Err`.
+/// [`system_call`] with an error as `Err`.
 ///
 /// # Safety
 /// As for the system call.
 pub(crate) unsafe fn checked(number: i64, arguments: [usize; 6]) -> Result<usize, i32> {
-    // SAFETY: the caller answers for it.
+    // SAFETY: the caller guarantees it.
     let result = unsafe { system_call(number, arguments) };
     if (-4095..0).contains(&result) { Err(-result as i32) } else { Ok(result as usize) }
 }

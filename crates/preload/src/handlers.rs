@@ -1,12 +1,12 @@
-//! The program's handlers of signals. While a thread runs our own code they wait, since they may call
-//! us and would find our locks taken.
+//! The program's signal handlers. They wait while a thread runs our own code, since they may call us and
+//! would find our locks taken.
 //!
-//! For them the kernel has one handler of ours. It calls the program's at once, or, within our code,
-//! *puts the signal back*: it is blocked from there on, and sent to the thread again with all that came
-//! with it. When our code is left it is unblocked, and comes anew. So our code costs no system calls
-//! unless a signal comes just then. What cannot be put back is held up by a mask (`guard::Quiet`):
-//! handlers that the kernel forgets when it calls them or that may interrupt themselves
-//! (`SA_RESETHAND`, `SA_NODEFER`), and those that a program gives to the kernel without libc.
+//! The kernel gets a single handler of ours for all of them. It calls the program's handler at once, or,
+//! within our code, *puts the signal back*: it blocks the signal and sends it to the thread again with all
+//! its data. On leaving our code, the thread unblocks it, so that it arrives anew. So our code costs no
+//! system calls unless a signal arrives just then. A mask holds up signals that cannot be put back
+//! (`guard::Quiet`): those whose handler the kernel resets when it calls it or that may interrupt
+//! themselves (`SA_RESETHAND`, `SA_NODEFER`), and those that a program sets without libc.
 
 use crate::guard::{self, system_call};
 use crate::table::real;
@@ -14,19 +14,19 @@ use libc::{c_int, c_void, sigaction, siginfo_t, ucontext_t};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, compiler_fence};
 
 const SIGNALS: usize = 65;
-/// The program's function for each signal for which the kernel has, or had, ours.
+/// The program's function for each signal for which the kernel has, or had, our handler.
 static FUNCTIONS: [AtomicUsize; SIGNALS] = [const { AtomicUsize::new(0) }; SIGNALS];
-/// Bit set: the program said that it takes three arguments.
+/// One bit per signal, set if the program's function takes three arguments.
 static WITH_INFO: AtomicU64 = AtomicU64::new(0);
 
 thread_local! {
-    /// Signals that were put back, and are blocked since.
+    /// Signals that were put back and are blocked.
     static PUT_BACK: AtomicU64 = const { AtomicU64::new(0) };
 }
 
 type Function = unsafe extern "C-unwind" fn(c_int, *mut siginfo_t, *mut c_void);
 
-/// The address that the kernel has.
+/// Returns the address of our handler.
 fn ours() -> usize {
     arrive as Function as usize
 }
@@ -35,21 +35,21 @@ fn bit(signal: c_int) -> u64 {
     1 << (signal - 1)
 }
 
-/// True for a handler that can be put back.
+/// Returns true for a handler whose signal can be put back.
 pub(crate) fn can_be_put_back(signal: c_int, handler: usize, flags: c_int) -> bool {
     guard::can_wait(signal)
         && crate::hooks::misc::is_handler(handler)
         && flags & (libc::SA_RESETHAND | libc::SA_NODEFER) == 0
 }
 
-/// A handler of the program and whether it takes three arguments.
+/// A handler of the program, and whether it takes three arguments.
 #[derive(Clone, Copy)]
 pub(crate) struct Known {
     function: usize,
     has_info: bool,
 }
 
-/// The program's handler where the kernel has ours.
+/// Returns the program's handler of a signal for which the kernel has ours.
 pub(crate) fn known(signal: c_int) -> Known {
     let function = FUNCTIONS.get(signal as usize).map_or(0, |one| one.load(Ordering::Acquire));
     let has_info = (1..SIGNALS as c_int).contains(&signal)
@@ -67,7 +67,7 @@ fn note(signal: c_int, known: Known) {
 }
 
 impl Known {
-    /// What the program is to be told of a handler and its flags that the kernel had.
+    /// Translates a handler and flags read from the kernel to what the program set.
     pub(crate) fn told(self, handler: usize, flags: c_int) -> (usize, c_int) {
         if handler != ours() {
             return (handler, flags);
@@ -76,10 +76,10 @@ impl Known {
     }
 }
 
-/// Gives the kernel our handler for that of the program, with the program's flags and mask.
+/// Installs our handler in the kernel for that of the program, with the program's flags and mask.
 ///
 /// # Safety
-/// As for libc's `sigaction`, with a handler that can be put back.
+/// As for libc's `sigaction`, with a handler whose signal can be put back.
 pub(crate) unsafe fn install(signal: c_int, new: &sigaction, old: *mut sigaction) -> c_int {
     let before = known(signal);
     let has_info = new.sa_flags & libc::SA_SIGINFO != 0;
@@ -87,7 +87,7 @@ pub(crate) unsafe fn install(signal: c_int, new: &sigaction, old: *mut sigaction
     let mut asked = *new;
     asked.sa_sigaction = ours();
     asked.sa_flags |= libc::SA_SIGINFO;
-    // SAFETY: a copy of what the program gave; the rest as the caller says.
+    // SAFETY: a copy of the program's structure; the rest as the caller says.
     let result = unsafe { real::sigaction(signal, &raw const asked, old) };
     if result != 0 {
         note(signal, before);
@@ -95,7 +95,7 @@ pub(crate) unsafe fn install(signal: c_int, new: &sigaction, old: *mut sigaction
     result
 }
 
-/// What the kernel calls.
+/// The handler that the kernel calls.
 unsafe extern "C-unwind" fn arrive(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
     // SAFETY: the kernel's arguments.
     if guard::is_quiet() && unsafe { put_back(signal, info, context) } {
@@ -116,10 +116,10 @@ unsafe extern "C-unwind" fn arrive(signal: c_int, info: *mut siginfo_t, context:
     }
 }
 
-/// Blocks a signal that came and sends it again; false where the kernel does not take it back.
+/// Blocks a signal that has arrived and sends it again; returns false if the kernel refuses it.
 ///
 /// # Safety
-/// To be called by a handler, with what it got.
+/// Only for a handler, with its arguments.
 pub(crate) unsafe fn put_back(signal: c_int, info: *mut siginfo_t, context: *mut c_void) -> bool {
     // SAFETY: plain calls; the structure is the kernel's. The signal is blocked while its handler runs.
     let sent = unsafe {
@@ -130,8 +130,8 @@ pub(crate) unsafe fn put_back(signal: c_int, info: *mut siginfo_t, context: *mut
             || system_call(libc::SYS_tgkill, [process, thread, signal as usize, 0, 0, 0]) == 0
     };
     if sent {
-        // SAFETY: the mask that the thread gets back; the kernel's sets have 8 bytes, libc's begin with
-        // them.
+        // SAFETY: the mask that the thread returns to; the kernel's sets have 8 bytes, and libc's begin
+        // with them.
         unsafe {
             let mask = &raw mut (*context.cast::<ucontext_t>()).uc_sigmask;
             *mask.cast::<u64>() |= bit(signal);
@@ -141,7 +141,7 @@ pub(crate) unsafe fn put_back(signal: c_int, info: *mut siginfo_t, context: *mut
     sent
 }
 
-/// The signals that were put back since this was asked last; the caller unblocks them.
+/// Returns the signals put back since the last call; the caller unblocks them.
 pub(crate) fn take_put_back() -> u64 {
     compiler_fence(Ordering::SeqCst);
     PUT_BACK

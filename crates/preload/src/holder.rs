@@ -1,7 +1,8 @@
-//! What this process tells the keeper, and asks it.
+//! Messages and questions from this process to the keeper.
 //!
-//! Whoever takes a record lock tells the keeper first, so that the lock ends with this process, however it
-//! ends (`cli/run/holders.rs`). Whoever watches a remote file asks it for what stands for the file (`cli/run/watches`).
+//! A process tells the keeper before it takes a record lock, so that the lock ends with the process,
+//! however it ends (`cli/run/holders.rs`). It asks the keeper for the shadow of a remote file that it wants
+//! to watch (`cli/run/watches`).
 
 use crate::descriptors::Own;
 use crate::{own, process, start};
@@ -16,13 +17,13 @@ use std::time::Duration;
 use towline_instance::KEEPER;
 use towline_instance::watches::{ANSWER_BYTES, Ask, parse_answer};
 
-/// How long the keeper may be too busy to be told.
+/// Time for which the keeper may be too busy to take a message.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// Tells it of this process.
+/// Tells the keeper of this process.
 ///
 /// # Errors
-/// When that cannot be: locks then end some seconds after a process that was killed.
+/// If that fails, locks of a killed process end some seconds after it.
 pub(crate) fn tell() -> Result<(), i32> {
     let number = process::id();
     let this = Pid::from_raw(number as i32).ok_or(libc::ESRCH)?;
@@ -30,10 +31,10 @@ pub(crate) fn tell() -> Result<(), i32> {
     send(&number.to_ne_bytes(), &own::hide(this, Own::Memory)?)
 }
 
-/// Asks for the number of a shadow, and waits for the answer.
+/// Asks for the number of a shadow and waits for the answer.
 ///
 /// # Errors
-/// `ENOSPC` when nobody answers; those of the answer.
+/// `ENOSPC` if there is no answer; those of the answer.
 pub(crate) fn ask(ask: &Ask) -> Result<u64, i32> {
     let pair = || -> Result<_, i32> {
         let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
@@ -48,9 +49,9 @@ pub(crate) fn ask(ask: &Ask) -> Result<u64, i32> {
     loop {
         match rustix::io::read(&socket, &mut answer) {
             Ok(ANSWER_BYTES) => return parse_answer(&answer),
-            // A signal that waits until we are done.
+            // Try again: the signal's handler runs after this.
             Err(Errno::INTR) => {}
-            // The keeper has ended, or cannot.
+            // The keeper has ended or cannot answer.
             _ => return Err(libc::ENOSPC),
         }
     }

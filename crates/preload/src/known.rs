@@ -1,12 +1,12 @@
-//! Attributes read ahead: a program that asks for one name of a directory after another gets those
-//! of all with the next question, in one round trip, as long as that pays.
+//! Attributes read ahead: if a program asks for one name of a directory after another, the next request
+//! fetches the attributes of all names in one round trip, as long as that pays.
 //!
-//! All is forgotten as soon as any process of the run changes anything on a server or takes a
-//! lock (`State::changes`), so processes of one run see each other's work at once. What others
-//! change is seen by path after at most [`VALID`], by opening a file at once: opening always asks.
-//! Of a long directory each part has its own age, and a part that is too old when one of its names is wanted
-//! is asked for again from that name on (`known/order.rs`).
-//! Whoever finds the lock taken asks the server, so that nobody waits here, not even after a fork.
+//! Everything is forgotten as soon as any process of the run changes anything on a server or takes a lock
+//! (`State::changes`), so processes of one run see each other's changes at once. Changes by others are seen
+//! by path after at most [`VALID`], and at once on opening a file, as opening always asks the server. Each
+//! part of a long directory has its own age; a part that is too old when one of its names is wanted is
+//! requested again from that name on (`known/order.rs`). A thread that finds the lock taken asks the
+//! server, so that nothing blocks here, not even after a fork.
 
 mod listed;
 mod order;
@@ -24,26 +24,28 @@ use towline_wire::attr::attr_flag;
 
 /// How long attributes read ahead may be used.
 const VALID: Duration = Duration::from_secs(1);
-/// Directories remembered, those with attributes and those of which names were asked.
+/// Maximum number of directories remembered: those with attributes and those whose names were asked for.
 const DIRECTORIES_MAX: usize = 64;
-/// Names remembered in all, some 50 MB, as the table doubles once old ones were taken out. `find` and `rm` list 100,000 of a
-/// directory before they look at the first (`FTS_MAX_READDIR_ENTRIES`).
+/// Maximum number of names remembered in all; some 50 MB, as the table doubles after old names were
+/// removed. `find` and `rm` list 100,000 names of a directory before they look at the first
+/// (`FTS_MAX_READDIR_ENTRIES`).
 const NAMES_MAX: usize = 112 * 1024;
-/// Of so many names of a long directory that are asked for at once one has to be looked at, or so many others: else it is
-/// quicker to ask one by one, as for programs that look at names in an order of their own.
+/// Per this many names of a long directory that are listed at once, the program must look at one name
+/// (listed or not) before more are listed at once. Otherwise asking for names one by one is quicker, as for
+/// programs that look at names in their own order.
 const USED: usize = 2;
-/// A listing of fewer is told as a whole with the first name that is asked for, as they fit into one reply.
+/// A shorter listing is fetched as a whole with the first name asked for, as it fits into one reply.
 const SHORT: usize = 256;
-/// Bounds of what reading ahead has earned.
+/// Bounds of the score.
 const EARNED: std::ops::RangeInclusive<i32> = -5..=3;
 
-/// What reading ahead has earned: each listing costs one, the second use of one pays two.
+/// Score of reading ahead: each listing costs one, the second use of a listing earns two.
 static SCORE: AtomicI32 = AtomicI32::new(0);
 static KNOWN: Mutex<Known> = Mutex::new(Known::new());
-/// The program has asked for extended attributes.
+/// Set once the program has asked for extended attributes.
 static XATTRS: AtomicBool = AtomicBool::new(false);
 
-/// Names a directory: an open one and the path from there, which may be empty.
+/// Key of a directory: an open directory and the path from there, which may be empty.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Key<'a> {
     mount: usize,
@@ -52,13 +54,13 @@ struct Key<'a> {
 }
 
 impl Key<'_> {
-    /// Tells it from most others; never zero.
+    /// Returns a hash of the key, which is never zero.
     fn hash(&self) -> u32 {
         hash(self.base ^ (self.mount as u64) << 56, self.path) | 1
     }
 }
 
-/// Tells a text from most others.
+/// Returns a hash of a text.
 fn hash(seed: u64, text: &[u8]) -> u32 {
     const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
     let mix = |hash: u64, word: u64| (hash.rotate_left(23) ^ word).wrapping_mul(SPREAD);
@@ -68,7 +70,7 @@ fn hash(seed: u64, text: &[u8]) -> u32 {
     (mix(hash, rest) >> 32) as u32
 }
 
-/// A key that is kept.
+/// An owned [`Key`].
 struct Name {
     mount: usize,
     base: u64,
@@ -87,7 +89,7 @@ impl From<Key<'_>> for Name {
     }
 }
 
-/// When the server was asked for something, and how many changes there had been.
+/// When the server was asked for something, and the number of changes before.
 #[derive(Clone, Copy)]
 pub(crate) struct Asked {
     pub(crate) when: Instant,
@@ -99,7 +101,7 @@ impl Asked {
         Self { when: Instant::now(), changes: changes() }
     }
 
-    /// True when the answer may still be used now.
+    /// Returns true if the answer may still be used.
     fn is_valid(self, now: Self) -> bool {
         self.changes == now.changes && now.when.saturating_duration_since(self.when) < VALID
     }
@@ -108,15 +110,15 @@ impl Asked {
 /// A path that led to an open directory.
 struct Path {
     name: Name,
-    /// The inode of that directory, and when the path was found to lead there.
+    /// Inode of that directory, and when the path was found to lead there.
     inode: u64,
     when: Option<Instant>,
 }
 
 impl Path {
-    /// True when it may lead elsewhere by now.
+    /// Returns true if the path may lead elsewhere by now.
     fn is_old(&self, now: Instant) -> bool {
-        // No path at all is the open directory itself.
+        // An empty path is the open directory itself.
         let is_young = |when| now.saturating_duration_since(when) < VALID;
         !self.name.path.is_empty() && !self.when.is_some_and(is_young)
     }
@@ -124,10 +126,10 @@ impl Path {
 
 struct Directory {
     name: Name,
-    /// A path to the same one, where the name is an open directory.
+    /// A path to the same directory, if the name is an open directory.
     also: Option<Path>,
     listed: Listed,
-    /// Names asked for while nothing was listed, and the hash of the last of them.
+    /// Number of names asked for while nothing was listed, and the hash of the last one.
     asked: u32,
     last: u32,
 }
@@ -137,18 +139,18 @@ impl Directory {
         self.name.key() == key || self.also.as_ref().is_some_and(|path| path.name.key() == key)
     }
 
-    /// The path with this key that led here.
+    /// Returns the path with this key that led here.
     fn path(&mut self, key: Key<'_>) -> Option<&mut Path> {
         self.also.as_mut().filter(|path| path.name.key() == key)
     }
 }
 
-/// What is remembered. Nearly each look of a program at a path comes here twice, mostly in vain.
+/// Everything remembered. Nearly every path lookup of a program comes here twice, mostly without a hit.
 struct Known {
-    /// Of the names of each directory, side by side; zero: there is none.
+    /// Hashes of each directory's two keys, kept together; zero for none.
     hashes: Vec<[u32; 2]>,
     directories: Vec<Directory>,
-    /// Where the next one comes: the oldest is there, or nothing yet.
+    /// Place of the next directory: it holds the oldest one, or nothing yet.
     next: usize,
 }
 
@@ -159,7 +161,7 @@ impl Known {
 
     fn find(&self, key: Key<'_>) -> Option<usize> {
         let hash = key.hash();
-        // All are looked at, so that the compiler takes many at once.
+        // No early exit, so that the compiler vectorizes the loop.
         let all = self.hashes.as_flattened();
         if !all.iter().fold(false, |found, other| found | (*other == hash)) {
             return None;
@@ -169,7 +171,7 @@ impl Known {
         self.hashes.iter().zip(&self.directories).position(is_there)
     }
 
-    /// Remembers a directory anew, at its place, if it has one; gives that.
+    /// Starts to remember a directory, at its known place if it has one; returns the place.
     fn add(&mut self, known: Option<usize>, key: Key<'_>) -> usize {
         let place = known.unwrap_or(self.next);
         if known.is_none() {
@@ -191,7 +193,7 @@ impl Known {
         place
     }
 
-    /// Gives an open directory the path that leads to it.
+    /// Adds the path that leads to an open directory.
     fn add_path(&mut self, place: usize, key: Key<'_>, inode: u64, when: Option<Instant>) {
         self.hashes[place][1] = key.hash();
         self.directories[place].also = Some(Path { name: key.into(), inode, when });
@@ -209,7 +211,7 @@ impl Known {
         (directory.asked, directory.last) = (0, 0);
     }
 
-    /// Forgets the oldest directories until there is room for so many names, then the oldest names of this one.
+    /// Makes room for `more` names: forgets the oldest directories, then the oldest names of this one.
     fn make_room(&mut self, this: usize, more: usize) {
         let count = |all: &[Directory]| {
             let each = all.iter().map(|d| [d.listed.names.len(), d.listed.order.len()]);
@@ -230,12 +232,12 @@ impl Known {
     }
 }
 
-/// The number of changes up to now.
+/// Returns the number of changes so far.
 pub(crate) fn changes() -> u64 {
     start::state().map_or(0, |state| state.changes().load(Ordering::Acquire))
 }
 
-/// A lock that nobody waits for long: the holder may be a thread that a fork left behind.
+/// Takes a lock without waiting for long: the holder may be a thread that a fork left behind.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
     for _ in 0..64 {
         if let Ok(guard) = mutex.try_lock() {
@@ -246,7 +248,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
     None
 }
 
-/// This process uses memory of its parent: it begins anew and leaves what is there as it is.
+/// Called in a process that uses its parent's memory: starts empty and leaves the original untouched.
 pub(crate) fn leave_to_parent() {
     if let Some(mut known) = lock(&KNOWN) {
         std::mem::forget(std::mem::replace(&mut *known, Known::new()));
@@ -258,13 +260,13 @@ fn earn(by: i32) {
     SCORE.store(score.clamp(*EARNED.start(), *EARNED.end()), Ordering::Relaxed);
 }
 
-/// True when listings had better come with attributes.
+/// Returns true if listings should include attributes.
 pub(crate) fn listings_have_attributes() -> bool {
     SCORE.load(Ordering::Relaxed) > 0
 }
 
-/// True when what follows in an open directory had better come with attributes: also where the program has looked at
-/// names before it, as `find` does after each 100,000.
+/// Returns true if the rest of an open directory's listing should include attributes. This also holds if
+/// the program has looked at earlier names, as `find` does after each 100,000.
 pub(crate) fn rest_has_attributes(mount: usize, handle: u64) -> bool {
     listings_have_attributes()
         || lock(&KNOWN).is_some_and(|known| {
@@ -275,7 +277,7 @@ pub(crate) fn rest_has_attributes(mount: usize, handle: u64) -> bool {
         })
 }
 
-/// The directory and the name of a path; `None` where the end of the path is no name.
+/// Splits a path into directory and name; `None` if it does not end in a name.
 fn split(path: &[u8]) -> Option<(&[u8], &[u8])> {
     let (directory, name) = match path.iter().rposition(|b| *b == b'/') {
         Some(0) => return None,
@@ -285,7 +287,7 @@ fn split(path: &[u8]) -> Option<(&[u8], &[u8])> {
     if name.is_empty() || name == b"." || name == b".." { None } else { Some((directory, name)) }
 }
 
-/// Without `.` at its begin and end: so do programs write the same directory in two ways.
+/// Removes `.` at the beginning and end, as programs write the same directory in both ways.
 fn plain(mut path: &[u8]) -> &[u8] {
     while let Some(rest) = path.strip_prefix(b"./") {
         path = rest;
@@ -297,13 +299,13 @@ fn plain(mut path: &[u8]) -> &[u8] {
 }
 
 enum Answer {
-    /// What is known; `None`: there is no such name.
+    /// The known attributes; `None`: the name does not exist.
     Known(Option<Attr>),
-    /// The server has to be asked.
+    /// Ask the server.
     Ask,
-    /// Names from this cookie on had better be asked for with it.
+    /// List the names from this cookie on, as that should pay.
     List(u64),
-    /// It is known if the path to the directory still leads there.
+    /// Known if the path to the directory still leads there.
     Lead,
 }
 
@@ -331,7 +333,7 @@ fn look(known: &mut Known, key: Key<'_>, name: &[u8]) -> Answer {
         }
         return Answer::Known(found);
     }
-    // The same name again and again is somebody who waits for a change.
+    // A program that asks for the same name repeatedly waits for a change.
     let last = hash(0, name);
     if directory.last == last {
         return Answer::Ask;
@@ -356,7 +358,7 @@ fn look(known: &mut Known, key: Key<'_>, name: &[u8]) -> Answer {
     Answer::List(cookie)
 }
 
-/// Notes what stands in a directory behind `cookie`, with attributes.
+/// Adds the entries behind `cookie`, with attributes, to a directory.
 fn note(
     known: &mut Known,
     place: usize,
@@ -389,7 +391,7 @@ fn key_from<'a>(at: &At, base: u64, directory: &'a [u8]) -> Key<'a> {
     Key { mount: at.mount, base, path: plain(directory) }
 }
 
-/// The path of a key, as a request takes it.
+/// Returns the path of a key in the form that requests take.
 fn path_of<'a>(key: Key<'a>) -> &'a [u8] {
     if key.path.is_empty() { b"." } else { key.path }
 }
@@ -409,7 +411,7 @@ fn list(at: &At, key: Key<'_>, name: &[u8], cookie: u64) -> Option<Answer> {
     Some(look(&mut known, key, name))
 }
 
-/// The directory under this key, which is no longer that of a path found to lead elsewhere.
+/// Returns the directory of this key. Drops its path if that was found to lead elsewhere.
 fn leads_to(known: &mut Known, key: Key<'_>, inode: Option<u64>, when: Instant) -> Option<usize> {
     let place = known.find(key)?;
     if let Some(path) = known.directories[place].path(key) {
@@ -422,7 +424,7 @@ fn leads_to(known: &mut Known, key: Key<'_>, inode: Option<u64>, when: Instant) 
     Some(place)
 }
 
-/// Looks whether the path to a directory still leads where it did.
+/// Checks whether the path to a directory still leads where it did.
 fn lead(at: &At, key: Key<'_>, name: &[u8]) -> Option<Answer> {
     let when = Instant::now();
     let attr = at.with(|base, _| base.stat_path(path_of(key), true));
@@ -431,7 +433,7 @@ fn lead(at: &At, key: Key<'_>, name: &[u8]) -> Option<Answer> {
     Some(look(&mut known, key, name))
 }
 
-/// What is listed of a directory.
+/// Returns the listing of a directory.
 fn listed_of<'a>(known: &'a mut Known, key: Key<'_>) -> Option<&'a mut Listed> {
     let place = known.find(key)?;
     let directory = &mut known.directories[place];
@@ -439,7 +441,7 @@ fn listed_of<'a>(known: &'a mut Known, key: Key<'_>) -> Option<&'a mut Listed> {
     (!is_old).then_some(&mut directory.listed)
 }
 
-/// Attributes of a path, asked for or known.
+/// Returns the attributes of a path, known ones or from the server.
 pub(crate) fn stat(at: &At, follow: bool) -> Result<Attr, i32> {
     let usable = |attr: &Attr| !(follow && attr.is_symlink());
     // A slash at the end follows a link that the name alone would not.
@@ -448,7 +450,7 @@ pub(crate) fn stat(at: &At, follow: bool) -> Result<Attr, i32> {
     let itself = base.filter(|_| is_plain).map(|base| key_from(at, base, &at.path));
     let named = split(&at.path).and_then(|(above, name)| Some((key_from(at, base?, above), name)));
     let mut answer = lock(&KNOWN).and_then(|mut known| {
-        // As old as what is told of the names in it: programs look whether those can still be right.
+        // As old as the attributes of its names: programs check whether those can still be right.
         let own = itself.and_then(|key| listed_of(&mut known, key)?.own(follow, Asked::now()));
         match (own, named) {
             (Some(attr), _) => Some(Answer::Known(Some(attr))),
@@ -478,13 +480,13 @@ pub(crate) fn stat(at: &At, follow: bool) -> Result<Attr, i32> {
     Ok(attr)
 }
 
-/// True when listings had better say which files have no extended attributes, which costs a local file system as much as
-/// all other attributes: programs that ask for those do so for one file after another.
+/// Returns true if listings should say which files have no extended attributes. That costs a local file
+/// system as much as all other attributes, but programs that ask for them do so for file after file.
 pub(crate) fn wants_xattrs() -> bool {
     XATTRS.load(Ordering::Relaxed)
 }
 
-/// True when a path is known to have no extended attributes. The program has asked for them.
+/// Returns true if a path is known to have no extended attributes. Notes that the program asks for them.
 pub(crate) fn has_no_xattrs(at: &At, follow: bool) -> bool {
     XATTRS.store(true, Ordering::Relaxed);
     let Some((directory, name)) = split(&at.path) else { return false };
@@ -495,7 +497,7 @@ pub(crate) fn has_no_xattrs(at: &At, follow: bool) -> bool {
     })
 }
 
-/// Notes a listing of an open directory from `cookie` on; `end`: it is the last of them.
+/// Adds a listing of an open directory from `cookie` on; `end` says that it is the last one.
 pub(crate) fn listed(
     (mount, handle): (usize, u64),
     cookie: u64,
@@ -512,7 +514,7 @@ pub(crate) fn listed(
     add(&mut known, place, asked, cookie, (entries, end));
 }
 
-/// Notes a directory that was opened by the path that `at` names it by, and the listing that came with it.
+/// Adds a directory that was opened by the path in `at`, with the listing that came with it.
 pub(crate) fn listed_at(
     at: &At,
     (handle, inode): (u64, u64),
@@ -521,7 +523,7 @@ pub(crate) fn listed_at(
     end: bool,
 ) {
     let Some(mut known) = lock(&KNOWN) else { return };
-    // A handle may have meant another directory before.
+    // The handle may have meant another directory before.
     for place in 0..known.directories.len() {
         let name = &known.directories[place].name;
         if name.base == handle && name.mount == at.mount {
@@ -534,7 +536,7 @@ pub(crate) fn listed_at(
     }
     let (from_prefix, below);
     let (path, when) = if at.directory.is_some() && plain(&at.path).is_empty() {
-        // The same open directory once more: programs name what is in it by its path, too.
+        // The same open directory again: programs also name its contents by its path.
         below = place::tidy(&at.below());
         from_prefix = At { mount: at.mount, directory: None, path: Vec::new() };
         (key_of(&from_prefix, &below), None)

@@ -1,6 +1,6 @@
-//! Names of languages, under which libc looks for catalogues of messages.
+//! Locale names under which libc looks for message catalogues.
 
-/// `de_AT.UTF-8@euro` is looked for under all names that leave out a part, and with `utf8`.
+/// Returns the names tried for a locale: `de_AT.UTF-8@euro` also with any part left out, and with `utf8`.
 pub(crate) fn names(name: &[u8]) -> Vec<Vec<u8>> {
     if name.is_empty() || name.contains(&b'/') {
         return Vec::new();

@@ -1,19 +1,19 @@
-//! A local program that is named by a descriptor: what hosts it finds it only by a name that it has when
-//! the descriptors that are to be closed are closed.
+//! Names for a local program that is given by a descriptor. The program that hosts it can find it only by a
+//! name that is still valid after descriptors are closed on exec.
 
 use crate::descriptors::Own;
 use crate::guard::checked;
 use crate::own;
 
-/// Such a name. A file that has none (`memfd_create(2)`, removed ones) keeps a descriptor.
+/// A name that stays valid. A file without a name (from `memfd_create(2)`, or removed) keeps a descriptor.
 pub(crate) struct Lasting {
-    /// It ends with a zero byte.
+    /// Path of the program; ends with a zero byte.
     pub(crate) path: Vec<u8>,
     kept: Option<i32>,
 }
 
 impl Lasting {
-    /// Of a program by its path, which ends with a zero byte.
+    /// Makes the name for a program from its path, which ends with a zero byte.
     pub(crate) fn new(program: &[u8]) -> Self {
         let is_open = program.starts_with(b"/proc/") || program.starts_with(b"/dev/fd/");
         is_open
@@ -24,7 +24,7 @@ impl Lasting {
 
     fn of_open(program: &[u8]) -> Option<Self> {
         let call = |number, arguments| {
-            // SAFETY: paths end with zero bytes, places are as long as said, descriptors are ours.
+            // SAFETY: paths end with zero bytes, buffers are as long as said, descriptors are ours.
             unsafe { checked(number, arguments) }.ok()
         };
         let here = libc::AT_FDCWD as usize;
@@ -46,7 +46,7 @@ impl Lasting {
         });
         let lasting = named.map(|path| Self { path, kept: None }).or_else(|| {
             let kept = own::duplicate(fd as i32, Own::Memory).ok()?;
-            // Closed when it is not executed after all.
+            // Dropping it closes the descriptor if the program is not executed after all.
             let path = format!("/proc/self/fd/{kept}\0").into_bytes();
             let lasting = Self { path, kept: Some(kept) };
             let inherited = [kept as usize, libc::F_SETFD as usize, 0, 0, 0, 0];

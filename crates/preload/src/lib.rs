@@ -1,11 +1,12 @@
-//! The library that `towline run` preloads: libc's file functions, for remote paths and descriptors.
+//! The library that `towline run` preloads: replaces libc's file functions for remote paths and
+//! descriptors.
 //!
-//! `table.rs` lists every function that is taken over; each decides by path or descriptor whether
-//! the call is ours (`place.rs`, `descriptors.rs`) and otherwise goes on to the real function. What
-//! is ours becomes calls of `towline-client` (`remote.rs`). It is a guest in foreign processes: it
-//! has an allocator of its own, no threads, writes nothing to the standard streams, lets no panic
-//! out, keeps `errno` on success, and does nothing at all unless `TOWLINE_RUN` names a run.
-#![allow(unsafe_code)] // everything here stands at the border to C
+//! `table.rs` lists every function that is replaced. Each decides by path or descriptor whether the call is
+//! ours (`place.rs`, `descriptors.rs`) and otherwise calls the real function. Our calls become calls of
+//! `towline-client` (`remote.rs`). As the library lives in foreign processes, it has its own allocator,
+//! starts no threads, does not write to the standard streams, lets no panic out, keeps `errno` on success,
+//! and does nothing at all unless `TOWLINE_RUN` names a run.
+#![allow(unsafe_code)] // all of this interfaces with C
 
 mod ahead;
 mod alloc;

@@ -1,8 +1,9 @@
-//! The limit of the length of files (`RLIMIT_FSIZE`): the kernel keeps it for local files, we for remote ones.
+//! Enforces the file size limit (`RLIMIT_FSIZE`) for remote files, as the kernel does for local ones.
 
 use crate::guard::{checked, system_call};
 
-/// The limit of this process in bytes. The kernel is asked each time, as other processes may set it, too.
+/// Returns the limit of this process in bytes. Asks the kernel each time, as other processes may set it,
+/// too.
 pub(crate) fn file_bytes() -> Option<u64> {
     let mut limit = libc::rlimit64 { rlim_cur: libc::RLIM64_INFINITY, rlim_max: 0 };
     let to = &raw mut limit as usize;
@@ -12,10 +13,10 @@ pub(crate) fn file_bytes() -> Option<u64> {
     (asked.is_ok() && limit.rlim_cur != libc::RLIM64_INFINITY).then_some(limit.rlim_cur)
 }
 
-/// How many of `count` bytes may be written there under a limit.
+/// Returns how many of `count` bytes may be written at offset `at` under a limit.
 ///
 /// # Errors
-/// `EFBIG`, and the signal, where none may.
+/// `EFBIG` if none may; also raises the signal.
 pub(crate) fn room(limit: u64, at: u64, count: usize) -> Result<usize, i32> {
     match limit.checked_sub(at) {
         None | Some(0) => Err(exceeded()),
@@ -23,10 +24,10 @@ pub(crate) fn room(limit: u64, at: u64, count: usize) -> Result<usize, i32> {
     }
 }
 
-/// Checks a length that a file is about to get. `now` tells the one that it has, which is no growth then.
+/// Checks a new length of a file. `now` returns the current length; a file that does not grow passes.
 ///
 /// # Errors
-/// `EFBIG`, and the signal, where the file would grow beyond the limit; what `now` says.
+/// `EFBIG` if the file would grow beyond the limit, which also raises the signal; those of `now`.
 pub(crate) fn check(length: u64, now: impl FnOnce() -> Result<u64, i32>) -> Result<(), i32> {
     if file_bytes().is_some_and(|limit| length > limit) && now()? < length {
         return Err(exceeded());
@@ -34,7 +35,7 @@ pub(crate) fn check(length: u64, now: impl FnOnce() -> Result<u64, i32>) -> Resu
     Ok(())
 }
 
-/// Tells this thread by the signal, as the kernel does.
+/// Sends `SIGXFSZ` to this thread, as the kernel does.
 fn exceeded() -> i32 {
     // SAFETY: plain system calls.
     unsafe {

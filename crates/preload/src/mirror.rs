@@ -1,9 +1,8 @@
 //! Local copies of remote programs and libraries.
 //!
-//! The kernel and the loader open files by themselves, so what they are to open has to be local. A
-//! copy lies in the run's directory under its mount and path: so `$ORIGIN` leads from a copy to the
-//! copies beside it, and the path of a copy leads back to the remote path. A copy is made anew when
-//! size or time of change are others.
+//! The kernel and the loader open files themselves, so those files must be local. A copy lies in the run's
+//! directory under its mount and path: so `$ORIGIN` leads from a copy to the copies beside it, and the path
+//! of a copy leads back to the remote path. A copy is made anew if size or modification time differ.
 
 use crate::guard::checked;
 use crate::place::{self, At};
@@ -11,7 +10,7 @@ use crate::{common, elf, start};
 use std::sync::atomic::{AtomicU32, Ordering};
 use towline_instance::PROGRAMS;
 
-/// Most libraries copied for one program.
+/// Maximum number of libraries copied for one program.
 const LIBRARIES_MAX: usize = 512;
 const PIECE_BYTES: usize = 1 << 20;
 
@@ -19,18 +18,18 @@ fn folder() -> Vec<u8> {
     [start::directory(), b"/", PROGRAMS.as_bytes(), b"/"].concat()
 }
 
-/// Where the copy of a remote file is, or would be.
+/// Returns the path of the copy of a remote file.
 fn place_of(mount: usize, below: &[u8]) -> Vec<u8> {
     let below = place::normal(below);
     [&folder(), format!("{mount}").as_bytes(), &below].concat()
 }
 
-/// Where the copies of what is in a remote folder are, or would be.
+/// Returns the folder of the copies of a remote folder's files.
 pub(crate) fn folder_of(at: &At) -> Vec<u8> {
     place_of(at.mount, &at.below())
 }
 
-/// The remote path of which a local one is a copy.
+/// Returns the remote path of a local copy.
 pub(crate) fn original(copy: &[u8]) -> Option<Vec<u8>> {
     let rest = copy.strip_prefix(folder().as_slice())?;
     let cut = rest.iter().position(|b| *b == b'/').unwrap_or(rest.len());
@@ -38,7 +37,7 @@ pub(crate) fn original(copy: &[u8]) -> Option<Vec<u8>> {
     Some(place::absolute(mount, rest.get(cut + 1..).unwrap_or_default()))
 }
 
-/// True for the path of a copy.
+/// Returns true for the path of a copy.
 pub(crate) fn is_copy(path: &[u8]) -> bool {
     path.starts_with(&folder())
 }
@@ -48,22 +47,23 @@ fn with_end(path: &[u8]) -> Vec<u8> {
 }
 
 fn call(number: i64, arguments: [usize; 6]) -> Result<usize, i32> {
-    // SAFETY: all callers pass addresses of memory that outlives the call, and texts that end with
-    // a zero byte.
+    // SAFETY: all callers pass addresses of memory that outlives the call, and texts that end with a zero
+    // byte.
     unsafe { checked(number, arguments) }
 }
 
 const AT: usize = libc::AT_FDCWD as usize;
 
-/// Makes the folders above a path.
+/// Creates the folders above a path.
 fn make_folders(path: &[u8]) -> Result<(), i32> {
     common::make_folders_above(path, folder().len())
 }
 
-/// The local copy of a remote file, made now unless it is there already. Ends with a zero byte.
+/// Returns the path of the local copy of a remote file, and makes the copy if it is missing. Ends with a
+/// zero byte.
 ///
 /// # Errors
-/// What reading the one and writing the other say; `EACCES` for what is no file.
+/// Those of reading the file and writing the copy; `EACCES` if it is not a regular file.
 pub(crate) fn copy(at: &At) -> Result<Vec<u8>, i32> {
     let file = at.with(|base, path| base.open(path, libc::O_RDONLY as u32, 0))?;
     let attr = *file.attr();
@@ -83,7 +83,7 @@ pub(crate) fn copy(at: &At) -> Result<Vec<u8>, i32> {
         return Ok(name);
     }
     make_folders(&path)?;
-    // Beside it, and then in its place at once: others may be executing the former one.
+    // Written beside it and then renamed: others may be executing the previous copy.
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let number = (std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
     let new = [&path[..], format!(".{}.{}\0", number.0, number.1).as_bytes()].concat();
@@ -112,7 +112,7 @@ pub(crate) fn copy(at: &At) -> Result<Vec<u8>, i32> {
         let times = [time, time];
         call(libc::SYS_utimensat, [fd, 0, times.as_ptr() as usize, 0, 0, 0])
     })();
-    // The kernel does not execute what is open for writing.
+    // The kernel does not execute a file that is open for writing.
     let _ = call(libc::SYS_close, [fd, 0, 0, 0, 0, 0]);
     copied?;
     call(libc::SYS_renameat2, [AT, new.as_ptr() as usize, AT, name.as_ptr() as usize, 0, 0])?;
@@ -137,7 +137,8 @@ fn read_all(path: &[u8]) -> Option<Vec<u8>> {
     Some(all)
 }
 
-/// A search path of the loader with the folders of copies for remote folders; `None`: none is.
+/// Returns a search path of the loader with remote folders replaced by those of their copies; `None` if
+/// there are none.
 pub(crate) fn search_path(given: &[u8]) -> Option<Vec<u8>> {
     let mut found = false;
     let folders: Vec<Vec<u8>> = given
@@ -146,7 +147,7 @@ pub(crate) fn search_path(given: &[u8]) -> Option<Vec<u8>> {
             Some(at) => {
                 found = true;
                 let folder = place_of(at.mount, &at.below());
-                // The loader does not look again in what was no folder when a program began.
+                // The loader never looks again in a folder that was missing when the program started.
                 let _ = make_folders(&[&folder[..], b"/"].concat());
                 folder
             }
@@ -156,7 +157,7 @@ pub(crate) fn search_path(given: &[u8]) -> Option<Vec<u8>> {
     found.then(|| folders.join(&b':'))
 }
 
-/// A remote folder, named as such or by that of its copies.
+/// Returns a remote folder given by its own path or that of its copies.
 fn remote_folder(folder: &[u8]) -> Option<At> {
     let name = with_end(&original(folder).unwrap_or_else(|| folder.to_vec()));
     if name.len() == 1 {
@@ -166,8 +167,8 @@ fn remote_folder(folder: &[u8]) -> Option<At> {
     unsafe { place::find_inside(name.as_ptr().cast()) }
 }
 
-/// Copies the remote libraries that a local file needs: those in the remote folders of `search` and
-/// of the files themselves. Yields the folders of copies that the loader cannot know of.
+/// Copies the remote libraries that a local file needs, from the remote folders in `search` and in the
+/// files themselves. Returns the folders of copies that the loader cannot know of.
 ///
 /// `file` ends with a zero byte.
 pub(crate) fn gather(file: &[u8], search: &[u8]) -> Vec<Vec<u8>> {

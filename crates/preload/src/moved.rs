@@ -1,8 +1,7 @@
-//! Directories that were renamed or removed: those who work in them, and those who have them open, know
-//! them by their new names.
+//! Renamed and removed directories: processes that work in them or have them open learn their new names.
 //!
-//! A working directory's stand-in (`working.rs`) is renamed with it, so that the kernel moves all
-//! processes that are in it. Renames by others than the run's processes are not seen.
+//! The stand-in of a working directory (`working.rs`) is renamed with it, so that the kernel moves all
+//! processes in it. Renames from outside the run are not seen.
 
 use crate::guard::checked;
 use crate::place::{self, At};
@@ -25,12 +24,12 @@ fn is_here(path: &[u8]) -> bool {
     call(libc::SYS_faccessat, ask)
 }
 
-/// Makes the directories above a stand-in. Where that cannot be, what is to be done in them fails.
+/// Creates the directories above a stand-in. If that fails, the calls that need them fail.
 fn make_parents(path: &[u8]) {
     let _ = common::make_folders_above(path, working::folder().len());
 }
 
-/// Takes a stand-in out of its place: its directory is there no more.
+/// Moves the stand-in of a removed directory out of its place.
 fn set_aside(mount: usize, path: &[u8]) -> bool {
     let gone = working::stand_in_of_removed();
     make_parents(&gone);
@@ -42,17 +41,17 @@ fn set_aside(mount: usize, path: &[u8]) -> bool {
     is_done
 }
 
-/// The last name of a path.
+/// Returns the last name of a path.
 fn last(path: &[u8]) -> &[u8] {
     path.rsplit(|b| *b == b'/').next().unwrap_or_default()
 }
 
-/// True when somebody may work in, or below, a directory of this name.
+/// Returns true if a process may work in or below a directory of this name.
 fn may_be_worked_in(path: &[u8]) -> bool {
     start::state().is_some_and(|state| state.may_have_name(last(path)))
 }
 
-/// The path without links. Only the server knows it: stand-ins have such names.
+/// Returns the path without symbolic links, which stand-ins are named by. Only the server can resolve them.
 fn without_links(at: &At) -> Result<Vec<u8>, i32> {
     let end = at.path.iter().rposition(|b| *b != b'/').map_or(0, |last| last + 1);
     let path = &at.path[..end];
@@ -69,8 +68,8 @@ fn path_of(at: &At) -> Vec<u8> {
     path.strip_prefix(b"/").unwrap_or(&path).to_vec()
 }
 
-/// Something that is about to be renamed, or exchanged with what has the other name. Where that is, is asked
-/// before: the way there may lead through it.
+/// A pending rename or exchange. The paths are resolved beforehand, since they may lead through the renamed
+/// name.
 pub(crate) struct Moving {
     from: (usize, Vec<u8>),
     to: (usize, Vec<u8>),
@@ -78,7 +77,7 @@ pub(crate) struct Moving {
 }
 
 impl Moving {
-    /// From one name to another.
+    /// Prepares the rename of `from` to `to`.
     pub(crate) fn new(from: &At, to: &At) -> Self {
         let (old, new) = (path_of(from), path_of(to));
         let is_worked_in = may_be_worked_in(&old) || may_be_worked_in(&new);
@@ -89,12 +88,12 @@ impl Moving {
         Self { from: (from.mount, old), to: (to.mount, new), is_worked_in }
     }
 
-    /// It was.
+    /// Records the completed rename or exchange.
     pub(crate) fn done(&self, exchange: bool) {
         let (from, to) = (self.from.0, self.to.0);
         let (old, new) = (&self.from.1[..], &self.to.1[..]);
         if (from, old) == (to, new) {
-            // It stays where it is.
+            // Nothing moves.
             return;
         }
         if !exchange {
@@ -128,7 +127,7 @@ impl Moving {
     }
 }
 
-/// A name that is about to be removed, perhaps that of a directory.
+/// A pending removal of a name, which may be a directory.
 pub(crate) struct Removing {
     mount: usize,
     path: Vec<u8>,
@@ -136,7 +135,7 @@ pub(crate) struct Removing {
 }
 
 impl Removing {
-    /// This one.
+    /// Prepares the removal of `at`.
     pub(crate) fn new(at: &At, directory: bool) -> Self {
         let path = path_of(at);
         let is_worked_in = directory && may_be_worked_in(&path);
@@ -144,7 +143,7 @@ impl Removing {
         Self { mount: at.mount, path: real.unwrap_or(path), is_worked_in }
     }
 
-    /// It was.
+    /// Records the completed removal.
     pub(crate) fn done(&self) {
         descriptors::removed((self.mount, &self.path));
         if self.is_worked_in && set_aside(self.mount, &self.path) {

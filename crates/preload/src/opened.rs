@@ -1,8 +1,8 @@
-//! What came with opening, so that it need not be asked for: attributes, the first bytes of a file,
-//! the first entries of a directory.
+//! Data that comes with opening a file, so that it need not be requested: attributes, the first bytes of a
+//! file, the first entries of a directory.
 //!
-//! It is used for a moment ([`VALID_OPENED`]) and no longer than until a process of the run changes
-//! something or takes a lock, see `known.rs`.
+//! It is used only for a moment ([`VALID_OPENED`]) and until any process of the run changes something or
+//! takes a lock, see `known.rs`.
 
 use crate::ahead;
 use crate::descriptors::Open;
@@ -14,25 +14,25 @@ use std::time::{Duration, Instant};
 use towline_client::DirEntry;
 use towline_wire::Attr;
 
-/// How long what came with opening may be used.
+/// How long data from opening may be used.
 const VALID_OPENED: Duration = Duration::from_millis(100);
-/// Opened files of which something is kept.
+/// Maximum number of opened files whose data is kept.
 const OPENED_MAX: usize = 16;
-/// After so many openings in a row whose bytes nobody read they come no more.
+/// After this many successive openings whose bytes were not read, opening no longer requests them.
 const UNREAD_MAX: i32 = 8;
-/// A file's first bytes that come with opening it: what one reply carries without a grant.
+/// Number of a file's first bytes that come with opening it: what one reply carries without a grant.
 pub(crate) const FIRST_BYTES: usize = towline_wire::limits::INLINE_BYTES_MAX;
 
 static OPENED: Mutex<Kept> = Mutex::new(Kept { all: Vec::new(), spare: None });
-/// Openings in a row whose bytes nobody read.
+/// Number of successive openings whose bytes were not read.
 static UNREAD: AtomicI32 = AtomicI32::new(0);
-/// One more with each opening, to try again now and then.
+/// Counts openings, to try again now and then.
 static OPENINGS: AtomicU64 = AtomicU64::new(0);
 
-/// What is kept of opened files.
+/// The data kept of opened files.
 struct Kept {
     all: Vec<Opened>,
-    /// Memory of one that was closed, still in the processor's cache, for the next.
+    /// Memory of a closed file, still in the processor's cache, for the next one.
     spare: Option<Vec<u8>>,
 }
 
@@ -54,13 +54,13 @@ pub(crate) struct First {
 }
 
 impl First {
-    /// Room for them.
+    /// Returns a buffer for them.
     pub(crate) fn memory() -> Vec<u8> {
         let spare = lock(&OPENED).and_then(|mut kept| kept.spare.take());
         spare.unwrap_or_else(|| vec![0; FIRST_BYTES])
     }
 
-    /// So many were read.
+    /// Wraps a buffer whose first `length` bytes were read.
     pub(crate) fn new(memory: Vec<u8>, length: usize) -> Self {
         Self { memory, length }
     }
@@ -70,23 +70,23 @@ impl First {
     }
 }
 
-/// What came with opening.
+/// Data that came with opening a file.
 pub(crate) struct Opened {
     pub(crate) mount: usize,
     pub(crate) handle: u64,
     pub(crate) when: Instant,
-    /// Number of changes before it was opened.
+    /// Number of changes before the file was opened.
     pub(crate) changes: u64,
     pub(crate) attr: Attr,
-    /// The first bytes; fewer than [`FIRST_BYTES`] are all if the file has no more.
+    /// The first bytes; the whole file if they are fewer than [`FIRST_BYTES`] and match its size.
     pub(crate) data: Option<First>,
-    /// A directory's first entries, and whether they are all.
+    /// A directory's first entries, and whether these are all.
     pub(crate) listing: Option<(Vec<DirEntry>, bool)>,
-    /// The last read got all up to here, which is where the file ended when it was opened.
+    /// End of the last read, if it reached the end that the file had when it was opened.
     pub(crate) end: Option<u64>,
 }
 
-/// This process uses memory of its parent: it begins anew and leaves what is there as it is.
+/// Called in a process that uses its parent's memory: starts empty and leaves the original untouched.
 pub(crate) fn leave_to_parent() {
     if let Some(mut kept) = lock(&OPENED) {
         let all = std::mem::take(&mut kept.all);
@@ -94,13 +94,13 @@ pub(crate) fn leave_to_parent() {
     }
 }
 
-/// True when the first bytes of files had better come with opening them.
+/// Returns true if opening a file should request its first bytes, too.
 pub(crate) fn reads_what_it_opens() -> bool {
     UNREAD.load(Ordering::Relaxed) < UNREAD_MAX
         || OPENINGS.fetch_add(1, Ordering::Relaxed).is_multiple_of(64)
 }
 
-/// Notes what came with opening `at`.
+/// Keeps the data that came with opening `at`.
 pub(crate) fn keep(at: &At, new: Opened) {
     if new.attr.is_directory() {
         let (entries, complete) = new.listing.as_ref().map_or((&[][..], false), |l| (&l.0, l.1));
@@ -136,13 +136,13 @@ fn with_opened<T>(
     work(one)
 }
 
-/// The attributes of a file that was just opened.
+/// Returns the attributes of a file that was just opened.
 pub(crate) fn attr(mount: usize, handle: u64) -> Option<Attr> {
     with_opened(mount, handle, |opened| Some(opened.attr))
 }
 
-/// Copies what is known of a file from `offset` on; how much that is, and whether the file ends
-/// there, which is told only once.
+/// Copies known bytes of a file from `offset` on. Returns their number, and whether the file ends there,
+/// which is reported only once.
 pub(crate) fn read(
     mount: usize,
     handle: u64,
@@ -154,14 +154,14 @@ pub(crate) fn read(
             return Some((0, true));
         }
         let data = opened.data.as_ref()?.bytes();
-        // Where the size says nothing (`/proc`), a read may be short before the end.
+        // If the size is meaningless (`/proc`), a read may be short before the end.
         let is_all = data.len() < FIRST_BYTES && data.len() as u64 == opened.attr.size;
         let rest = usize::try_from(offset).ok().and_then(|offset| data.get(offset..))?;
         let count = rest.len().min(target.len());
         target[..count].copy_from_slice(&rest[..count]);
         let ends = is_all && count < target.len();
         if ends && count == 0 {
-            opened.data = None; // whoever asks again waits for more
+            opened.data = None; // the next reader waits for more data
         }
         (count > 0 || ends).then_some((count, ends))
     });
@@ -171,7 +171,7 @@ pub(crate) fn read(
     done
 }
 
-/// A read of less than was asked for found the end of a file: most programs ask once more.
+/// Notes that a short read found the end of a file: most programs read once more.
 fn found_end(mount: usize, handle: u64, end: u64) {
     let note = |opened: &mut Opened| {
         opened.end = (opened.attr.size == end).then_some(end);
@@ -180,12 +180,12 @@ fn found_end(mount: usize, handle: u64, end: u64) {
     let _ = with_opened(mount, handle, note);
 }
 
-/// The first entries of a directory that was just opened, once.
+/// Returns, once, the first entries of a directory that was just opened.
 pub(crate) fn listing(mount: usize, handle: u64) -> Option<(Vec<DirEntry>, bool)> {
     with_opened(mount, handle, |opened| opened.listing.take())
 }
 
-/// Forgets what came with opening: the file is closed.
+/// Forgets the data of a file that is closed.
 pub(crate) fn closed(mount: usize, handle: u64) {
     ahead::forget(mount, handle);
     if let Some(mut kept) = lock(&OPENED)
@@ -195,7 +195,7 @@ pub(crate) fn closed(mount: usize, handle: u64) {
     }
 }
 
-/// Reads an open file at an offset: first what came with opening it.
+/// Reads an open file at an offset, starting with data from opening it.
 pub(crate) fn read_at(open: Open, target: &mut [u8], offset: u64) -> Result<usize, i32> {
     let mount = open.entry.mount.load(Ordering::Relaxed) as usize;
     let handle = open.handle;

@@ -1,4 +1,4 @@
-//! Which paths are remote.
+//! Decides which paths are remote, and follows paths across export borders.
 
 use crate::descriptors::{self, Open};
 use crate::start::{self, Target};
@@ -7,20 +7,20 @@ use std::ffi::{CStr, c_char};
 use std::sync::atomic::Ordering;
 use towline_client::{Error, File};
 
-/// Most symbolic links followed in one path.
+/// Maximum number of symbolic links followed in one path.
 const LINKS_MAX: u32 = 40;
 
 /// A remote path.
 #[derive(Clone)]
 pub(crate) struct At {
     pub(crate) mount: usize,
-    /// The open directory it is relative to; else the prefix.
+    /// The open directory that the path is relative to; `None`: the prefix.
     pub(crate) directory: Option<Open>,
     pub(crate) path: Vec<u8>,
 }
 
 impl At {
-    /// Runs `work` with the directory and the path from there.
+    /// Calls `work` with the directory and the path from there.
     pub(crate) fn with<T>(
         &self,
         work: impl FnOnce(&File, &[u8]) -> Result<T, Error>,
@@ -28,7 +28,7 @@ impl At {
         remote::with_handle(self.mount, self.base()?, |base| work(base, &self.path))
     }
 
-    /// Handle of the directory it is relative to.
+    /// Returns the handle of the directory that the path is relative to.
     pub(crate) fn base(&self) -> Result<u64, i32> {
         if self.mount == working::NO_MOUNT {
             return Err(libc::ENOENT);
@@ -39,14 +39,14 @@ impl At {
         })
     }
 
-    /// True when it is relative to something open that is no directory.
+    /// Returns true if the path is relative to an open file that is not a directory.
     pub(crate) fn is_in_no_directory(&self) -> bool {
         self.directory.is_some_and(|open| {
             open.entry.mode.load(Ordering::Relaxed) & libc::S_IFMT != libc::S_IFDIR
         })
     }
 
-    /// The path from the prefix.
+    /// Returns the path from the prefix.
     pub(crate) fn below(&self) -> Vec<u8> {
         match self.directory {
             Some(open) => join(&open.entry.path(), &self.path),
@@ -54,8 +54,9 @@ impl At {
         }
     }
 
-    /// An absolute path that leads there. Where an open directory is now the server says: what it was opened by may have
-    /// been renamed since by a name with links in it, or by others. In one that was removed only `..` leads anywhere.
+    /// Returns an absolute path that leads there. Asks the server for the path of an open directory, as it
+    /// may have been renamed by others or through a name with links in it. In a removed directory, only
+    /// `..` leads anywhere.
     pub(crate) fn absolute(&self) -> Result<Vec<u8>, i32> {
         let Some(open) = self.directory else { return Ok(absolute(self.mount, &self.path)) };
         let (base, rest) = match (remote::with(open, File::path), self.path.strip_prefix(b"..")) {
@@ -69,7 +70,7 @@ impl At {
     }
 }
 
-/// The absolute path of something below a prefix.
+/// Returns the absolute path of something below a prefix.
 pub(crate) fn absolute(mount: usize, below: &[u8]) -> Vec<u8> {
     let prefix = start::mounts().get(mount).map_or(&b""[..], |target| &target.mount.prefix);
     if below.is_empty() || below == b"." { prefix.to_vec() } else { join(prefix, below) }
@@ -88,7 +89,7 @@ fn join(first: &[u8], second: &[u8]) -> Vec<u8> {
     path
 }
 
-/// Decides about a path relative to a descriptor (or `AT_FDCWD`); `None`: it is local.
+/// Decides about a path relative to a descriptor (or `AT_FDCWD`); `None` means local.
 ///
 /// # Safety
 /// `path` is null or ends with a zero byte.
@@ -98,12 +99,12 @@ pub(crate) unsafe fn find(directory: i32, path: *const c_char) -> Option<At> {
     if !unsafe { may_be(directory, path) } {
         return None;
     }
-    // From here on memory is taken, which a signal handler must not find half done.
+    // From here on memory is allocated, which a signal handler must not interrupt.
     // SAFETY: as the caller says.
     guard::inside(|| unsafe { search(directory, path) }.ok_or(libc::ENOENT)).ok()
 }
 
-/// False for nearly all paths of which [`find`] says that they are local, without taking memory.
+/// Returns false for nearly all paths that [`find`] finds to be local, without allocating.
 ///
 /// # Safety
 /// As for `find`.
@@ -114,16 +115,16 @@ pub(crate) unsafe fn may_be(directory: i32, path: *const c_char) -> bool {
     }
     // SAFETY: as the caller says.
     let text = unsafe { CStr::from_ptr(path) }.to_bytes();
-    // The kernel says of longer ones what it says of any.
+    // Leave longer paths to the kernel, which fails with its own error.
     may_be_remote(directory, text) && text.len() < libc::PATH_MAX as usize
 }
 
-/// False for an address that no program can have memory at: the kernel then says `EFAULT`.
+/// Returns false for an address where no program has memory: the kernel fails with `EFAULT`.
 pub(crate) fn is_address(path: *const c_char) -> bool {
     (4096..isize::MAX as usize).contains(&(path as usize))
 }
 
-/// False for nearly all local paths, without taking memory.
+/// Returns false for nearly all local paths, without allocating.
 fn may_be_remote(directory: i32, path: &[u8]) -> bool {
     match path.first() {
         None => false,
@@ -138,7 +139,7 @@ fn may_be_remote(directory: i32, path: &[u8]) -> bool {
     }
 }
 
-/// What a path leads to that goes through the name of a descriptor, as `/proc/self/fd/N` and
+/// Returns where a path leads that goes through the name of a descriptor, such as `/proc/self/fd/N` and
 /// `/dev/fd/N/NAME`.
 ///
 /// # Safety
@@ -172,7 +173,7 @@ pub(crate) unsafe fn through_descriptor(path: *const c_char, follow: bool) -> Op
     .ok()
 }
 
-/// What is behind the name of the working directory in `/proc`, if that is remote.
+/// Returns where a path through `cwd` in `/proc` leads, if the working directory is remote.
 fn working_directory(rest: &[u8], follow: bool) -> Option<At> {
     let (is_meant, rest) = match rest {
         [] => (follow, &b"."[..]),
@@ -192,7 +193,8 @@ fn working_directory(rest: &[u8], follow: bool) -> Option<At> {
     guard::inside(find).ok().flatten()
 }
 
-/// The rest of a path below the directory in `/proc` that tells of this process. As `numbered`, it takes no memory.
+/// Returns the rest of a path below this process's directory in `/proc`. Like `numbered`, it does not
+/// allocate.
 fn of_own_process(path: &[u8]) -> Option<&[u8]> {
     let rest = path.strip_prefix(b"/proc/")?;
     let cut = rest.iter().position(|b| *b == b'/')?;
@@ -204,7 +206,8 @@ fn of_own_process(path: &[u8]) -> Option<&[u8]> {
     Some(&rest[cut + 1..])
 }
 
-/// The remote file of which another process has this descriptor, by its name, and what follows that.
+/// Returns the remote file behind another process's descriptor, given by its name in `/proc`, and the rest
+/// of the path.
 fn of_other_process(path: &[u8]) -> Option<(Open, Option<&[u8]>)> {
     let rest = path.strip_prefix(b"/proc/")?;
     let cut = rest.iter().position(|b| *b == b'/')?;
@@ -222,8 +225,8 @@ fn digits(text: &[u8]) -> Option<&str> {
     std::str::from_utf8(text).ok()
 }
 
-/// The number in the name of a descriptor, and what follows it. Many local paths come here, so it
-/// takes no memory, and asks the kernel nothing.
+/// Returns the number in the name of a descriptor and the rest of the path. Many local paths come here, so
+/// it neither allocates nor makes system calls.
 fn numbered(path: &[u8]) -> Option<(i32, Option<&[u8]>)> {
     match path {
         b"/dev/stdin" => return Some((0, None)),
@@ -240,7 +243,7 @@ fn numbered(path: &[u8]) -> Option<(i32, Option<&[u8]>)> {
     Some((number, cut.map(|cut| &rest[cut + 1..])))
 }
 
-/// [`find`] of a path relative to the working directory, from inside of our own code.
+/// [`find`] for a path relative to the working directory, for callers inside our own code.
 ///
 /// # Safety
 /// `path` ends with a zero byte.
@@ -258,12 +261,12 @@ unsafe fn search(directory: i32, path: *const c_char) -> Option<At> {
     match path.first() {
         Some(b'/') => find_absolute(mounts, path),
         Some(_) => find_relative(mounts, directory, path),
-        // An empty path is no path; with AT_EMPTY_PATH the caller asks for the descriptor.
+        // An empty path is not a path; with AT_EMPTY_PATH the caller means the descriptor.
         None => None,
     }
 }
 
-/// True when a path from a local directory begins with a name that a prefix contains, so that it
+/// Returns true if a path from a local directory begins with a name that occurs in a prefix, so that it
 /// could lead there.
 fn is_part(path: &[u8]) -> bool {
     let first = path.split(|b| *b == b'/').next().unwrap_or_default();
@@ -278,8 +281,8 @@ fn find_absolute(mounts: &[Target], path: &[u8]) -> Option<At> {
     if is_odd(path) { matching(mounts, &normal(path)) } else { None }
 }
 
-/// True for a path with `//` or `/.` in it, which may mean the same as one that looks different.
-/// Every local call pays for this: all bytes are looked at, so that the compiler takes many at once.
+/// Returns true for a path with `//` or `/.` in it, which may be equivalent to a different text. Every
+/// local call pays for this: the loop has no early exit, so that the compiler vectorizes it.
 fn is_odd(path: &[u8]) -> bool {
     let pairs = path.iter().zip(path.get(1..).unwrap_or_default());
     pairs.fold(false, |odd, (a, b)| odd | ((*a == b'/') & ((*b == b'/') | (*b == b'.'))))
@@ -327,14 +330,14 @@ fn find_relative(mounts: &[Target], directory: i32, path: &[u8]) -> Option<At> {
     matching(mounts, &normal(&full))
 }
 
-/// Without `.` and double slashes.
+/// Removes `.` and double slashes.
 pub(crate) fn tidy(path: &[u8]) -> Vec<u8> {
     let names = path.split(|b| *b == b'/').filter(|name| !matches!(*name, b"" | b"."));
     let joined = names.collect::<Vec<_>>().join(&b'/');
     if joined.is_empty() { b".".to_vec() } else { joined }
 }
 
-/// Without `.`, `..` and double slashes, taken by their letters alone.
+/// Resolves `.`, `..` and double slashes lexically.
 pub(crate) fn normal(path: &[u8]) -> Vec<u8> {
     let mut parts: Vec<&[u8]> = Vec::new();
     for part in path.split(|b| *b == b'/') {
@@ -357,19 +360,19 @@ pub(crate) fn normal(path: &[u8]) -> Vec<u8> {
 
 /// Where a path leads that leaves its export by a symbolic link or `..`.
 pub(crate) enum Led {
-    /// Into this or another export.
+    /// Into the same or another export.
     Remote(At),
     /// To a local path, which ends with a zero byte.
     Local(Vec<u8>),
 }
 
-/// What is to be done about a symbolic link at the end of a path.
+/// How to treat a symbolic link at the end of a path.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Last {
-    /// It is meant itself.
+    /// The link itself is meant.
     Stays,
     Followed,
-    /// As before, to create a file there: a name with a slash behind it is not one, whatever is there.
+    /// Followed to create a file there: a name with a slash behind it fails, whatever is there.
     ToCreate,
 }
 
@@ -379,7 +382,7 @@ impl From<bool> for Last {
     }
 }
 
-/// Follows a path name by name, across borders. Slashes at its end stay.
+/// Follows a path name by name across export borders. Slashes at its end are kept.
 pub(crate) fn follow(start: &[u8], last: impl Into<Last>) -> Result<Led, i32> {
     let last = last.into();
     let mounts = start::mounts();
@@ -429,12 +432,12 @@ pub(crate) fn follow(start: &[u8], last: impl Into<Last>) -> Result<Led, i32> {
     Ok(Led::Local(done))
 }
 
-/// True when the prefix is somewhere below this path.
+/// Returns true if the prefix lies below this path.
 fn is_above(path: &[u8], prefix: &[u8]) -> bool {
     prefix.strip_prefix(path).is_some_and(|rest| rest.starts_with(b"/"))
 }
 
-/// Fails as the kernel does where `..` follows a name that is no directory. Links in it were
+/// Fails as the kernel does if `..` follows a name that is not a directory. Links in `path` are already
 /// followed.
 fn check_directory(mounts: &[Target], path: &[u8]) -> Result<(), i32> {
     if path.is_empty() {
@@ -448,7 +451,7 @@ fn check_directory(mounts: &[Target], path: &[u8]) -> Result<(), i32> {
             // SAFETY: the path ends with a zero byte.
             match unsafe { guard::checked(libc::SYS_faccessat, ask) } {
                 Ok(_) => true,
-                // Where only a prefix goes through there may be nothing here.
+                // Nothing local may exist on the way to a prefix.
                 Err(libc::ENOENT) if mounts.iter().any(|t| is_above(path, &t.mount.prefix)) => true,
                 Err(error) => return Err(error),
             }
@@ -457,7 +460,7 @@ fn check_directory(mounts: &[Target], path: &[u8]) -> Result<(), i32> {
     if is_directory { Ok(()) } else { Err(libc::ENOTDIR) }
 }
 
-/// What a symbolic link says; `None` for anything else.
+/// Returns the target of a symbolic link; `None` for anything else.
 fn link_target(mounts: &[Target], path: &[u8]) -> Result<Option<Vec<u8>>, i32> {
     if let Some(at) = matching(mounts, path) {
         return match at.with(|base, path| base.read_link(path)) {
@@ -474,7 +477,7 @@ fn link_target(mounts: &[Target], path: &[u8]) -> Result<Option<Vec<u8>>, i32> {
     match unsafe { guard::checked(libc::SYS_readlinkat, arguments) } {
         Ok(length) => {
             target.truncate(length);
-            // What is open leads there by itself, whatever its name says.
+            // An open file leads there directly, whatever its name says.
             let is_name = !(path.starts_with(b"/proc/") && target.ends_with(descriptors::DELETED));
             Ok(is_name.then_some(target))
         }

@@ -1,19 +1,19 @@
-//! Placeholders that this process keeps for its next files.
+//! Placeholders that a process keeps for its next files.
 //!
-//! To open and close a placeholder is a walk of its path for the kernel, and a message to the keeper:
-//! more than all else that `open` and `close` of a small remote file cost on this machine. So a process
-//! that opens and closes keeps an *anchor* for each of a few entries: one more descriptor of the same
-//! placeholder, among our own (`own.rs`). A file that is opened takes such an entry and
-//! gets a duplicate of the anchor, and closing it closes a duplicate: the last descriptor of the
-//! placeholder stays, the keeper is told nothing, and the entry is still this process's.
+//! Opening and closing a placeholder costs the kernel a path walk and the keeper a message: more than
+//! everything else that `open` and `close` of a small remote file cost with a local server. So a process that
+//! opens and closes files keeps an *anchor* for each of a few entries: an additional descriptor of the same
+//! placeholder, among our own (`own.rs`). A file that is opened takes over such an entry and gets a
+//! duplicate of the anchor; closing the file closes only the duplicate. The last descriptor of the
+//! placeholder stays open, the keeper is told nothing, and the entry remains this process's.
 //!
-//! An anchor goes with the first descriptor that another process may have got, since then only the
-//! kernel knows who closes last: it is let go of when this process has closed its last descriptor of the
-//! file ([`closed`]). `exec` closes anchors, as do the children of forks (with all that is our own).
+//! Once another process may have got a descriptor, only the kernel knows which close is the last: the
+//! anchor is then dropped when this process has closed its last descriptor of the file ([`closed`]). `exec`
+//! closes anchors, and so do the children of forks (with all our own descriptors).
 //!
-//! A file that is closed this way and not told of to the server (see `closing.rs`) the keeper finds by
-//! looking at the entries every few moments. It does so only for a while after something happened; an
-//! anchor is kept only then ([`towline_instance::State::is_watched`]).
+//! A file that is closed this way without telling the server (see `closing.rs`) is found by the keeper,
+//! which regularly checks the entries. It does so only for a while after something happened, and anchors
+//! are kept only then ([`towline_instance::State::is_watched`]).
 
 use crate::descriptors::{Open, Own};
 use crate::guard::checked;
@@ -21,26 +21,26 @@ use crate::{own, start};
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use towline_instance::{State, Taken};
 
-/// Anchors of a process.
+/// Maximum number of anchors of a process.
 const ANCHORS_MAX: usize = 4;
-/// No anchor.
+/// The word for no anchor.
 const NONE: u64 = 0;
 
-/// The anchors. Without a lock, as a fork may leave one behind: each word holds an [`Anchor`], and only
-/// who changes it to busy, or has the busy file's last descriptor, changes it next.
+/// The anchors. They have no lock, as a fork may leave one taken: each word holds an [`Anchor`], and only
+/// the thread that marks it busy, or that has the busy file's last descriptor, changes it next.
 static ANCHORS: [AtomicU64; ANCHORS_MAX] = [const { AtomicU64::new(NONE) }; ANCHORS_MAX];
 
 #[derive(Clone, Copy)]
 struct Anchor {
     number: usize,
     fd: i32,
-    /// A file is open, and the anchor one more descriptor of it.
+    /// A file is open, and the anchor is an additional descriptor of it.
     busy: bool,
 }
 
 impl Anchor {
     fn word(self) -> u64 {
-        // Own descriptors are never zero, so neither is this.
+        // Our own descriptors are never zero, so neither is this.
         (self.fd as u64) << 32 | (self.number as u64) << 1 | u64::from(self.busy)
     }
 
@@ -50,7 +50,7 @@ impl Anchor {
     }
 }
 
-/// The anchor of an entry, and where it is.
+/// Returns the anchor of an entry, and its place.
 fn find(number: usize) -> Option<(&'static AtomicU64, Anchor)> {
     let at = |place: &'static AtomicU64| {
         let anchor = Anchor::of(place.load(Ordering::Acquire))?;
@@ -59,7 +59,7 @@ fn find(number: usize) -> Option<(&'static AtomicU64, Anchor)> {
     ANCHORS.iter().find_map(at)
 }
 
-/// The least free descriptor, as a duplicate.
+/// Duplicates a descriptor to the lowest free number.
 fn duplicate(fd: i32, cloexec: bool) -> Result<i32, i32> {
     let command = if cloexec { libc::F_DUPFD_CLOEXEC } else { libc::F_DUPFD };
     let arguments = [fd as usize, command as usize, 0, 0, 0, 0];
@@ -67,13 +67,14 @@ fn duplicate(fd: i32, cloexec: bool) -> Result<i32, i32> {
     unsafe { checked(libc::SYS_fcntl, arguments) }.map(|fd| fd as i32)
 }
 
-/// True when the keeper looks at the entries. What the caller has changed in one, it sees then.
+/// Returns true if the keeper checks the entries; it then sees the caller's previous changes to an entry.
 fn is_watched() -> bool {
     fence(Ordering::SeqCst);
     start::state().is_some_and(|state: &State| state.is_kept() && state.is_watched())
 }
 
-/// A descriptor for a file that was just opened, and its entry; `None`: the entry has to be a new one.
+/// Returns a descriptor and an entry for a file that is about to be opened; `None` if the entry must be a new
+/// one.
 ///
 /// # Errors
 /// `EMFILE`.
@@ -81,7 +82,7 @@ pub(crate) fn take(cloexec: bool) -> Result<Option<(usize, i32)>, i32> {
     for place in &ANCHORS {
         let word = place.load(Ordering::Acquire);
         let Some(anchor) = Anchor::of(word).filter(|anchor| !anchor.busy) else { continue };
-        // Closed on the server, and no other thread is still in a call on the file that it was.
+        // It must be closed on the server, and no other thread may still be in a call on its last file.
         let entry = start::state().and_then(|state| state.entry(anchor.number));
         if !entry.is_some_and(|entry| entry.taken() == Taken::Closed && !entry.is_locked()) {
             continue;
@@ -97,8 +98,8 @@ pub(crate) fn take(cloexec: bool) -> Result<Option<(usize, i32)>, i32> {
     Ok(None)
 }
 
-/// The program is about to close this descriptor of a remote file, its last one: perhaps an anchor is
-/// worth having.
+/// Called when the program is about to close its last descriptor of a remote file: makes an anchor if that
+/// pays.
 pub(crate) fn closing(open: Open, fd: i32) {
     if open.entry.shared.load(Ordering::Relaxed) != 0
         || !is_watched()
@@ -119,10 +120,10 @@ pub(crate) fn closing(open: Open, fd: i32) {
     }
 }
 
-/// This process has closed its last descriptor of a file, or is about to.
+/// Called when this process has closed its last descriptor of a file, or is about to.
 pub(crate) fn closed(open: Open) {
     let Some((place, anchor)) = find(open.number) else { return };
-    // Of what was shared the kernel has to tell the keeper, and so where it does not look.
+    // If the file was shared, or the keeper does not check the entries, the kernel must report the close.
     if open.is_there() && open.entry.shared.load(Ordering::Relaxed) == 0 && is_watched() {
         place.store(Anchor { busy: false, ..anchor }.word(), Ordering::Release);
     } else {
@@ -134,7 +135,8 @@ pub(crate) fn closed(open: Open) {
     }
 }
 
-/// Our own descriptors are closed: in the child of a fork, or since the program wants their numbers.
+/// Forgets the anchors, as our own descriptors are closed: in the child of a fork, or for the program's
+/// use.
 pub(crate) fn disown() {
     for place in &ANCHORS {
         place.store(NONE, Ordering::Release);

@@ -1,17 +1,17 @@
-//! Which process this is, without a system call.
+//! Returns the number of this process without a system call.
 
 use crate::guard::{checked, system_call};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
-/// A page that the kernel clears in the child of every fork, also of one that libc does not know
-/// of. Around a `vfork` it is set.
+/// A page with the number of this process. The kernel clears it in the child of every fork, even one that
+/// bypasses libc. A `vfork` sets it explicitly.
 static PAGE: AtomicPtr<AtomicU32> = AtomicPtr::new(null_mut());
 const PAGE_BYTES: usize = 4096;
 const MADV_WIPEONFORK: usize = 18;
 
-/// The page; made when it is first needed. `None` where the kernel cannot clear it (Linux before
-/// 4.14): then we ask each time.
+/// Returns the page, and makes it at the first call. Returns `None` if the kernel cannot clear it (Linux
+/// before 4.14): then each call asks the kernel.
 fn page() -> Option<&'static AtomicU32> {
     // SAFETY: null, or the page, which is never unmapped once it is there.
     let known = |page: *mut AtomicU32| unsafe { page.as_ref() };
@@ -39,14 +39,13 @@ fn page() -> Option<&'static AtomicU32> {
     }
 }
 
-/// The number of this process.
+/// Returns the number of this process.
 pub(crate) fn id() -> u32 {
     let place = page();
     match place.map(|place| place.load(Ordering::Relaxed)) {
         Some(known) if known != 0 => known,
         _ => {
-            // SAFETY: a plain system call; libc's may answer from memory that a raw clone made
-            // stale.
+            // SAFETY: a plain system call. libc's wrapper may return a number that a raw clone made stale.
             let id = unsafe { system_call(libc::SYS_getpid, [0; 6]) as u32 };
             if let Some(place) = place {
                 place.store(id, Ordering::Relaxed);
@@ -56,14 +55,15 @@ pub(crate) fn id() -> u32 {
     }
 }
 
-/// The number, if it was asked for.
+/// Returns the number if it is known.
 pub(crate) fn known() -> Option<u32> {
     // SAFETY: null, or the page, which is never unmapped once it is there.
     let page = unsafe { PAGE.load(Ordering::Acquire).as_ref() }?;
     Some(page.load(Ordering::Relaxed)).filter(|id| *id != 0)
 }
 
-/// This memory is used by another process now, whose number this is, or is still to be asked for.
+/// Notes that another process uses this memory from now on: process `id`, or one whose number is not known
+/// yet.
 pub(crate) fn changed(id: Option<u32>) {
     // SAFETY: as above.
     if let Some(page) = unsafe { PAGE.load(Ordering::Acquire).as_ref() } {

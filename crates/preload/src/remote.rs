@@ -1,7 +1,7 @@
 //! Connections of this process, and the operations on remote files that several hooks need.
 //!
-//! A process connects when it first needs to, one session for each server, in the run's family. A
-//! child of a fork leaves its parent's sessions alone and makes its own.
+//! A process connects on demand, with one session per server in the run's family. The child of a fork
+//! leaves its parent's sessions alone and opens its own.
 
 use crate::descriptors::{self, Open, Own};
 use crate::start::{self, Target};
@@ -14,37 +14,38 @@ use towline_instance::{EntryLock, MOUNTS_MAX, Root, Taken};
 use towline_wire::Attr;
 use towline_wire::request::{lock, open_flag};
 
-/// Most bytes that one append carries as one piece.
+/// Maximum number of bytes that one append carries as a unit.
 const APPEND_BYTES_MAX: usize = 8 << 20;
 
-/// Requests before a process goes on in shared memory: most children of a script ask less, and what
-/// they ask costs less than setting it up (benches/README.md).
+/// Number of requests before a process switches to shared memory: most children of a script send fewer, for
+/// which the setup would not pay (benches/README.md).
 const REQUESTS_FAR: u64 = 24;
 
 struct Session {
     process: u32,
-    /// Who made the connection.
+    /// The user that made the connection.
     user: u32,
     client: Client,
 }
 
-/// How it shows that a server is away; an end of the connection before the answer has no number of its own.
+/// Error numbers that mean that the server is away. A connection that ends before the answer has no error
+/// number of its own.
 const AWAY: [i32; 5] = [libc::ECONNREFUSED, libc::ECONNRESET, libc::ENOENT, libc::EPIPE, libc::EIO];
 
-/// By mount; mounts of one server share a client. Sessions are leaked when a fork makes them the
-/// parent's: another thread may have been inside.
+/// Sessions by mount; mounts of one server share a client. A session is leaked when a fork makes it the
+/// parent's, as another thread may have been using it.
 static SESSIONS: [AtomicPtr<Session>; MOUNTS_MAX] =
     [const { AtomicPtr::new(std::ptr::null_mut()) }; MOUNTS_MAX];
 static CONNECTING: Mutex<()> = Mutex::new(());
-/// Set when this process took a lock of its own, that is, one that any of its closes releases.
+/// Set once this process has taken a record lock of its own, which any close of the file releases.
 static HAS_PROCESS_LOCKS: AtomicBool = AtomicBool::new(false);
 
-/// Error numbers for C.
+/// Converts an error to an error number for C.
 pub(crate) fn number(error: Error) -> i32 {
     i32::from(error.errno().0)
 }
 
-/// The session for a mount.
+/// Returns the session for a mount, and connects if there is none.
 pub(crate) fn client(mount: usize) -> Result<&'static Client, i32> {
     crate::report::touch();
     let place = SESSIONS.get(mount).ok_or(libc::EIO)?;
@@ -83,7 +84,7 @@ fn connect(mount: usize, process: u32) -> Result<&'static Client, i32> {
     let (user, group) = identity();
     client.act_as(user, group);
     know(&client, mount, target, root);
-    // Started anew since: there the files of the run are open when somebody opens them again.
+    // The server has restarted since. It opens the run's files again as they are reclaimed.
     if client.boot_epoch() != root.epoch {
         guard::masked(|| client.reclaim()).map_err(number)?;
     }
@@ -92,18 +93,18 @@ fn connect(mount: usize, process: u32) -> Result<&'static Client, i32> {
     Ok(&session.client)
 }
 
-/// The user and group with which this thread asks for files: the effective ones, unless
+/// Returns the user and group with which this thread accesses files: the effective ones, unless
 /// `setfsuid(2)` was called since they were set.
 fn identity() -> (u32, u32) {
     const NONE: [usize; 6] = [u32::MAX as usize, 0, 0, 0, 0, 0];
-    // SAFETY: plain system calls, which change nothing for a number that is no user's.
+    // SAFETY: plain system calls, which change nothing for a number that is no valid user.
     unsafe {
         let user = guard::system_call(libc::SYS_setfsuid, NONE) as u32;
         (user, guard::system_call(libc::SYS_setfsgid, NONE) as u32)
     }
 }
 
-/// The process became another user or group.
+/// Called when the process has become another user or group.
 pub(crate) fn identity_changed() {
     fresh::settle_all();
     let (user, group) = identity();
@@ -114,8 +115,8 @@ pub(crate) fn identity_changed() {
             && session.process == process
         {
             if session.user != 0 && session.user != user {
-                // A server on this machine believes nobody else's but root's connection that it is another user's. The
-                // old one stays, as it speaks for this process's locks.
+                // A local server lets only root's connections act for another user. The old session stays,
+                // as it holds this process's locks.
                 place.store(std::ptr::null_mut(), Ordering::Release);
                 continue;
             }
@@ -124,8 +125,8 @@ pub(crate) fn identity_changed() {
     }
 }
 
-/// A session for one request that waits long, over a socket: only those can be waited for together
-/// with signals.
+/// Opens a session for one request that waits for long. It uses a socket, as only sockets can be polled
+/// together with signals.
 pub(crate) fn waiter(mount: usize) -> Result<Client, i32> {
     let target = start::mounts().get(mount).ok_or(libc::EIO)?;
     let transport = match &target.url().ok_or(libc::EIO)?.transport {
@@ -139,16 +140,15 @@ pub(crate) fn waiter(mount: usize) -> Result<Client, i32> {
     Ok(client)
 }
 
-/// A client of a server that was there when the run began: should it be away, it is tried again as long as after a
-/// lost connection. Signals come through in between.
+/// Connects to a server that was there when the run began. If it is away, retries for as long as after a
+/// lost connection. Signals are handled between the attempts.
 fn connected(transport: &Transport) -> Result<Client, i32> {
     let mut pause = Duration::from_millis(5);
     let began = Instant::now();
     loop {
         match guard::masked(|| Client::connect(transport, options())) {
             Ok(client) => return Ok(client),
-            // There is no server, or the one there was ends at this moment. Whatever else it is, it was no
-            // restart.
+            // There is no server, or it is just ending. Any other error is not due to a restart.
             Err(Error::Connection { errno, .. })
                 if AWAY.contains(&i32::from(errno.0)) && began.elapsed() < options().reconnect => {}
             Err(error) => return Err(number(error)),
@@ -168,7 +168,7 @@ fn options() -> Options {
     options
 }
 
-/// Tells a new client what the process has open, so that it finds it again after a restart of the
+/// Tells a new client which files the process has open, so that it can reclaim them after a restart of the
 /// server.
 fn know(client: &Client, mount: usize, target: &Target, root: Root) {
     let Some(url) = target.url() else { return };
@@ -191,7 +191,7 @@ fn remember(client: &Client, open: Open, target: &Target) {
     let _ = file.into_handle();
 }
 
-/// A descriptor that came from another process.
+/// Registers a descriptor that came from another process.
 pub(crate) fn adopted(open: Open) {
     let mount = open.entry.mount.load(Ordering::Relaxed) as usize;
     if let (Some(client), Some(target)) = (met(mount), start::mounts().get(mount)) {
@@ -199,20 +199,20 @@ pub(crate) fn adopted(open: Open) {
     }
 }
 
-/// The session for a mount, if this process has one.
+/// Returns the session for a mount if this process has one.
 fn met(mount: usize) -> Option<&'static Client> {
     // SAFETY: null or a leaked box.
     let session = SESSIONS.get(mount).and_then(|s| unsafe { s.load(Ordering::Acquire).as_ref() });
     session.map(|session| &session.client)
 }
 
-/// The child of a fork has no session yet.
+/// Drops the parent's sessions in the child of a fork.
 pub(crate) fn disown() {
     let_go();
     own::close_all();
 }
 
-/// Forgets sessions and anchors, whose descriptors are closed next.
+/// Forgets sessions and anchors; the caller closes their descriptors next.
 pub(crate) fn let_go() {
     for session in &SESSIONS {
         session.store(std::ptr::null_mut(), Ordering::Release);
@@ -223,15 +223,15 @@ pub(crate) fn let_go() {
     crate::pool::disown();
 }
 
-/// True when this process has a session.
+/// Returns true if this process has a session.
 pub(crate) fn is_connected() -> bool {
     SESSIONS.iter().any(|session| !session.load(Ordering::Acquire).is_null())
 }
 
-/// Ends the sessions; a later call begins new ones.
+/// Ends the sessions; a later call opens new ones.
 pub(crate) fn goodbye() {
     fresh::settle_all();
-    // Nobody waits for a goodbye, but who has waited for the end of this process may want its locks.
+    // Nobody waits for a goodbye, but a process that waited for the end of this one may want its locks.
     if HAS_PROCESS_LOCKS.load(Ordering::Relaxed) {
         for (_, open) in descriptors::all(0, u32::MAX) {
             let client = met(open.entry.mount.load(Ordering::Relaxed) as usize);
@@ -256,14 +256,14 @@ pub(crate) fn goodbye() {
         }
     }
     for session in ended {
-        // SAFETY: never freed, and not null, as it was looked into above.
+        // SAFETY: never freed, and not null, as checked above.
         if let Some(session) = unsafe { session.as_ref() } {
             session.client.clone().close();
         }
     }
 }
 
-/// Runs `work` with the file of a handle.
+/// Calls `work` with the file of a handle.
 pub(crate) fn with_handle<T>(
     mount: usize,
     handle: u64,
@@ -282,33 +282,33 @@ fn work_with<T>(
     let closes = closing::close_left(mount, client);
     let result = client.with_handle(handle, flags, work).map_err(number);
     if closes {
-        // Should nothing have been sent.
+        // In case `work` sent nothing.
         client.flush();
     }
     result
 }
 
-/// Runs `work` with a remote open file.
+/// Calls `work` with a remote open file.
 pub(crate) fn with<T>(open: Open, work: impl FnOnce(&File) -> Result<T, Error>) -> Result<T, i32> {
     let entry = open.entry;
     let mount = entry.mount.load(Ordering::Relaxed) as usize;
     work_with(mount, open.handle, open_flag::of_this_machine(flags(open)), work)
 }
 
-/// Closes a file of which this process alone had descriptors; nobody waits for the answer.
+/// Closes a file that only this process has open; does not wait for the answer.
 pub(crate) fn close(open: Open) {
     let Open { entry, handle, .. } = open;
     let mount = entry.mount.load(Ordering::Relaxed) as usize;
     opened::closed(mount, handle);
-    // `close` has told already how that went; other ways to lose a descriptor tell nothing.
+    // `close` has reported the result before; other ways to lose a descriptor report nothing.
     let _ = fresh::closing(open);
     let Ok(client) = client(mount) else { return };
     if closing::leave(open, client) || !entry.change(Taken::Open, Taken::Closed) {
         return;
     }
     client.close_handle(handle);
-    // Else the keeper gives it back, when it has seen the placeholder close: an entry used anew
-    // before that would look closed.
+    // Otherwise the keeper frees the entry after it has seen the placeholder close: an entry reused before
+    // that would look closed.
     if let Some(state) = start::state().filter(|state| !state.is_kept()) {
         state.give_back(open.number);
     }
@@ -318,7 +318,7 @@ fn flags(open: Open) -> i32 {
     open.entry.flags.load(Ordering::Relaxed) as i32
 }
 
-/// What `fstat` says.
+/// Returns the attributes for `fstat`.
 pub(crate) fn stat(open: Open) -> Result<Attr, i32> {
     let mount = open.entry.mount.load(Ordering::Relaxed) as usize;
     match opened::attr(mount, open.handle) {
@@ -330,13 +330,13 @@ pub(crate) fn stat(open: Open) -> Result<Attr, i32> {
 /// Takes the lock of a file's offset.
 ///
 /// # Errors
-/// `EBADF` where another thread has closed the file, and the offset is another one's now.
+/// `EBADF` if another thread has closed the file, so that the offset belongs to another file.
 pub(crate) fn lock_offset(open: Open) -> Result<EntryLock<'static>, i32> {
     let lock = open.entry.lock(process::id());
     if open.is_there() { Ok(lock) } else { Err(libc::EBADF) }
 }
 
-/// `read`: at the shared offset, which moves on.
+/// `read`: at the shared offset, which advances.
 pub(crate) fn read(open: Open, target: &mut [u8]) -> Result<usize, i32> {
     let _lock = lock_offset(open)?;
     let offset = open.entry.offset.load(Ordering::Relaxed);
@@ -345,7 +345,7 @@ pub(crate) fn read(open: Open, target: &mut [u8]) -> Result<usize, i32> {
     Ok(count)
 }
 
-/// `EBADF` where a file was not opened for reading.
+/// Fails with `EBADF` if a file is not open for reading.
 pub(crate) fn check_readable(open: Open) -> Result<(), i32> {
     let is_write_only = flags(open) & (libc::O_ACCMODE | libc::O_PATH) & !libc::O_RDWR != 0;
     if is_write_only { Err(libc::EBADF) } else { Ok(()) }
@@ -362,7 +362,7 @@ pub(crate) fn read_at(open: Open, target: &mut [u8], offset: i64) -> Result<usiz
     opened::read_at(open, target, offset)
 }
 
-/// `write`: at the shared offset, which moves on, or at the end with `O_APPEND`.
+/// `write`: at the shared offset, which advances, or at the end with `O_APPEND`.
 pub(crate) fn write(open: Open, data: &[u8]) -> Result<usize, i32> {
     let _lock = lock_offset(open)?;
     let offset = open.entry.offset.load(Ordering::Relaxed);
@@ -371,13 +371,13 @@ pub(crate) fn write(open: Open, data: &[u8]) -> Result<usize, i32> {
     Ok(count)
 }
 
-/// `pwrite`; also tells where the bytes went, which `O_APPEND` decides as on Linux.
+/// `pwrite`; also returns the offset of the data, which `O_APPEND` determines as on Linux.
 pub(crate) fn write_at(open: Open, data: &[u8], offset: i64) -> Result<(usize, i64), i32> {
     let at = u64::try_from(offset).map_err(|_| libc::EINVAL)?;
     put(open, data, at, flags(open) & libc::O_APPEND != 0)
 }
 
-/// Writes at the end of a file that need not have been opened with `O_APPEND`; its offset is behind that then if it `moves`.
+/// Appends to a file that may not be open with `O_APPEND`; if `moves`, its offset moves behind the data.
 pub(crate) fn append(open: Open, data: &[u8], moves: bool) -> Result<usize, i32> {
     let _lock = moves.then(|| lock_offset(open)).transpose()?;
     let offset = open.entry.offset.load(Ordering::Relaxed);
@@ -388,7 +388,7 @@ pub(crate) fn append(open: Open, data: &[u8], moves: bool) -> Result<usize, i32>
     Ok(count)
 }
 
-/// Fails where a descriptor is not for writing.
+/// Fails with `EBADF` if a file is not open for writing.
 pub(crate) fn check_writable(open: Open) -> Result<(), i32> {
     let flags = flags(open);
     if flags & libc::O_PATH != 0 || flags & libc::O_ACCMODE == libc::O_RDONLY {
@@ -421,7 +421,7 @@ fn put(open: Open, data: &[u8], at: u64, appends: bool) -> Result<(usize, i64), 
     Ok((count, at))
 }
 
-/// True for a descriptor that only names a file (`O_PATH`).
+/// Returns true for a descriptor that only names a file (`O_PATH`).
 pub(crate) fn is_path(open: Open) -> bool {
     flags(open) & libc::O_PATH != 0
 }
@@ -451,7 +451,7 @@ pub(crate) fn seek(open: Open, offset: i64, whence: i32) -> Result<i64, i32> {
     Ok(at)
 }
 
-/// Notes that this process is about to have locks that any close of the file releases.
+/// Notes that this process is about to take record locks, which any close of the file releases.
 pub(crate) fn has_process_locks() {
     if !HAS_PROCESS_LOCKS.swap(true, Ordering::Relaxed)
         && start::state().is_some_and(towline_instance::State::is_kept)
@@ -460,29 +460,29 @@ pub(crate) fn has_process_locks() {
     }
 }
 
-/// Releases this process's locks on a file, as any close of it does.
+/// Releases this process's record locks on a file, as any close of it does.
 pub(crate) fn drop_process_locks(open: Open) {
     if HAS_PROCESS_LOCKS.load(Ordering::Relaxed) {
         let owner = u64::from(process::id());
         let all = Lock { family: lock::PROCESS, kind: lock::UNLOCK, owner, start: 0, length: 0 };
-        // The file may have been opened in a way that it cannot be locked.
+        // The file may be open in a mode that does not permit locks.
         let _ = with(open, |file| file.lock(&all, false));
     }
 }
 
-/// This process is about to execute a program, which keeps its locks.
+/// Called when this process is about to execute a program, which keeps its locks.
 pub(crate) fn will_execute() {
     fresh::settle_all();
     if HAS_PROCESS_LOCKS.load(Ordering::Relaxed)
         && let Some(state) = start::state()
     {
-        // Without room the locks end some seconds after the program has begun.
+        // Without room the locks end some seconds after the program has started.
         let _ = state.executes(process::id());
     }
 }
 
-/// This process has just begun to execute a program: if it has locks, a session has to speak for it
-/// before the former one ends.
+/// Called when this process has just executed a program: if it has locks, a new session must take them over
+/// before the previous one ends.
 pub(crate) fn has_executed() {
     if start::state().is_none_or(|state| !state.executed(process::id)) {
         return;
@@ -492,13 +492,13 @@ pub(crate) fn has_executed() {
     let probe = Lock { family: lock::PROCESS, kind, owner, start: 0, length: 1 };
     for (_, open) in descriptors::all(0, u32::MAX) {
         if !is_path(open) {
-            // What fails has no locks.
+            // A file on which this fails has no locks.
             let _ = with(open, |file| file.test_lock(&probe));
         }
     }
 }
 
-/// Names this process among owners of locks.
+/// Returns this process's number as an owner of locks.
 pub(crate) fn lock_owner() -> u64 {
     u64::from(process::id())
 }

@@ -1,6 +1,6 @@
-//! What `towline run --report` tells: counts of calls in the shared state, and notes in files of the
-//! run's directory. Without that option a call of libc costs one load more, and only what users must
-//! hear of at once is noted.
+//! Data for `towline run --report`: call counts in the shared state, and notes in files of the run's
+//! directory. Without the option, a libc call costs one additional load, and only notices for the user are
+//! written.
 
 use crate::guard::{checked, inside, system_call};
 use crate::start;
@@ -12,17 +12,17 @@ use towline_instance::{COUNTED_MAX, NOTICES, PLACEHOLDERS, RECORD};
 static ON: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
-    /// The call under way had to do with something remote.
+    /// Whether the current call involved something remote.
     static TOUCHED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// True when a report is wanted.
+/// Returns true if a report is wanted.
 #[inline]
 pub(crate) fn is_on() -> bool {
     ON.load(Ordering::Relaxed)
 }
 
-/// Runs a function of the table, and counts it when it had to do with something remote.
+/// Runs a function of the table, and counts it if it involved something remote.
 #[inline]
 pub(crate) fn counted<T>(function: usize, work: impl FnOnce() -> T) -> T {
     if is_on() { count(function, work) } else { work() }
@@ -37,7 +37,7 @@ fn count<T>(function: usize, work: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Runs a call, and tells whether it had to do with something remote.
+/// Runs a call and returns whether it involved something remote.
 fn watched<T>(work: impl FnOnce() -> T) -> (T, bool) {
     let outer = TOUCHED.try_with(|touched| touched.replace(false)).unwrap_or(false);
     let result = work();
@@ -50,7 +50,7 @@ fn add(count: Option<&AtomicU64>) {
     }
 }
 
-/// Says that the call under way has to do with something remote.
+/// Notes that the current call involves something remote.
 #[inline]
 pub(crate) fn touch() {
     if is_on() {
@@ -58,7 +58,7 @@ pub(crate) fn touch() {
     }
 }
 
-/// Runs what answers a system call that was trapped, and counts it.
+/// Runs `work`, which answers a trapped system call, and counts it.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn counted_trap<T>(number: i64, work: impl FnOnce() -> T) -> T {
     if !is_on() {
@@ -72,7 +72,8 @@ pub(crate) fn counted_trap<T>(number: i64, work: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Begins with this process: the first one of the run also says what the counts are of.
+/// Starts reporting in this process; the first process of the run also records the names of the counted
+/// functions.
 pub(crate) fn begin(functions: &[&str]) {
     const _: () = assert!(crate::table::FUNCTIONS.len() <= COUNTED_MAX);
     ON.store(true, Ordering::Relaxed);
@@ -83,7 +84,7 @@ pub(crate) fn begin(functions: &[&str]) {
     record(&Note::Began { program: program() });
 }
 
-/// The program of this process.
+/// Returns the program of this process.
 pub(crate) fn program() -> Vec<u8> {
     #[cfg(target_arch = "x86_64")]
     if crate::guest::is_here() {
@@ -92,14 +93,14 @@ pub(crate) fn program() -> Vec<u8> {
     crate::descriptors::link_of(b"/proc/self/exe\0").unwrap_or_default()
 }
 
-/// Notes something for the report.
+/// Writes a note for the report.
 pub(crate) fn record(note: &Note) {
     if is_on() {
         let _ = append(&[RECORD], 0, &note.to_bytes());
     }
 }
 
-/// [`record`] of a note that takes work to make.
+/// [`record`] for a note that is costly to make.
 pub(crate) fn record_with(note: impl FnOnce() -> Note) {
     if is_on() {
         let _ = inside(|| {
@@ -109,18 +110,18 @@ pub(crate) fn record_with(note: impl FnOnce() -> Note) {
     }
 }
 
-/// Notes what users are to be told at once.
+/// Writes a note that the user is told at once.
 pub(crate) fn notice(note: &Note) {
     record(note);
     let _ = append(&[PLACEHOLDERS, NOTICES], libc::O_CREAT, &note.to_bytes());
 }
 
-/// Has the keeper look at what there is to do.
+/// Wakes the keeper.
 pub(crate) fn wake_keeper() -> Result<(), i32> {
     append(&[PLACEHOLDERS, NOTICES], libc::O_CREAT, b"")
 }
 
-/// Appends a line to a file in the run's directory, by one `write`.
+/// Appends a line to a file in the run's directory with one `write`.
 fn append(below: &[&str], flags: i32, line: &[u8]) -> Result<(), i32> {
     let mut path = start::directory().to_vec();
     for name in below {
@@ -130,8 +131,8 @@ fn append(below: &[&str], flags: i32, line: &[u8]) -> Result<(), i32> {
     path.push(0);
     let flags = libc::O_WRONLY | libc::O_APPEND | libc::O_CLOEXEC | flags;
     let arguments = [libc::AT_FDCWD as usize, path.as_ptr() as usize, flags as usize, 0o600, 0, 0];
-    // SAFETY: the path ends with a zero byte, the line is as long as said, and the descriptor is
-    // closed by who opened it.
+    // SAFETY: the path ends with a zero byte, the line is as long as said, and the descriptor is closed
+    // here.
     unsafe {
         let fd = checked(libc::SYS_openat, arguments)?;
         let arguments = [fd, line.as_ptr() as usize, line.len(), 0, 0, 0];

@@ -1,8 +1,8 @@
-//! Numbers that stand side by side.
+//! Groups consecutive numbers.
 
 use std::ops::Range;
 
-/// Numbers in order, as ranges.
+/// Groups ascending numbers into ranges of consecutive ones.
 pub(crate) fn runs(numbers: impl Iterator<Item = u32>) -> impl Iterator<Item = Range<u32>> {
     let mut numbers = numbers.peekable();
     std::iter::from_fn(move || {

@@ -1,4 +1,4 @@
-//! Start-up: finds the run this process belongs to, and what it inherited. Nothing connects here.
+//! Start-up: finds the run that this process belongs to and what it inherited. Nothing connects here.
 
 use crate::{between, descriptors, guard, remote, report, trap, working};
 use std::ffi::{CStr, c_char};
@@ -16,22 +16,22 @@ struct Run {
     mounts: Vec<Target>,
 }
 
-/// A mount, understood.
+/// A mount with its parsed URL.
 pub(crate) struct Target {
     pub(crate) mount: Mount,
     number: usize,
-    /// Null until it is needed. No lock: a handler of a signal may come here, too.
+    /// Null until needed. No lock, since a signal handler may get here, too.
     url: AtomicPtr<Url>,
 }
 
 impl Target {
-    /// Its directory on the server, which has to be met for that.
+    /// Returns the mount's directory on the server. Waits until the servers are connected.
     pub(crate) fn root(&self) -> Result<Root, i32> {
         wait_for_servers();
         state().and_then(|state| state.root(self.number)).ok_or(libc::EIO)
     }
 
-    /// What the prefix stands for; `None` for what is no URL, which `towline run` does not write.
+    /// Returns the URL behind the prefix; `None` if it does not parse, which `towline run` prevents.
     pub(crate) fn url(&self) -> Option<&Url> {
         // SAFETY: null, or a box that is never freed once it is there.
         let known = |url: *mut Url| unsafe { url.as_ref() };
@@ -42,7 +42,7 @@ impl Target {
         match self.url.compare_exchange(null_mut(), new, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => known(new),
             Err(other) => {
-                // SAFETY: made above, and nobody else has it.
+                // SAFETY: made above, and not shared yet.
                 drop(unsafe { Box::from_raw(new) });
                 known(other)
             }
@@ -50,7 +50,7 @@ impl Target {
     }
 }
 
-/// The prefixes whose URLs are not understood yet, a bit for each.
+/// Returns the mounts whose URLs are not parsed yet, one bit each.
 pub(crate) fn urls_unknown() -> u64 {
     const _: () = assert!(MOUNTS_MAX <= 64);
     let unknown =
@@ -61,7 +61,7 @@ pub(crate) fn urls_unknown() -> u64 {
     mounts().iter().enumerate().map(unknown).fold(0, |all, one: u64| all | one)
 }
 
-/// These are not understood any more: what was made of them is gone.
+/// Marks the URLs of these mounts as not parsed, as their memory is gone.
 pub(crate) fn forget_urls(which: u64) {
     for (at, target) in mounts().iter().enumerate() {
         if which & 1 << at != 0 {
@@ -70,21 +70,22 @@ pub(crate) fn forget_urls(which: u64) {
     }
 }
 
-/// Where the environment names the run.
+/// Environment variable that names the run.
 const NAME: &CStr = c"TOWLINE_RUN";
 const _: () = assert!(NAME.count_bytes() == VARIABLE.len());
 
-/// Where it says what the program that was executed has blocked; it does not learn of it.
+/// Environment variable with the signals that an executed program is to have blocked; removed before the
+/// program starts.
 pub(crate) const BLOCKED: &CStr = c"TOWLINE_BLOCKED";
-/// Where it says what the kernel would call the program; it does not learn of it either.
+/// Environment variable with the name that the kernel would give the program; removed as well.
 pub(crate) const CALLED: &CStr = c"TOWLINE_CALLED";
 
-/// What such a variable says to what this process executes.
+/// Returns the value of such a variable for the program that this process executes.
 pub(crate) fn told(what: &[u8]) -> Vec<u8> {
     [format!("{}:", crate::process::id()).as_bytes(), what].concat()
 }
 
-/// What one says to this process; it is taken out.
+/// Removes such a variable and returns its value if it is meant for this process.
 fn taken(variable: &CStr) -> Option<&'static [u8]> {
     // SAFETY: nothing else runs yet that could change the environment, whose strings stay.
     let text = unsafe {
@@ -95,11 +96,11 @@ fn taken(variable: &CStr) -> Option<&'static [u8]> {
         libc::unsetenv(variable.as_ptr());
         CStr::from_ptr(value)
     };
-    // An ancestor's, where a program between did not have this library.
+    // The prefix differs if an ancestor set it and a program in between did not have this library.
     text.to_bytes().strip_prefix(&told(b"")[..])
 }
 
-/// Lets in what was held up when this program was executed.
+/// Unblocks the signals that were held up while this program was executed.
 fn let_in() {
     let blocked = taken(BLOCKED).and_then(|text| std::str::from_utf8(text).ok());
     if let Some(blocked) = blocked.and_then(|text| u64::from_str_radix(text, 16).ok()) {
@@ -107,10 +108,10 @@ fn let_in() {
     }
 }
 
-/// True when this program was told what it is called.
+/// Whether the process was given its name explicitly.
 static IS_CALLED: AtomicBool = AtomicBool::new(false);
 
-/// Gives the process the name of its program, unless that was told, which goes before.
+/// Sets the name of the process, unless it was given one explicitly before and `is_told` is false.
 pub(crate) fn call(name: &[u8], is_told: bool) {
     if is_told || !IS_CALLED.load(Ordering::Relaxed) {
         IS_CALLED.store(is_told, Ordering::Relaxed);
@@ -122,7 +123,7 @@ pub(crate) fn call(name: &[u8], is_told: bool) {
 }
 
 static RUN: AtomicPtr<Run> = AtomicPtr::new(null_mut());
-/// What `umask` is; the server is told with each mode.
+/// The umask; requests carry it with each mode.
 static UMASK: AtomicU32 = AtomicU32::new(0o022);
 
 fn run() -> Option<&'static Run> {
@@ -130,34 +131,34 @@ fn run() -> Option<&'static Run> {
     unsafe { RUN.load(Ordering::Acquire).as_ref() }
 }
 
-/// The shared state; `None` outside of a run.
+/// Returns the shared state; `None` outside a run.
 #[inline]
 pub(crate) fn state() -> Option<&'static State> {
     run().map(|run| &run.state)
 }
 
-/// The private directory of the run.
+/// Returns the private directory of the run.
 pub(crate) fn directory() -> &'static [u8] {
     run().map_or(b"/nonexistent", |run| &run.directory)
 }
 
-/// The configuration of the run.
+/// Returns the configuration of the run.
 pub(crate) fn config() -> Option<&'static Config> {
     run().map(|run| &run.config)
 }
 
-/// The prefixes.
+/// Returns the mounts.
 #[inline]
 pub(crate) fn mounts() -> &'static [Target] {
     run().map_or(&[], |run| &run.mounts)
 }
 
-/// A mode for something new, with what `umask` takes away, as requests have it.
+/// Returns the mode for a new file together with the umask, as requests encode them.
 pub(crate) fn with_umask(mode: u32) -> u32 {
     mode & 0o7777 | UMASK.load(Ordering::Relaxed) << UMASK_SHIFT
 }
 
-/// Notes a new umask.
+/// Stores a new umask.
 pub(crate) fn set_umask(mask: u32) {
     UMASK.store(mask & 0o777, Ordering::Relaxed);
 }
@@ -165,9 +166,9 @@ pub(crate) fn set_umask(mask: u32) {
 /// Exit status of a program whose run cannot begin.
 const STATUS_FAILED: usize = 125;
 
-/// Waits until the servers of the run are met, which goes on while programs start: before the first thing
-/// that is asked of them, and before a program begins that is told of a prefix. Where they cannot be met the
-/// process ends here; why was told.
+/// Waits until the run is connected to its servers, which continues while programs start. Called before the
+/// first request to a server, and before a program starts whose arguments or environment name a prefix.
+/// Ends the process if the servers cannot be reached; the reason was reported before.
 pub(crate) fn wait_for_servers() {
     between::end();
     if state().is_some_and(|state| !state.has_begun()) {
@@ -175,15 +176,15 @@ pub(crate) fn wait_for_servers() {
     }
 }
 
-/// What is said where the limits of a process leave no room for what all processes of the run share: without that, remote
-/// names would be taken for local ones.
+/// Message for a process whose limits leave no room for the shared state: without that, remote names would
+/// be taken for local ones.
 const NO_ROOM: &str = "towline: run: a limit of this process (ulimit -v, -n) leaves no room for the state of the run\n";
 
 fn lacks_room(error: &std::io::Error) -> bool {
     error.raw_os_error().is_some_and(|n| [libc::ENOMEM, libc::EMFILE, libc::ENFILE].contains(&n))
 }
 
-/// Says this, and ends the process.
+/// Prints `text` and ends the process.
 fn fail(text: &str) -> ! {
     loop {
         // SAFETY: the text outlives the call; then the process ends, and nothing remote has been touched.
@@ -223,7 +224,7 @@ pub(crate) extern "C" fn start(
 ) {
     let _ = guard::inside(|| {
         let Some(run) = find_run() else { return Ok(()) };
-        // SAFETY: the list that the program starts with.
+        // SAFETY: the argument list that the program starts with.
         #[cfg(target_arch = "x86_64")]
         unsafe {
             crate::guest::note(count, arguments);
@@ -250,7 +251,7 @@ pub(crate) extern "C" fn start(
             wait_for_servers();
             trap::arm();
         }
-        // Last, when it has most likely ended.
+        // Last, when that process has most likely ended.
         between::begin();
         Ok(())
     });
@@ -261,7 +262,7 @@ pub(crate) extern "C" fn start(
 }
 
 extern "C" fn finish() {
-    // What never asked a server has nothing to tell it.
+    // A process that never asked a server has nothing to tell it.
     if run().is_some() && (remote::is_connected() || crate::hooks::maps::is_any_here()) {
         let _ = guard::inside(|| {
             crate::hooks::maps::write_back_all();
@@ -271,12 +272,13 @@ extern "C" fn finish() {
     }
 }
 
-/// What has to be done before a fork, and after it in the parent and in the child.
+/// Called before a fork, and after it in the parent and in the child.
 pub(crate) extern "C" fn before_fork() {
     crate::table::look_up_for_children();
     descriptors::settle();
     guard::before_fork();
-    // With what other threads opened until all were outside, or one process would close files of the other.
+    // After the other threads have left our code: what they opened until then is shared, too. Otherwise one
+    // process would close files of the other.
     descriptors::mark_shared();
     crate::hooks::touched::before_fork();
     crate::ALLOCATOR.lock();

@@ -1,10 +1,10 @@
-//! Streams of libc on remote descriptors.
+//! libc's streams on remote descriptors.
 //!
-//! Inside libc a stream reads, writes, seeks, closes and asks for attributes through a table of
-//! functions that all file streams share. Once a process has a remote descriptor, these five
-//! entries are exchanged for functions that look at the descriptor first. So buffering, `ungetc`,
-//! wide characters and `fileno` stay libc's own. The table is checked before it is touched: all its
-//! entries must lie in libc; else streams on remote descriptors fail with `EBADF`.
+//! Inside libc, a stream reads, writes, seeks, closes and gets attributes through a function table that all
+//! file streams share. Once a process has a remote descriptor, these five entries are replaced by functions
+//! that check the descriptor first. So buffering, `ungetc`, wide characters and `fileno` remain libc's. The
+//! table is verified before it is changed: all its entries must lie in libc; otherwise streams on remote
+//! descriptors fail with `EBADF`.
 
 use crate::descriptors;
 use crate::guard::{checked, inside};
@@ -14,18 +14,18 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use towline_mem::page_bytes;
 
-/// Bytes of `FILE` before the address of its table: the same in every glibc with 64-bit pointers.
+/// Offset of the table's address in `FILE`: the same in every glibc with 64-bit pointers.
 const TABLE_AT: usize = 216;
-/// Where in the table the five stand.
+/// Indices of the five in the table.
 const READ: usize = 14;
 const WRITE: usize = 15;
 const SEEK: usize = 16;
 const CLOSE: usize = 17;
 const STAT: usize = 18;
 const ENTRIES: usize = 21;
-/// Where `FILE` holds its descriptor.
+/// Offset of the descriptor in `FILE`.
 const FILENO_AT: usize = 112;
-/// Where `FILE` points to its wide part, and where that points to its own table.
+/// Offset of the pointer to the wide part in `FILE`, and of the pointer to the wide part's own table.
 const WIDE_AT: usize = 160;
 const WIDE_TABLE_AT: usize = 224;
 
@@ -38,7 +38,7 @@ unsafe extern "C" {
     static stdout: *mut FILE;
 }
 
-/// Exchanges the functions, once.
+/// Replaces the functions, once.
 pub(crate) fn take_over() {
     if DONE.load(Ordering::Acquire) {
         return;
@@ -46,7 +46,7 @@ pub(crate) fn take_over() {
     let _ = inside(|| {
         let _lock = LOCK.lock().map_err(|_| libc::EIO)?;
         if !DONE.load(Ordering::Acquire) {
-            // SAFETY: the tables are checked before they are written.
+            // SAFETY: `exchange` verifies the tables before it writes to them.
             unsafe { exchange() };
             DONE.store(true, Ordering::Release);
         }
@@ -54,13 +54,13 @@ pub(crate) fn take_over() {
     });
 }
 
-/// libc's own functions, where they were exchanged.
+/// Returns libc's own functions if they were replaced.
 pub(crate) fn exchanged() -> Option<[usize; ENTRIES]> {
     DONE.load(Ordering::Acquire)
         .then(|| std::array::from_fn(|place| LIBC[place].load(Ordering::Acquire)))
 }
 
-/// They were exchanged by a process that used this memory, of which nothing else stays.
+/// Notes that a process that used this memory replaced them; nothing else of that process stays.
 pub(crate) fn stays_exchanged(functions: Option<[usize; ENTRIES]>) {
     if let Some(functions) = functions {
         for (place, function) in LIBC.iter().zip(functions) {
@@ -70,7 +70,8 @@ pub(crate) fn stays_exchanged(functions: Option<[usize; ENTRIES]>) {
     }
 }
 
-/// The table that file streams use: that of a stream of known kind, opened for the purpose.
+/// Replaces the functions in the table that file streams use. Finds it by a file stream opened for the
+/// purpose.
 unsafe fn exchange() {
     // SAFETY: libc's own functions and structures; every address is checked before it is used.
     unsafe {
@@ -79,7 +80,7 @@ unsafe fn exchange() {
             return;
         }
         let narrow = stream.cast::<u8>().add(TABLE_AT).cast::<*mut usize>().read();
-        // A stream of wide characters has another table with the same functions.
+        // A wide-character stream has another table with the same functions.
         libc_fwide(stream, 1);
         let wide_part = stream.cast::<u8>().add(WIDE_AT).cast::<*mut u8>().read();
         let wide = if wide_part.is_null() {
@@ -118,7 +119,7 @@ unsafe extern "C" {
     fn libc_fwide(stream: *mut FILE, mode: c_int) -> c_int;
 }
 
-/// True when an address looks like a table of libc's stream functions.
+/// Returns true if an address looks like a table of libc's stream functions.
 unsafe fn is_table(at: *mut usize) -> bool {
     if at.is_null() || !(at as usize).is_multiple_of(8) {
         return false;
@@ -141,7 +142,7 @@ fn stdout_address() -> usize {
     unsafe { stdout as usize }
 }
 
-/// Where the library is loaded that holds an address.
+/// Returns the load address of the library that contains an address.
 fn home(at: usize) -> Option<usize> {
     // SAFETY: all zero is a valid structure, and the call only looks the address up.
     unsafe {
@@ -163,13 +164,14 @@ unsafe fn replace(table: *mut usize, functions: &[(usize, usize)]) {
         return;
     }
     for (place, function) in functions {
-        // SAFETY: within the table, writable now. One word each: other threads see old or new.
+        // SAFETY: within the table, which is writable now. Single words: other threads see the old or the
+        // new one.
         unsafe { AtomicUsize::from_ptr(table.add(*place)) }.store(*function, Ordering::Release);
     }
     let _ = protect(libc::PROT_READ);
 }
 
-/// The descriptor of a stream.
+/// Returns the descriptor of a stream.
 unsafe fn descriptor(stream: *mut FILE) -> c_int {
     // SAFETY: a stream of libc.
     unsafe { stream.cast::<u8>().add(FILENO_AT).cast::<c_int>().read() }
@@ -201,7 +203,7 @@ unsafe extern "C" fn write(stream: *mut FILE, data: *const c_void, count: ssize_
                 std::mem::transmute(original(WRITE));
             return own(stream, data, count);
         }
-        // As libc's: all of it, and where that fails the stream is in error.
+        // Like libc's: writes everything, or marks the stream as failed.
         let mut done = 0;
         while done < count {
             let put =
@@ -214,7 +216,7 @@ unsafe extern "C" fn write(stream: *mut FILE, data: *const c_void, count: ssize_
             }
             done += put;
         }
-        // libc keeps the file's offset where it knows it.
+        // libc tracks the file's offset if it knows it.
         const OFFSET_AT: usize = 144;
         let offset = stream.cast::<u8>().add(OFFSET_AT).cast::<off64_t>();
         if offset.read() >= 0 {

@@ -1,8 +1,8 @@
-//! Every function of libc that is taken over: names, arguments, and who handles them.
+//! All libc functions that are replaced: names, arguments and handlers.
 //!
-//! Each line makes an exported function of each of the names, which calls the handler, and
-//! `real::FIRST_NAME`, which calls libc's own. Functions with a variable number of arguments are
-//! written with all that they may have: both calling conventions pass them alike.
+//! Each line of the table makes one exported function per name, which calls the handler, and
+//! `real::FIRST_NAME`, which calls libc's own function. Variadic functions are declared with all arguments
+//! that they may have: both calling conventions pass them alike.
 
 use crate::between;
 use crate::hooks::{
@@ -48,7 +48,7 @@ macro_rules! real_function {
 
 macro_rules! hooks {
     ($([$first:ident $($alias:ident)*] $arguments:tt -> $result:ty => $handler:path;)*) => {
-        /// The functions by their first names.
+        /// The functions, by their first names.
         #[allow(non_camel_case_types)] // names of C
         #[derive(Clone, Copy)]
         enum Function {
@@ -66,8 +66,7 @@ macro_rules! hooks {
             )*
         }
 
-        /// Where libc's functions are, as far as they were called: side by side, so that few pages are
-        /// touched.
+        /// Addresses of the libc functions that were called: side by side, so that few pages are touched.
         #[allow(non_upper_case_globals, dead_code)] // names of C, as below
         mod found {
             use super::c_void;
@@ -83,7 +82,7 @@ macro_rules! hooks {
             use super::*;
             $(real_function!($first $arguments $result);)*
 
-            /// An address in libc's code.
+            /// Returns an address in libc's code.
             pub(crate) fn address_of_sigaction() -> usize {
                 static AT: std::sync::atomic::AtomicPtr<c_void> =
                     std::sync::atomic::AtomicPtr::new(std::ptr::null_mut());
@@ -93,7 +92,7 @@ macro_rules! hooks {
     };
 }
 
-/// The address of libc's function, or of one that fails with `ENOSYS` where there is none.
+/// Returns the address of libc's function, or of one that fails with `ENOSYS` if libc has none.
 fn look_up(at: &std::sync::atomic::AtomicPtr<c_void>, name: &str) -> *mut c_void {
     use std::sync::atomic::Ordering;
     let known = at.load(Ordering::Relaxed);
@@ -109,19 +108,19 @@ fn look_up(at: &std::sync::atomic::AtomicPtr<c_void>, name: &str) -> *mut c_void
     found
 }
 
-/// Looks up what nearly every child of a fork calls: once here, and not in each child.
+/// Resolves what nearly every child of a fork calls: once here instead of in each child.
 pub(crate) fn look_up_for_children() {
     look_up(&found::execve, "execve\0");
 }
 
-/// libc's `dlopen`, which `variadic.rs` jumps to.
+/// Returns libc's `dlopen`, which `variadic.rs` jumps to.
 pub(crate) fn real_dlopen() -> *const c_void {
     static AT: std::sync::atomic::AtomicPtr<c_void> =
         std::sync::atomic::AtomicPtr::new(std::ptr::null_mut());
     look_up(&AT, "dlopen\0")
 }
 
-/// The same for `dlmopen`.
+/// Returns libc's `dlmopen`.
 pub(crate) fn real_dlmopen() -> *const c_void {
     static AT: std::sync::atomic::AtomicPtr<c_void> =
         std::sync::atomic::AtomicPtr::new(std::ptr::null_mut());

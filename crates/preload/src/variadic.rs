@@ -1,8 +1,8 @@
-//! The functions of libc whose arguments have no end that Rust could name, and `dlopen` and
-//! `dlmopen`, whose caller libc looks at. Each gathers its registers and goes on in ordinary code.
+//! Variadic libc functions, which Rust cannot declare, and `dlopen` and `dlmopen`, whose caller libc
+//! inspects. Each saves its registers and continues in ordinary code.
 //!
-//! `execl` and its relatives: the arguments in registers are put below those on the stack, and the
-//! whole is a list like that of `execv`.
+//! For `execl` and its relatives, the arguments in registers are put below those on the stack, which gives
+//! a list like that of `execv`.
 
 use crate::hooks::{exec, libraries};
 use std::arch::naked_asm;
@@ -57,8 +57,8 @@ listed!(execl, exec::execl);
 listed!(execlp, exec::execlp);
 listed!(execle, exec::execle);
 
-/// `dlopen(path, mode)`: jumps to libc's with the path of a local copy, so that libc sees the true
-/// caller, whose own search path counts.
+/// `dlopen(path, mode)`: jumps to libc's function with the path of a local copy, so that libc sees the true
+/// caller, whose search path applies.
 #[cfg(target_arch = "x86_64")]
 #[unsafe(no_mangle)]
 #[unsafe(naked)]

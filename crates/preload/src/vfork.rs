@@ -1,17 +1,17 @@
-//! `vfork` as the kernel does it: until the child executes a program or ends, it uses the parent's memory,
-//! and the parent waits.
+//! `vfork` with the kernel's semantics: until the child executes a program or ends, it uses the parent's
+//! memory, and the parent waits.
 //!
-//! The child's calls come to us as any others, and change what we know of *this process*: its descriptors,
-//! handlers, working directory, connections. So the parent puts all of it back when it goes on: the
-//! variables of this library (few kilobytes, beside two large tables), those of the thread, and what was
-//! taken from our allocator meanwhile. The child begins as one of `fork` does, without connections of its
-//! own, and leaves alone what the parent has in allocated memory: it neither changes nor frees it. So it
-//! does not matter how it ends, not even when it is killed within our code.
+//! The child's calls come to us like any others and change what we know of *this process*: its descriptors,
+//! handlers, working directory, connections. So the parent restores all of it when it continues: this
+//! library's variables (a few kilobytes, besides large tables), those of the thread, and what was allocated
+//! from our allocator meanwhile. The child starts like a child of `fork`, without connections of its own,
+//! and neither changes nor frees the parent's allocated memory. So it does not matter how it ends, even if
+//! it is killed within our code.
 //!
-//! That needs a process of one thread: others would go on with what the child changes. Where there are
-//! more, or mappings of remote files, or where many children have asked a server (a connection has
-//! mappings that nobody takes back), `vfork` is a `fork`, after which the parent waits. So it is, too, for
-//! system calls without libc, whose child would come back through the frames of our handler.
+//! This requires a single-threaded process, as other threads would see the child's changes. If there are
+//! more threads or mappings of remote files, or if many children have used a server (a connection has
+//! mappings that are never unmapped), `vfork` is a `fork` after which the parent waits. The same applies to
+//! system calls without libc, whose child would return through the frames of our handler.
 
 use crate::guard::{self, checked, inside, mask};
 use crate::{
@@ -24,19 +24,20 @@ use std::ops::Range;
 use std::ptr::{copy_nonoverlapping, null_mut};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 
-/// Most bytes of variables of this library, and of a thread's.
+/// Maximum number of bytes of this library's variables, and of a thread's.
 const VARIABLES_MAX: usize = 24 * 1024;
 const OF_THREAD_MAX: usize = 1024;
-/// Children that meet a server in this memory. What they map for that, at most a few MiB, nobody takes back.
+/// Maximum number of children that connect to a server in this memory. Their mappings, at most a few MiB
+/// each, are never unmapped.
 const MET_MAX: u32 = 16;
-/// Most pieces that they are in.
+/// Maximum number of ranges that the variables are in.
 const PARTS_MAX: usize = 5;
 
-/// What the parent puts back. Some memory that is all zero when it is made.
+/// The state that the parent restores. Lies in memory that starts as zeros.
 struct Kept {
-    /// Where the variables are: around the large tables.
+    /// Ranges of the variables: around the large tables.
     variables: [Range<usize>; PARTS_MAX],
-    /// Those of the only thread.
+    /// Range of the only thread's variables.
     of_thread: Range<usize>,
     bytes: [u8; VARIABLES_MAX],
     bytes_of_thread: [u8; OF_THREAD_MAX],
@@ -44,22 +45,22 @@ struct Kept {
     process: Option<u32>,
     /// Signals that were blocked.
     blocked: u64,
-    /// Prefixes whose URLs were not understood yet.
+    /// Mounts whose URLs were not parsed yet.
     urls: u64,
 }
 
-/// Made with the first child.
+/// Allocated for the first child.
 static KEPT: AtomicPtr<Kept> = AtomicPtr::new(null_mut());
-/// This process is such a child.
+/// Whether this process is a child of `vfork`.
 static IS_CHILD: AtomicBool = AtomicBool::new(false);
-/// The child has met a server.
+/// Whether the child has connected to a server.
 static HAS_MET: AtomicBool = AtomicBool::new(false);
-/// How many children have.
+/// Number of children that have.
 static MET: AtomicU32 = AtomicU32::new(0);
-/// Children are forked.
+/// Whether children are forked.
 static FORKS: AtomicBool = AtomicBool::new(false);
 
-/// `vfork`. The return address is in a register while the child uses the stack that it came from.
+/// `vfork`. A register holds the return address while the child uses the stack that it was on.
 #[cfg(target_arch = "x86_64")]
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
@@ -132,7 +133,7 @@ unsafe extern "C" fn vfork() {
     )
 }
 
-/// The same under its other name.
+/// `vfork` under its other name.
 #[cfg(target_arch = "x86_64")]
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
@@ -148,7 +149,7 @@ unsafe extern "C" fn __vfork() {
     naked_asm!("b {vfork}", vfork = sym vfork)
 }
 
-/// True when the child may use this memory; then all is kept that the parent is to find again.
+/// Saves all that the parent must restore; returns false if the child may not use this memory.
 extern "C" fn begin() -> bool {
     if FORKS.load(Ordering::Relaxed)
         || IS_CHILD.load(Ordering::Relaxed)
@@ -166,7 +167,7 @@ extern "C" fn begin() -> bool {
         return false;
     };
     let handled = guard::handled_signals().all;
-    // SAFETY: made by `kept` with room for all; nobody else runs.
+    // SAFETY: `kept` made it with enough room; no other thread runs.
     unsafe {
         let kept = &mut *kept;
         kept.blocked = if handled == 0 { 0 } else { mask(libc::SIG_BLOCK, handled) };
@@ -181,12 +182,12 @@ extern "C" fn begin() -> bool {
         let from = kept.of_thread.start as *const u8;
         copy_nonoverlapping(from, kept.bytes_of_thread.as_mut_ptr(), kept.of_thread.len());
     }
-    // The thread's next system call is that of the assembler above.
+    // This thread's next system call is the one in the assembly code above.
     guard::net_up();
     true
 }
 
-/// The child, before the program's code goes on.
+/// Prepares the child before the program continues in it.
 extern "C" fn in_child() {
     IS_CHILD.store(true, Ordering::Relaxed);
     process::changed(None);
@@ -205,12 +206,12 @@ extern "C" fn in_child() {
     }
 }
 
-/// The parent goes on: what `vfork` gives.
+/// Restores the parent's state and returns the result of `vfork`.
 extern "C" fn goes_on(result: isize) -> c_int {
     let has_met = HAS_MET.load(Ordering::Relaxed);
     let streams = stdio::exchanged();
     let left = ALLOCATOR.unused();
-    // SAFETY: what `begin` kept, where it was; nobody else runs.
+    // SAFETY: restores what `begin` saved to where it was; no other thread runs.
     let kept = unsafe {
         let kept = &*KEPT.load(Ordering::Relaxed);
         descriptors::put_back(&kept.descriptors);
@@ -240,17 +241,18 @@ extern "C" fn goes_on(result: isize) -> c_int {
     result as c_int
 }
 
-/// The child of a fork is no such child: it has memory of its own.
+/// Notes that a child of `fork` is not a child of `vfork`: it has its own memory.
 pub(crate) fn forked() {
     IS_CHILD.store(false, Ordering::Relaxed);
 }
 
-/// This process meets a server.
+/// Notes that this process connects to a server.
 pub(crate) fn meets() {
     HAS_MET.store(IS_CHILD.load(Ordering::Relaxed), Ordering::Relaxed);
 }
 
-/// The memory for what is kept, made when it is first needed; `None` where it cannot be told what is to be.
+/// Returns the memory for the saved state, allocated on first use; `None` if the variables cannot be
+/// located.
 fn kept() -> Option<*mut Kept> {
     let known = KEPT.load(Ordering::Relaxed);
     if !known.is_null() {
@@ -273,7 +275,7 @@ fn kept() -> Option<*mut Kept> {
     let arguments = [0, size_of::<Kept>(), access as usize, flags as usize, usize::MAX, 0];
     // SAFETY: new memory, all zero, which is valid for all of it.
     let new = unsafe { checked(libc::SYS_mmap, arguments) }.ok()? as *mut Kept;
-    // SAFETY: nobody else has it.
+    // SAFETY: not shared yet.
     let kept = unsafe { &mut *new };
     kept.of_thread = of_thread;
     for (place, part) in kept.variables.iter_mut().zip(variables) {
@@ -283,14 +285,14 @@ fn kept() -> Option<*mut Kept> {
     Some(new)
 }
 
-/// Where this library has its variables, and this thread those of its own.
+/// Returns the ranges of this library's variables and of this thread's.
 fn found() -> Option<[Vec<Range<usize>>; 2]> {
     unsafe extern "C" fn look(
         object: *mut libc::dl_phdr_info,
         _: libc::size_t,
         found: *mut c_void,
     ) -> c_int {
-        // SAFETY: the linker lends a loaded object with its program headers; the rest is ours.
+        // SAFETY: the linker passes a loaded object with its program headers; the rest is ours.
         unsafe {
             let (found, object) = (&mut *found.cast::<[Vec<Range<usize>>; 2]>(), &*object);
             let headers =
@@ -306,7 +308,7 @@ fn found() -> Option<[Vec<Range<usize>>; 2]> {
             }
             let written = of(libc::PT_LOAD).filter(|(flags, _)| flags & libc::PF_W != 0);
             found[0] = written.map(|(_, part)| part).collect();
-            // What the linker protects when it has done its work.
+            // Memory that the linker makes read-only after relocation.
             for (_, part) in of(libc::PT_GNU_RELRO) {
                 found[0] = without(&found[0], &part);
             }
@@ -316,12 +318,12 @@ fn found() -> Option<[Vec<Range<usize>>; 2]> {
         1
     }
     let mut found = [Vec::new(), Vec::new()];
-    // SAFETY: the callback keeps to what it is lent.
+    // SAFETY: the callback accesses only what it is passed.
     let is_found = unsafe { libc::dl_iterate_phdr(Some(look), (&raw mut found).cast()) } != 0;
     is_found.then_some(found)
 }
 
-/// Without the descriptors' tables, which are kept apart.
+/// Excludes the descriptor tables, which are saved separately.
 fn without_tables(parts: Vec<Range<usize>>) -> Vec<Range<usize>> {
     descriptors::tables().iter().fold(parts, |parts, table| without(&parts, table))
 }
@@ -333,7 +335,7 @@ fn without(parts: &[Range<usize>], other: &Range<usize>) -> Vec<Range<usize>> {
     parts.iter().flat_map(cut).filter(|part| !part.is_empty()).collect()
 }
 
-/// True when libc knows of one thread only, and of none that the program made without it.
+/// Returns true if libc knows of a single thread. Threads created without libc set `FORKS`.
 fn has_one_thread() -> bool {
     static AT: AtomicPtr<c_char> = AtomicPtr::new(null_mut());
     let mut at = AT.load(Ordering::Relaxed);
@@ -351,7 +353,7 @@ fn has_one_thread() -> bool {
     unsafe { *at != 0 }
 }
 
-/// A thread was made without libc.
+/// Notes that a thread was created without libc.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn has_own_threads() {
     FORKS.store(true, Ordering::Relaxed);

@@ -1,8 +1,8 @@
-//! Waits for something that others do, which signals end.
+//! Waits that signals interrupt.
 //!
-//! A handler may leave by a jump (`siglongjmp`) and never come back to us. So none runs while we wait: a
-//! signal ends the waiting, the caller gives back all that it holds, and only then its handler runs.
-//! When that comes back, the call fails with `EINTR` or is begun again, as the handler was set.
+//! A handler may leave by a jump (`siglongjmp`) and never return to us. So none runs while we wait: a
+//! signal ends the wait, the caller releases everything it holds, and only then the handler runs. If it
+//! returns, the call fails with `EINTR` or is restarted, as the handler was set.
 
 use crate::guard::{checked, handled_signals, mask, set_quiet};
 use crate::handlers;
@@ -11,40 +11,40 @@ use libc::c_int;
 use std::cell::Cell;
 use towline_net::{MOMENT, pause};
 
-/// A signal came whose handler restarts calls: the call is to be begun again, where nothing is held.
-/// The kernel's own number for it, which no program sees.
+/// A signal came whose handler restarts calls: restart the call once nothing is held. The kernel's own
+/// number (`ERESTARTSYS`), which no program sees.
 pub(crate) const RESTART: i32 = 512;
 
-/// Something is to be opened that waits for another process, where handlers may run ([`open_now`]).
-/// Another number that no program sees.
+/// The call must open something that waits for another process, at a point where handlers may run
+/// ([`open_now`]). Another number that no program sees.
 pub(crate) const OPEN: i32 = 513;
 
-/// A path with a zero byte at its end. No memory is taken for it: a handler may jump out of a call that waits.
+/// A path with a zero byte at its end. It is not allocated: a handler may jump out of a call that waits.
 pub(crate) type Path = [u8; 512];
 
 thread_local! {
-    /// What a trapped call is to open, and how.
+    /// What a trapped call must open, and the flags.
     static TO_OPEN: Cell<Option<(Path, c_int)>> = const { Cell::new(None) };
-    /// While a trapped call is answered: the mask that the program had.
+    /// The program's mask while a trapped call is answered.
     static TRAPPED: Cell<Option<u64>> = const { Cell::new(None) };
 }
 
-/// A wait under way.
+/// A wait in progress.
 pub(crate) struct Wait {
-    /// What the program itself blocks.
+    /// Signals that the program itself blocks.
     blocked: u64,
-    /// Becomes readable when a signal comes that cannot be put back, which a mask holds up.
+    /// Readable when a signal arrives that cannot be put back, so that a mask holds it up.
     held_up: Option<HeldUp>,
-    /// Signals with handlers that came.
+    /// Signals with handlers that arrived.
     came: u64,
 }
 
-/// Runs `work`, which waits for others by the [`Wait`]. The handlers of signals that come run at the
-/// end, when all is given back.
+/// Runs `work`, which waits by the [`Wait`]. The handlers of signals that arrive run at the end, when
+/// everything is released.
 ///
 /// # Errors
-/// `EINTR` when a signal came whose handler ends calls; [`RESTART`] when another one did, or, in a
-/// trapped call, is about to; those of `work`.
+/// `EINTR` if the handler of an arrived signal interrupts calls; [`RESTART`] if the arrived signals'
+/// handlers restart calls (in a trapped call they have yet to run); those of `work`.
 pub(crate) fn interruptible<T>(work: impl FnOnce(&mut Wait) -> Result<T, i32>) -> Result<T, i32> {
     let before = mask(libc::SIG_BLOCK, handled_signals().all);
     let trapped = TRAPPED.try_with(Cell::get).unwrap_or(None);
@@ -57,14 +57,14 @@ pub(crate) fn interruptible<T>(work: impl FnOnce(&mut Wait) -> Result<T, i32>) -
     let came = wait.came;
     drop(wait);
     set_quiet(quiet);
-    // A trapped call's run when the stack that it is answered on is left (`trapped`).
+    // In a trapped call, handlers run once its stack is left (`trapped`).
     let now_let_in = if trapped.is_none() { came } else { 0 };
     mask(libc::SIG_SETMASK, masks::without(before & !now_let_in));
     result
 }
 
-/// Answers a trapped call: signals with handlers wait until `work` has left the stack that it runs on,
-/// which a handler could be given again. It is run anew as long as waits in it are to be begun again.
+/// Answers a trapped call. Signals with handlers wait until `work` has left its stack, which a handler
+/// could be given again. Runs `work` again as long as it returns [`RESTART`].
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn trapped(work: impl Fn() -> isize) -> isize {
     loop {
@@ -79,8 +79,8 @@ pub(crate) fn trapped(work: impl Fn() -> isize) -> isize {
     }
 }
 
-/// Answers a call of a guest, which has these signals blocked. Who is told [`RESTART`] makes it anew
-/// when the handlers have run.
+/// Answers a call of a guest, which has the signals `blocked` blocked. If it returns [`RESTART`], the
+/// caller makes the call again after the handlers have run.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn answering(blocked: u64, work: impl FnOnce() -> isize) -> isize {
     let _ = TRAPPED.try_with(|trapped| trapped.set(Some(blocked)));
@@ -89,13 +89,13 @@ pub(crate) fn answering(blocked: u64, work: impl FnOnce() -> isize) -> isize {
     result
 }
 
-/// Has something opened when the trapped call that is answered has left the stack that it runs on; gives [`OPEN`].
+/// Stores what to open once the current trapped call has left its stack; returns [`OPEN`].
 pub(crate) fn open_later(path: Path, flags: c_int) -> i32 {
     let _ = TO_OPEN.try_with(|to_open| to_open.set(Some((path, flags))));
     OPEN
 }
 
-/// Opens it, by `make`, which makes a system call in which handlers may run.
+/// Opens what [`open_later`] stored, with `make`, which makes a system call during which handlers may run.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn open_now(make: impl FnOnce(libc::c_long, [usize; 6]) -> isize) -> isize {
     let Some((path, flags)) = TO_OPEN.try_with(Cell::take).ok().flatten() else {
@@ -109,34 +109,34 @@ pub(crate) fn open_now(make: impl FnOnce(libc::c_long, [usize; 6]) -> isize) -> 
     fd
 }
 
-/// What the program has blocked, where a call is answered for which more is blocked.
+/// Returns the program's mask if a trapped call is being answered with more signals blocked.
 pub(crate) fn blocked_outside() -> Option<u64> {
     let blocked = TRAPPED.try_with(Cell::get).ok().flatten()?;
     (handled_signals().all & !blocked != 0).then_some(blocked)
 }
 
-/// True where a call that is to be begun again is begun again by [`trapped`].
+/// Returns true in a trapped call, where [`trapped`] restarts calls.
 pub(crate) fn is_trapped() -> bool {
     TRAPPED.try_with(Cell::get).is_ok_and(|trapped| trapped.is_some())
 }
 
 impl Wait {
-    /// Waits until `ready` gives a value; as long as it has none it gives a descriptor instead, which
-    /// becomes readable when it is to be asked again.
+    /// Waits until `ready` returns a value. Until then it returns a descriptor, which becomes readable when
+    /// `ready` must be called again.
     ///
     /// # Errors
-    /// `EINTR` when a signal with a handler came; those of `ready`.
+    /// `EINTR` if a signal with a handler came; those of `ready`.
     pub(crate) fn until<T>(
         &mut self,
         mut ready: impl FnMut() -> Result<Result<T, c_int>, i32>,
     ) -> Result<T, i32> {
         let handled = handled_signals();
-        // Ours, too, would be given the stack that a trapped call has left.
+        // In a trapped call, even our own handler would be given the stack that the call has left.
         let masked = if is_trapped() { handled.all | masks::held_up() } else { handled.masked };
         if masked != 0 {
             self.held_up = Some(HeldUp::new(masked & !self.blocked)?);
         }
-        // The others are put back by our handler when they come, and end the waiting.
+        // Our handler puts the others back when they arrive, which ends the wait.
         let let_in = masks::without(self.blocked | masked);
         let held_up = self.held_up.as_ref().map_or(-1, |held_up| held_up.0);
         loop {
@@ -147,16 +147,16 @@ impl Wait {
             let poll = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
             let mut list = [poll(fd), poll(held_up)];
             let (at, set) = (list.as_mut_ptr() as usize, &raw const let_in as usize);
-            // SAFETY: both outlive the call; the set is 8 bytes as the kernel's are.
+            // SAFETY: both outlive the call; the set is 8 bytes, as the kernel's are.
             let waited =
                 unsafe { checked(libc::SYS_ppoll, [at, list.len(), 0, set, SET_BYTES, 0]) };
-            // A filter of the program may forbid it.
+            // A filter of the program may forbid the call.
             let is_forbidden = waited.is_err_and(|error| error != libc::EINTR);
             if is_forbidden {
                 pause(MOMENT);
             }
             self.came |= handlers::take_put_back();
-            // Without it all of them stay held up.
+            // Without `ppoll`, all of them stay blocked.
             let looked_for = if is_forbidden { masked | handled.all } else { masked };
             if list[1].revents != 0 || is_forbidden {
                 self.came |= pending() & looked_for & !self.blocked;
@@ -168,7 +168,7 @@ impl Wait {
     }
 }
 
-/// Signals that wait for this thread.
+/// Returns the signals pending for this thread.
 fn pending() -> u64 {
     let mut set = 0u64;
     // SAFETY: the set is 8 bytes as the kernel's are.
@@ -177,7 +177,7 @@ fn pending() -> u64 {
     set
 }
 
-/// A descriptor that is readable while one of these signals is pending.
+/// A descriptor that is readable while one of the given signals is pending.
 struct HeldUp(c_int);
 
 impl HeldUp {
@@ -192,7 +192,7 @@ impl HeldUp {
 
 impl Drop for HeldUp {
     fn drop(&mut self) {
-        // SAFETY: ours.
+        // SAFETY: our own descriptor.
         let _ = unsafe { checked(libc::SYS_close, [self.0 as usize, 0, 0, 0, 0, 0]) };
     }
 }

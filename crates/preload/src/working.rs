@@ -1,5 +1,5 @@
-//! The working directory. While it is remote the kernel's is an empty directory that stands for it,
-//! whose name leads a program that this process executes to the path.
+//! The working directory. While it is remote, the kernel's is an empty local stand-in, whose name tells a
+//! program that this process executes the remote path.
 
 use crate::guard::{Quiet, checked, system_call};
 use crate::{common, descriptors, place, start};
@@ -8,25 +8,25 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use towline_instance::WORKING;
 
 static IS_REMOTE: AtomicBool = AtomicBool::new(false);
-/// The local working directory is above a prefix, so that a relative path can lead there.
+/// The local working directory lies above a prefix, so that a relative path can lead there.
 static IS_ABOVE: AtomicBool = AtomicBool::new(false);
 static REMOTE: Mutex<Option<(usize, Vec<u8>)>> = Mutex::new(None);
-/// How many stand-ins had moved when `REMOTE` was found out.
+/// Value of the move counter when `REMOTE` was determined.
 static MOVES: AtomicU64 = AtomicU64::new(0);
 
-/// Where stand-ins of removed directories are.
+/// Folder of the stand-ins of removed directories.
 const GONE: &[u8] = b"gone";
-/// End of the name of what says where one of them was.
+/// Suffix of the link that tells where a removed directory was.
 const ABOVE: &[u8] = b".above";
-/// Number of no mount: of a removed working directory. Whatever is asked there fails with `ENOENT`.
+/// Mount number of a removed working directory. Any request there fails with `ENOENT`.
 pub(crate) const NO_MOUNT: usize = usize::MAX;
 
-/// True when the working directory is remote.
+/// Returns true if the working directory is remote.
 pub(crate) fn is_remote() -> bool {
     IS_REMOTE.load(Ordering::Relaxed)
 }
 
-/// This process uses memory of its parent: it takes a copy and leaves what is there as it is.
+/// Called in a process that uses its parent's memory: takes a copy and leaves the original untouched.
 pub(crate) fn leave_to_parent() {
     if let Ok(mut remote) = REMOTE.lock() {
         let copy = remote.clone();
@@ -34,7 +34,7 @@ pub(crate) fn leave_to_parent() {
     }
 }
 
-/// Mount and path of the working directory, if it is remote.
+/// Returns mount and path of the working directory if it is remote.
 pub(crate) fn remote() -> Option<(usize, Vec<u8>)> {
     if !IS_REMOTE.load(Ordering::Relaxed) {
         return None;
@@ -49,12 +49,12 @@ pub(crate) fn remote() -> Option<(usize, Vec<u8>)> {
     REMOTE.lock().ok()?.clone()
 }
 
-/// True when relative paths can lead below a prefix without `..`.
+/// Returns true if relative paths can lead below a prefix without `..`.
 pub(crate) fn is_above() -> bool {
     IS_ABOVE.load(Ordering::Relaxed)
 }
 
-/// The kernel's working directory.
+/// Returns the kernel's working directory.
 pub(crate) fn local() -> Option<Vec<u8>> {
     let read = |buffer: &mut [u8]| {
         let arguments = [buffer.as_mut_ptr() as usize, buffer.len(), 0, 0, 0, 0];
@@ -62,17 +62,17 @@ pub(crate) fn local() -> Option<Vec<u8>> {
         let length = unsafe { checked(libc::SYS_getcwd, arguments) }?;
         Ok(buffer[..length.saturating_sub(1)].to_vec())
     };
-    // Most are short, and each new program asks.
+    // Most paths are short, and each new program asks.
     let found = read(&mut [0; 256]);
     if found == Err(libc::ERANGE) { read(&mut [0; 4096]) } else { found }.ok()
 }
 
-/// The program went to a local directory.
+/// Notes that the program changed to a local directory.
 pub(crate) fn is_local() {
     is_at(local().as_deref());
 }
 
-/// The working directory is local, and this one where that can be told.
+/// Notes that the working directory is local, and its path if known.
 fn is_at(here: Option<&[u8]>) {
     IS_REMOTE.store(false, Ordering::Relaxed);
     let above = here.is_some_and(|here| {
@@ -84,7 +84,7 @@ fn is_at(here: Option<&[u8]>) {
     IS_ABOVE.store(above, Ordering::Relaxed);
 }
 
-/// Goes to a remote directory that was found to be one.
+/// Changes to a remote path that is known to be a directory.
 pub(crate) fn go(mount: usize, below: &[u8]) -> Result<(), i32> {
     let clean = place::normal(below);
     let below = clean.strip_prefix(b"/").unwrap_or(&clean);
@@ -92,7 +92,7 @@ pub(crate) fn go(mount: usize, below: &[u8]) -> Result<(), i32> {
     enter(&stand_in, (mount, below.to_vec()))
 }
 
-/// Goes to a directory that was removed, which somebody had open, and which was in `above`.
+/// Changes to a removed directory, which a process had open and which was in `above`.
 pub(crate) fn go_to_removed(above: Option<(usize, &[u8])>) -> Result<(), i32> {
     let stand_in = stand_in_of_removed();
     let name = stand_in[folder().len() + GONE.len() + 1..stand_in.len() - 1].to_vec();
@@ -103,7 +103,7 @@ pub(crate) fn go_to_removed(above: Option<(usize, &[u8])>) -> Result<(), i32> {
     Ok(())
 }
 
-/// Notes where `..` in a removed directory leads, beside its stand-in.
+/// Stores, beside the stand-in of a removed directory, where `..` in it leads.
 pub(crate) fn note_above(stand_in: &[u8], mount: usize, path: &[u8]) {
     let link = [&stand_in[..stand_in.len() - 1], ABOVE, b"\0"].concat();
     let target = [format!("{mount}/").as_bytes(), path, b"\0"].concat();
@@ -113,7 +113,7 @@ pub(crate) fn note_above(stand_in: &[u8], mount: usize, path: &[u8]) {
     unsafe { system_call(libc::SYS_symlinkat, arguments) };
 }
 
-/// Where `..` leads in a removed directory of this name among the stand-ins of such.
+/// Returns where `..` leads from the removed directory with this stand-in.
 pub(crate) fn above_removed(name: &[u8]) -> Option<(usize, Vec<u8>)> {
     let link = [&folder()[..], GONE, b"/", name, ABOVE, b"\0"].concat();
     let target = crate::descriptors::link_of(&link)?;
@@ -122,9 +122,9 @@ pub(crate) fn above_removed(name: &[u8]) -> Option<(usize, Vec<u8>)> {
     Some((mount, target[cut + 1..].to_vec()))
 }
 
-/// Goes to a stand-in, which is made where it is missing.
+/// Changes to a stand-in, and creates it if it is missing.
 fn enter(stand_in: &[u8], remote: (usize, Vec<u8>)) -> Result<(), i32> {
-    // One directory for each name: then every name fits.
+    // One directory per name, so that names of any length fit.
     common::make_folders_above(stand_in, folder().len())?;
     common::make_folder(stand_in)?;
     let state = start::state().ok_or(libc::EIO)?;
@@ -138,7 +138,7 @@ fn enter(stand_in: &[u8], remote: (usize, Vec<u8>)) -> Result<(), i32> {
     Ok(())
 }
 
-/// Finds out where a new program starts.
+/// Determines the working directory of a new program.
 pub(crate) fn inherit() {
     let here = local();
     is_at(here.as_deref());
@@ -152,7 +152,7 @@ pub(crate) fn inherit() {
     }
 }
 
-/// Mount and path that a stand-in is for.
+/// Returns the mount and path of a stand-in.
 fn behind(here: &[u8]) -> Option<(usize, Vec<u8>)> {
     let rest = here.strip_prefix(folder().as_slice())?;
     let cut = rest.iter().position(|b| *b == b'/').unwrap_or(rest.len());
@@ -163,18 +163,18 @@ fn behind(here: &[u8]) -> Option<(usize, Vec<u8>)> {
     Some((mount, rest.get(cut + 1..).unwrap_or_default().to_vec()))
 }
 
-/// What a program is told that a stand-in is, which is not its own name.
+/// Returns the path to show to a program instead of a stand-in's own.
 pub(crate) fn named(here: &[u8]) -> Option<Vec<u8>> {
     let (mount, below) = behind(here)?;
     if mount != NO_MOUNT {
         return Some(place::absolute(mount, &below));
     }
-    // What is left of the name of a removed one is where it was.
+    // All that is known of a removed directory's name is where it was.
     let (mount, above) = above_removed(&below)?;
     Some([&place::absolute(mount, &above)[..], b"/", descriptors::DELETED].concat())
 }
 
-/// The directory that stands for a remote one, with a zero byte at the end.
+/// Returns the stand-in of a remote directory, with a zero byte at the end.
 pub(crate) fn stand_in(mount: usize, below: &[u8]) -> Vec<u8> {
     let mut path = folder();
     path.extend_from_slice(format!("{mount}").as_bytes());
@@ -186,7 +186,7 @@ pub(crate) fn stand_in(mount: usize, below: &[u8]) -> Vec<u8> {
     path
 }
 
-/// A new name for the stand-in of a removed directory, with a zero byte at the end.
+/// Returns a new stand-in for a removed directory, with a zero byte at the end.
 pub(crate) fn stand_in_of_removed() -> Vec<u8> {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let mut path = folder();
@@ -196,7 +196,7 @@ pub(crate) fn stand_in_of_removed() -> Vec<u8> {
     path
 }
 
-/// Where stand-ins are; ends with a slash.
+/// Returns the folder of the stand-ins, with a slash at the end.
 pub(crate) fn folder() -> Vec<u8> {
     let mut path = start::directory().to_vec();
     path.push(b'/');

@@ -1,5 +1,5 @@
-//! Unit tests of modules that neither call libc nor are called by programs. In the library itself they would
-//! run in a program whose libc it replaces.
+//! Unit tests of modules that neither call libc nor are called by programs. Within the library itself they
+//! would run in a program whose libc it replaces.
 
 #[path = "../src/languages.rs"]
 mod languages;

@@ -1,4 +1,4 @@
-//! Reading and writing files on the ring.
+//! Reads and writes of files on the ring.
 
 use std::io;
 use std::ops::Range;
@@ -6,25 +6,25 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use towline_mem::PoolBuffer;
 
-/// A read or write of a file, which owns what it moves until it is finished.
+/// A read or write of a file. It owns its memory until it is finished.
 #[derive(Debug)]
 pub struct Transfer {
     /// The file.
     pub file: Arc<OwnedFd>,
-    /// First byte in the file.
+    /// Offset of the first byte in the file.
     pub offset: u64,
-    /// Memory.
+    /// The memory to read into or write from.
     pub buffer: PoolBuffer,
-    /// Which bytes of `buffer`.
+    /// The range of `buffer` to transfer.
     pub range: Range<usize>,
-    /// Write, else read.
+    /// True for a write, false for a read.
     pub write: bool,
-    /// A write that is not done before it is on stable storage.
+    /// For writes: finish only when the data is on stable storage.
     pub durable: bool,
 }
 
 impl Transfer {
-    /// The bytes concerned.
+    /// Returns the bytes to transfer.
     #[must_use]
     pub fn part(&self) -> &[u8] {
         &self.buffer.bytes()[self.range.clone()]
@@ -35,15 +35,15 @@ impl Transfer {
     }
 }
 
-/// A transfer that is over.
+/// A transfer that has finished.
 #[derive(Debug)]
 pub struct Finished {
-    /// What it was submitted under.
+    /// The token that it was submitted with.
     pub token: u64,
-    /// Bytes moved; fewer than asked for at the end of a file.
+    /// Number of bytes transferred; fewer than requested at the end of a file.
     pub result: io::Result<usize>,
-    /// Its memory.
+    /// The transfer's memory.
     pub buffer: PoolBuffer,
-    /// The memory was registered with the ring.
+    /// True if the memory is registered with the ring.
     pub registered: bool,
 }

@@ -1,4 +1,4 @@
-//! The loop over epoll: works wherever Linux runs.
+//! The event loop over epoll, which works on every Linux.
 
 use crate::Event;
 use rustix::event::Timespec;
@@ -9,7 +9,7 @@ use std::time::Duration;
 
 pub(crate) struct Epoll {
     fd: OwnedFd,
-    /// What the kernel told and was not passed on yet.
+    /// Events from the kernel that were not passed on yet.
     ready: Vec<epoll::Event>,
 }
 
@@ -33,7 +33,7 @@ impl Epoll {
         Ok(epoll::delete(&self.fd, fd)?)
     }
 
-    /// Asks the kernel, without waiting, whether there is something.
+    /// Asks the kernel, without waiting, whether there are events.
     pub(crate) fn is_ready(&mut self) -> io::Result<bool> {
         if self.ready.is_empty() {
             self.ask(Some(Duration::ZERO))?;

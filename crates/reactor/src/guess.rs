@@ -1,32 +1,33 @@
-//! Guessing who has news.
+//! Guesses which descriptor became ready.
 //!
-//! A client that has an answer and asks again at once has often done so before its server looks again: always where both
-//! run on one processor. If it was the only one with news the last time, the ring need not be asked who it is this time, which
-//! saves a quarter of a microsecond of each request: to receive from it tells both whether it was, and what it wants.
+//! A client that receives an answer and sends its next request at once has often done so before the
+//! server looks again; always if both run on one processor. If it was the only one that was ready
+//! last time, the server need not ask the ring which one is ready this time: receiving from it shows both
+//! whether it is, and what it wants. That saves a quarter of a microsecond per request.
 
 use crate::Event;
 
-/// Guesses after the ring has told of somebody alone, and most of them where it tells of the same one again and again. Others
-/// wait for so many turns with small requests, at most.
+/// Guesses after the ring reported one descriptor alone, and the limit if it reports the same one
+/// repeatedly. Other descriptors wait for at most this many turns with small requests.
 const GUESSES: u32 = 7;
 const GUESSES_MAX: u32 = 31;
-/// Most chances left out after guesses that were wrong.
+/// Most opportunities skipped after wrong guesses.
 const PAUSE: u32 = 255;
 
-/// Who had news the last time, and how good it was lately to guess that nobody else has.
+/// The only descriptor that was ready last time, and how good the guesses were lately.
 #[derive(Debug, Default)]
 pub(crate) struct Guess {
     last: Option<Event>,
-    /// Guesses between the last question to the ring and the next, and those that are left.
+    /// Guesses between two queries of the ring, and how many of them are left.
     guesses: u32,
     left: u32,
-    /// Chances to leave out before the next guess, and the same after that one, if it is wrong.
+    /// Opportunities to skip before the next guess, and the basis for the number after a wrong one.
     pause: u32,
     next_pause: u32,
 }
 
 impl Guess {
-    /// What the ring told, when it was asked.
+    /// Records what the ring reported when it was asked.
     pub(crate) fn told(&mut self, events: &[Event]) {
         let alone = match events {
             [event] if event.readable && !event.writable && !event.hung => Some(*event),
@@ -38,8 +39,8 @@ impl Guess {
         self.last = alone;
     }
 
-    /// What the ring would most likely tell, given that it has something to tell. What was done since the last guess took as long
-    /// as so many small requests, at least one.
+    /// Returns the event that the ring would most likely report, given that it has something to report.
+    /// `took` is the time since the last guess in units of small requests, at least one.
     pub(crate) fn next(&mut self, took: u32) -> Option<Event> {
         let event = self.last?;
         if self.left < took {
@@ -51,12 +52,12 @@ impl Guess {
             return None;
         }
         self.left -= took;
-        // Being wrong costs twice what being right saves: so it has to be right twice as often.
+        // A wrong guess costs twice what a right one saves, so guesses have to be right twice as often.
         self.next_pause = self.next_pause.saturating_sub(1);
         Some(event)
     }
 
-    /// The last guess was wrong.
+    /// Records that the last guess was wrong.
     pub(crate) fn was_wrong(&mut self) {
         self.last = None;
         self.pause = ((self.next_pause + 1) * 2).min(PAUSE);
@@ -81,7 +82,7 @@ mod tests {
             }
             assert_eq!(guess.next(1), None);
         }
-        // Few of those that take long.
+        // Only few guesses for requests that take long.
         guess.told(&[NEWS]);
         assert_eq!(guess.next(GUESSES_MAX - 2), Some(NEWS));
         assert_eq!(guess.next(3), None);
@@ -96,7 +97,7 @@ mod tests {
             guess.told(others);
             assert_eq!(guess.next(1), None, "{others:?}");
         }
-        // Whoever was not alone is trusted no further than anybody.
+        // A descriptor that was not alone gets no more trust than any other.
         guess.told(&[NEWS]);
         assert_eq!(guess.left, GUESSES);
     }

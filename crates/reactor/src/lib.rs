@@ -1,21 +1,22 @@
-//! One event loop per core: tells which descriptors became ready, over io_uring or, where that is
+//! One event loop per core: reports which descriptors became ready, over io_uring or, where that is
 //! forbidden, over epoll.
 //!
-//! Readiness is told once for each change (edge-triggered), so a user reads until the
-//! kernel says `EAGAIN` or moves fewer bytes than asked. Who cannot write says so ([`Reactor::watch_writable`]): a peer
-//! that reads from a Unix socket makes it writable each time, and would wake us for nothing. The data itself is moved by system calls
-//! that do not wait: on the sockets of this project a send or receive tried at once nearly always
-//! succeeds, and one buffer per core then serves all connections instead of one posted per lane.
+//! Readiness is reported once for each change (edge-triggered), so users read until the kernel returns
+//! `EAGAIN` or fewer bytes than requested. Users that cannot write ask for an event
+//! ([`Reactor::watch_writable`]); otherwise every read by a peer from a Unix socket, which makes it
+//! writable, would wake this thread for nothing. The data itself is moved by system calls that do not
+//! wait: on this project's sockets a send or receive tried at once nearly always succeeds, and one
+//! buffer per core then serves all connections, instead of one posted buffer per lane.
 //!
-//! Files are another matter: reading one waits for a device. [`Reactor::submit`] gives such a
-//! [`Transfer`] to the ring, with the buffer that it owns until it is [`Finished`]; buffers become
-//! registered with the ring when they are first used. [`Reactor::send`] sends memory without copying
-//! it, and tells when the network is done with it.
+//! Reading a file, in contrast, waits for a device. [`Reactor::submit`] gives such a [`Transfer`] to the
+//! ring, with the buffer that it owns until it is [`Finished`]; buffers are registered with the ring when
+//! they are first used. [`Reactor::send`] sends memory without copying it, and reports when the network no
+//! longer needs it.
 
 mod disk;
 mod epoll;
 mod guess;
-#[allow(unsafe_code)] // telling the ring of memory
+#[allow(unsafe_code)] // passing memory to the ring
 mod registered;
 #[allow(unsafe_code)] // lists of addresses for the kernel
 mod send;
@@ -29,30 +30,30 @@ use std::os::fd::BorrowedFd;
 use std::time::Duration;
 use towline_mem::{Aggregate, Guard};
 
-/// How the loop waits.
+/// The mechanism by which the loop waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Engine {
     /// io_uring with multishot polls.
     Uring,
-    /// epoll, everywhere.
+    /// epoll, which works everywhere.
     Epoll,
 }
 
 /// A change of readiness.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// What the descriptor was watched under.
+    /// The token with which the descriptor is watched.
     pub token: u64,
-    /// Reading may succeed (also: the peer closed).
+    /// Reading may succeed, or the peer closed.
     pub readable: bool,
     /// Writing may succeed.
     pub writable: bool,
-    /// The peer sends nothing more: what can be read ends, and no further event will say so.
+    /// The peer sends nothing more: reading reaches the end, and no further event will say so.
     pub hung: bool,
 }
 
-/// An event loop. Belongs to the thread that made it.
+/// An event loop. Belongs to the thread that created it.
 #[derive(Debug)]
 pub struct Reactor {
     inner: Inner,
@@ -67,10 +68,11 @@ enum Inner {
 }
 
 impl Reactor {
-    /// A loop on the engine asked for; without a wish io_uring, or epoll when the kernel refuses.
+    /// Creates a loop with the engine asked for. Without a wish it uses io_uring, or epoll if the kernel
+    /// refuses.
     ///
     /// # Errors
-    /// The engine asked for cannot be had: `EPERM` or `ENOSYS` where io_uring is switched off.
+    /// The engine asked for is not available: `EPERM` or `ENOSYS` where io_uring is disabled.
     pub fn new(wish: Option<Engine>) -> io::Result<Self> {
         let inner = match wish {
             Some(Engine::Epoll) => Inner::Epoll(epoll::Epoll::new()?),
@@ -83,7 +85,7 @@ impl Reactor {
         Ok(Self { inner, waits: 0, guess: guess::Guess::default() })
     }
 
-    /// The engine in use.
+    /// Returns the engine in use.
     #[must_use]
     pub fn engine(&self) -> Engine {
         match self.inner {
@@ -92,14 +94,14 @@ impl Reactor {
         }
     }
 
-    /// System calls made to wait or to change what is watched, so far.
+    /// Returns the number of system calls made so far to wait or to change what is watched.
     #[must_use]
     pub fn system_calls(&self) -> u64 {
         self.waits
     }
 
-    /// Watches a descriptor for what can be read until [`Reactor::unwatch`]; `token` must not be in use and not be
-    /// `u64::MAX`.
+    /// Reports when a descriptor becomes readable, until [`Reactor::unwatch`]. `token` must not be in
+    /// use and must not be `u64::MAX`.
     ///
     /// # Errors
     /// What `epoll_ctl(2)` or the ring says.
@@ -113,8 +115,8 @@ impl Reactor {
         }
     }
 
-    /// Tells once, at once or later, that what is watched under `token` can be written. (Over epoll that is told at each
-    /// change, without having been asked for.)
+    /// Reports once, immediately or later, that the descriptor watched with `token` is writable. (epoll
+    /// reports every such change without being asked.)
     ///
     /// # Errors
     /// What the ring says.
@@ -125,8 +127,8 @@ impl Reactor {
         }
     }
 
-    /// Stops watching; call it before the descriptor is closed. Events already on their way may
-    /// still be told.
+    /// Stops watching. Must be called before the descriptor is closed. Events already on their way may
+    /// still be reported.
     ///
     /// # Errors
     /// What `epoll_ctl(2)` or the ring says.
@@ -140,11 +142,11 @@ impl Reactor {
         }
     }
 
-    /// Begins to read or write a file, on the ring; nothing is submitted before the next
+    /// Starts to read or write a file, on the ring. Nothing is submitted before the next
     /// [`Reactor::wait`]. The transfer owns its buffer until it is finished.
     ///
     /// # Errors
-    /// The transfer comes back where there is no ring, or when the ring is broken.
+    /// Returns the transfer if there is no ring, or the ring is broken.
     pub fn submit(&mut self, token: u64, transfer: Transfer) -> Result<(), Transfer> {
         match &mut self.inner {
             Inner::Uring(ring) => ring.submit(token, transfer),
@@ -152,7 +154,7 @@ impl Reactor {
         }
     }
 
-    /// Buffers that are registered with the ring.
+    /// Returns the number of buffers registered with the ring.
     #[must_use]
     pub fn registered_buffers(&self) -> usize {
         match &self.inner {
@@ -167,13 +169,14 @@ impl Reactor {
         matches!(&self.inner, Inner::Uring(ring) if ring.sends_zero_copy())
     }
 
-    /// Sends slices in memory over a socket from where they are (`SEND_ZC`), without waiting: as
-    /// many bytes as the socket takes, which [`Sent::Taken`] tells. The slices are kept until
-    /// [`Sent::Released`]. `keeps_open` has to keep the socket open until then. One send of a socket at a time, and
-    /// nothing else sent meanwhile, or the bytes mix.
+    /// Sends slices over a socket from where they lie in memory (`SEND_ZC`), without waiting: as many
+    /// bytes as the socket takes, which [`Sent::Taken`] reports. The slices are kept until
+    /// [`Sent::Released`]; `keeps_open` has to keep the socket open until then. At most one such send
+    /// may be in progress per socket, and nothing else may be sent on it meanwhile, or the bytes mix.
     ///
     /// # Errors
-    /// `Unsupported` for slices that are not in memory, or without such a ring; what the ring says.
+    /// `Unsupported` for slices that are not in memory, or if [`Reactor::sends_zero_copy`] is false;
+    /// what the ring says.
     pub fn send(
         &mut self,
         token: u64,
@@ -189,58 +192,61 @@ impl Reactor {
         }
     }
 
-    /// True when [`Reactor::take_sent`] has something to tell.
+    /// True when [`Reactor::take_sent`] has something to return.
     #[must_use]
     pub fn has_sent(&self) -> bool {
         matches!(&self.inner, Inner::Uring(ring) if !ring.sent.is_empty())
     }
 
-    /// Moves what became of sends since the last call to `sent`.
+    /// Appends the results of sends since the last call to `sent`.
     pub fn take_sent(&mut self, sent: &mut Vec<Sent>) {
         if let Inner::Uring(ring) = &mut self.inner {
             sent.append(&mut ring.sent);
         }
     }
 
-    /// True when [`Reactor::take_finished`] has something to tell.
+    /// True when [`Reactor::take_finished`] has something to return.
     #[must_use]
     pub fn has_finished(&self) -> bool {
         matches!(&self.inner, Inner::Uring(ring) if !ring.finished.is_empty())
     }
 
-    /// Moves the transfers that finished since the last call to `finished`.
+    /// Appends the transfers that have finished since the last call to `finished`.
     pub fn take_finished(&mut self, finished: &mut Vec<Finished>) {
         if let Inner::Uring(ring) = &mut self.inner {
             finished.append(&mut ring.finished);
         }
     }
 
-    /// True when [`Reactor::wait`] has something to do at once. Makes no system call over io_uring,
-    /// one over epoll.
+    /// True when [`Reactor::wait`] would not have to wait. Makes no system call over io_uring, one over
+    /// epoll.
     #[must_use]
     pub fn is_ready(&mut self) -> bool {
         match &mut self.inner {
             Inner::Uring(ring) => ring.is_ready(),
             Inner::Epoll(epoll) => {
                 self.waits += 1;
-                // What is wrong, `wait` tells.
+                // On an error, let `wait` report it.
                 epoll.is_ready().unwrap_or(true)
             }
         }
     }
 
-    /// True when [`Reactor::is_ready`] knows of whatever made a watched descriptor readable as soon as the system call that
-    /// did so has returned, in any process: the kernel notes it in memory of the ring on the way. (Without such
-    /// a ring, of Linux 6.1, it is noted when this thread is next interrupted; over epoll a call asks.)
+    /// True when [`Reactor::is_ready`] notices that a watched descriptor became readable as soon as the
+    /// system call that caused it, in any process, has returned: that call sets a flag in the ring's
+    /// memory. (A ring without this, before Linux 6.1, notices it when this thread is next interrupted;
+    /// over epoll a system call asks.)
     #[must_use]
     pub fn tells_at_once(&self) -> bool {
         matches!(&self.inner, Inner::Uring(ring) if ring.tells_at_once())
     }
 
-    /// A descriptor that can be read, most likely: the only one that [`Reactor::wait`] told of last time, when there is something to tell
-    /// again. Whoever tries it need not ask; whoever finds nothing there says so ([`Reactor::guessed_wrong`]), and asks. It will be told
-    /// of again when the ring is asked, which it is after a few guesses, the fewer the longer what was done since the last one `took`, in
-    /// small requests: nothing is lost. (Over epoll nothing is guessed.)
+    /// Returns the descriptor that is most likely readable: the only one that [`Reactor::wait`] reported
+    /// last time, if there is something to report again. The caller tries it without asking the ring. If
+    /// it finds nothing there, it calls [`Reactor::guessed_wrong`] and asks the ring. Nothing is lost,
+    /// because the ring reports the event again when asked, which happens after a few guesses: the
+    /// fewer, the larger `took` is, the time since the last guess in units of small requests. (Over
+    /// epoll nothing is guessed.)
     pub fn guess(&mut self, took: u32) -> Option<Event> {
         match &mut self.inner {
             Inner::Uring(ring) => ring.has_only_changes().then(|| self.guess.next(took)).flatten(),
@@ -248,16 +254,16 @@ impl Reactor {
         }
     }
 
-    /// Nothing was to be read where [`Reactor::guess`] said.
+    /// Records that there was nothing to read where [`Reactor::guess`] said.
     pub fn guessed_wrong(&mut self) {
         self.guess.was_wrong();
     }
 
-    /// Waits for changes and appends them to `events`; `None` waits without end, zero not at all
-    /// (and makes no system call when there is nothing, over io_uring).
+    /// Waits for changes and appends them to `events`. `None` waits without limit, zero not at all (and,
+    /// over io_uring, makes no system call if there is nothing).
     ///
     /// # Errors
-    /// What the kernel says; interruptions and time-outs are no errors.
+    /// What the kernel says; interruptions and timeouts are not errors.
     pub fn wait(&mut self, timeout: Option<Duration>, events: &mut Vec<Event>) -> io::Result<()> {
         let before = events.len();
         match &mut self.inner {
@@ -299,7 +305,7 @@ mod tests {
         let (mut near, mut far) = UnixStream::pair().unwrap();
         near.set_nonblocking(true).unwrap();
         reactor.watch(near.as_fd(), 7).unwrap();
-        // Over epoll it is told without having been asked for.
+        // epoll reports it without being asked.
         let first = ready(&mut reactor, 0);
         assert!(first.iter().all(|e| e.token == 7 && e.writable && !e.readable), "{first:?}");
         assert!(!reactor.is_ready());
@@ -320,14 +326,14 @@ mod tests {
         reactor.unwatch(near.as_fd(), 7).unwrap();
     }
 
-    /// A full socket is told of when it has room again, and as often as it was full.
+    /// A full socket is reported when it has room again, each time it was full.
     fn tells_room(reactor: &mut Reactor, near: &mut UnixStream, far: &mut UnixStream) {
         for round in 0..3 {
             let mut sent = 0;
             while let Ok(count) = near.write(&[0; 65536]) {
                 sent += count;
             }
-            // Twice is as good as once.
+            // Asking twice has the same effect as asking once.
             reactor.watch_writable(7).unwrap();
             reactor.watch_writable(7).unwrap();
             let full = ready(reactor, 0);
@@ -339,7 +345,7 @@ mod tests {
         }
     }
 
-    /// A peer that only reads is no news.
+    /// A peer that only reads causes no event.
     #[test]
     fn a_reading_peer_does_not_wake() {
         let Some(mut reactor) = ring() else { return };
@@ -351,13 +357,13 @@ mod tests {
         assert!(ready(&mut reactor, 0).is_empty());
     }
 
-    /// The ring, or word that there is none here.
+    /// Returns the ring, or says that there is none here.
     fn ring() -> Option<Reactor> {
         let ring = Reactor::new(Some(Engine::Uring));
         ring.map_err(|error| eprintln!("SKIPPED: no io_uring here: {error}")).ok()
     }
 
-    /// Who guesses misses nothing: neither what others have nor what the guesses did not find.
+    /// Guessing misses nothing: neither other descriptors nor what the guesses did not find.
     #[test]
     fn a_guess_is_who_was_alone_last_time() {
         let Some(mut reactor) = ring() else { return };

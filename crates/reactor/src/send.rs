@@ -1,4 +1,4 @@
-//! Sending memory without copying it: what the kernel is shown, and what it tells.
+//! Sending memory without copying it: what is passed to the kernel, and what it reports.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -7,29 +7,29 @@ use towline_mem::{Aggregate, Guard, Segment};
 /// Most slices of one send.
 const SLICES_MAX: usize = 64;
 
-/// What became of a send.
+/// A report about a send.
 #[derive(Debug)]
-#[allow(clippy::exhaustive_enums)] // whoever sends has to handle each
+#[allow(clippy::exhaustive_enums)] // senders have to handle each variant
 pub enum Sent {
-    /// The socket took so many bytes, or refused with `WouldBlock` or an error.
+    /// The socket took some bytes, or refused with `WouldBlock` or another error.
     Taken {
-        /// What it was sent under.
+        /// The token that it was sent with.
         token: u64,
-        /// Bytes.
+        /// Number of bytes taken.
         result: io::Result<usize>,
-        /// The memory is free again already: no [`Sent::Released`] follows.
+        /// The memory is already free: no [`Sent::Released`] follows.
         released: bool,
     },
-    /// The network is done with the memory.
+    /// The network no longer needs the memory.
     Released {
-        /// What it was sent under.
+        /// The token that it was sent with.
         token: u64,
-        /// The kernel had copied the bytes after all, as it does within a machine.
+        /// The kernel copied the bytes after all, as it does within a machine.
         copied: bool,
     },
 }
 
-/// Bytes to be sent, with their list of addresses, in one place until the kernel lets go of them.
+/// Bytes to send, and the list of their addresses, which stay in place until the kernel releases them.
 pub(crate) struct Gathered {
     message: Box<libc::msghdr>,
     _vectors: Box<[libc::iovec]>,
@@ -38,7 +38,7 @@ pub(crate) struct Gathered {
 }
 
 impl Gathered {
-    /// The first slices of `bytes`, as many as fit into one send.
+    /// Gathers the first slices of `bytes`, as many as fit into one send.
     ///
     /// # Errors
     /// `Unsupported`: a slice is not in memory.
@@ -55,7 +55,7 @@ impl Gathered {
             vectors.push(libc::iovec { iov_base: address.cast_mut().cast(), iov_len: length });
         }
         let mut vectors = vectors.into_boxed_slice();
-        // SAFETY: all zero is a valid msghdr: no name, no control data.
+        // SAFETY: an all-zero msghdr is valid: no name, no control data.
         let mut message: Box<libc::msghdr> =
             Box::new(unsafe { MaybeUninit::zeroed().assume_init() });
         message.msg_iov = vectors.as_mut_ptr();
@@ -63,7 +63,7 @@ impl Gathered {
         Ok(Self { message, _vectors: vectors, _bytes: bytes, _keeps_open: keeps_open })
     }
 
-    /// For the kernel; valid as long as this lives, wherever it is moved.
+    /// Returns the message for the kernel; valid as long as `self` lives, even if `self` is moved.
     pub(crate) fn message(&self) -> *const libc::msghdr {
         &raw const *self.message
     }

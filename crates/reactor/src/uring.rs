@@ -1,4 +1,4 @@
-//! The loop over io_uring: multishot polls, one system call to submit and to wait.
+//! The event loop over io_uring: multishot polls, and one system call to submit and wait.
 
 use crate::Event;
 use crate::disk::{Finished, Transfer};
@@ -11,46 +11,46 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::Duration;
 
-/// Set in the user data of a removal; the rest is the number of the poll to be removed.
+/// Set in the user data of a removal; the rest identifies the poll to remove.
 const REMOVAL: u64 = 1 << 63;
 /// Set in the user data of a transfer; the rest is its place in the table.
 const TRANSFER: u64 = 1 << 62;
 /// Set in the user data of a send; the rest is its place in the table.
 const SEND: u64 = 1 << 61;
-/// Set in the user data of a poll that waits, once, until a descriptor can be written; the rest is the number of the
-/// other poll of the descriptor.
+/// Set in the user data of a one-shot poll for writability; the rest is the number of the descriptor's
+/// main poll.
 const WRITABLE: u64 = 1 << 60;
 
 #[derive(Clone, Copy)]
 struct Poll {
     token: u64,
     fd: i32,
-    /// It is waited for until it can be written, too.
+    /// A one-shot poll for writability is active.
     writable: bool,
 }
 
 pub(crate) struct Uring {
     ring: IoUring,
-    /// Polls by a number of their own: a token may be used again while its old poll is ending.
+    /// Polls by a unique number, because a token may be used again while its old poll is still ending.
     polls: HashMap<u64, Poll, RandomState>,
     numbers: HashMap<u64, u64, RandomState>,
     next: u64,
-    /// Polls that the kernel ended by itself and that have to be armed again.
+    /// Polls that the kernel ended and that have to be armed again.
     rearm: Vec<u64>,
-    /// Removals that came while their poll was firing and have to be asked for again.
+    /// Removals that failed because their poll was firing, and have to be repeated.
     remove: Vec<u64>,
-    /// Transfers that the kernel works on, which own their buffers here until it is done.
+    /// Transfers that the kernel works on; they own their buffers until it is done.
     transfers: Vec<Option<UnderWay>>,
     free_transfers: Vec<usize>,
     pub(crate) finished: Vec<Finished>,
     registered: Registered,
-    /// Sends that the kernel refers to, which own their bytes here until it lets go of them.
+    /// Sends that the kernel refers to; they own their bytes until it releases them.
     sends: Vec<Option<(u64, Gathered)>>,
     free_sends: Vec<usize>,
     pub(crate) sent: Vec<Sent>,
-    /// The kernel knows the operation.
+    /// The kernel supports zero-copy sends.
     sends_zero_copy: bool,
-    /// What happens is told in memory of the ring while it happens.
+    /// The kernel signals events in the ring's memory as they happen.
     tells_at_once: bool,
 }
 
@@ -69,7 +69,7 @@ impl std::fmt::Debug for Uring {
 /// `IORING_ENTER_GETEVENTS` of the kernel's interface.
 const ENTER_GETEVENTS: u32 = 1;
 
-/// `IORING_SEND_ZC_REPORT_USAGE` and `IORING_NOTIF_USAGE_ZC_COPIED` of the same.
+/// `IORING_SEND_ZC_REPORT_USAGE` and `IORING_NOTIF_USAGE_ZC_COPIED` of the same interface.
 const SEND_ZC_REPORT_USAGE: u16 = 1 << 3;
 const NOTIF_USAGE_ZC_COPIED: u32 = 1 << 31;
 
@@ -114,12 +114,13 @@ impl Uring {
         self.tells_at_once
     }
 
+    /// Adds an entry to the submission queue; submits the queue if it is full.
     fn push(&mut self, entry: &squeue::Entry) -> io::Result<()> {
         loop {
-            // SAFETY: polls and removals name descriptors and tokens by value. A transfer's buffer
-            // and file are kept in `transfers` until its completion, also when the ring is dropped.
-            // A send's bytes and their list are kept in `sends` until the kernel lets go of them; it
-            // only reads them, and holds their pages itself should the ring be dropped before.
+            // SAFETY: polls and removals name descriptors and tokens by value. A transfer's buffer and
+            // file are kept in `transfers` until its completion, also when the ring is dropped. A send's
+            // bytes and the list of their addresses are kept in `sends` until the kernel releases them;
+            // the kernel only reads them, and holds their pages itself if the ring is dropped before.
             if unsafe { self.ring.submission().push(entry) }.is_ok() {
                 return Ok(());
             }
@@ -156,7 +157,7 @@ impl Uring {
             self.push_removal(WRITABLE | number)?;
         }
         self.push_removal(number)?;
-        // At once: the descriptor is about to be closed, and the poll holds the open file.
+        // Submit now: the descriptor is about to be closed, and the poll holds the open file.
         self.ring.submit().map(|_| ())
     }
 
@@ -199,7 +200,7 @@ impl Uring {
         Ok(())
     }
 
-    /// Buffers registered with the ring.
+    /// Returns the number of buffers registered with the ring.
     pub(crate) fn registered_buffers(&self) -> usize {
         self.registered.len()
     }
@@ -234,7 +235,7 @@ impl Uring {
             self.sends.push(None);
             self.sends.len() - 1
         });
-        // Before the push: from then on the kernel may look at it.
+        // Before the push, because from then on the kernel may read it.
         self.sends[place] = Some((token, gathered));
         let pushed = self.push(&entry.user_data(SEND | place as u64));
         if pushed.is_err() {
@@ -244,6 +245,7 @@ impl Uring {
         pushed
     }
 
+    /// Handles a completion of a send, and drops its bytes with the last one.
     fn send_completed(
         sends: &mut [Option<(u64, Gathered)>],
         free: &mut Vec<usize>,
@@ -265,19 +267,20 @@ impl Uring {
         })
     }
 
-    /// True when something waits to be told to the kernel or by it.
+    /// True when there is something to submit or to receive.
     pub(crate) fn is_ready(&mut self) -> bool {
         if !self.rearm.is_empty() || !self.remove.is_empty() {
             return true;
         }
         let submission = self.ring.submission();
-        // Deferred work has no completions before the next `io_uring_enter`, only this flag.
+        // Deferred work produces completions only in the next `io_uring_enter`; until then there is only
+        // this flag.
         let news = submission.taskrun() || submission.cq_overflow() || !submission.is_empty();
         drop(submission);
         news || !self.ring.completion().is_empty()
     }
 
-    /// True when the kernel has something to tell, and when that cannot be but changes of readiness.
+    /// True when the kernel has something to report and it can only be changes of readiness.
     pub(crate) fn has_only_changes(&mut self) -> bool {
         let idle = |places: usize, free: &[usize]| places == free.len();
         if !self.rearm.is_empty()
@@ -311,8 +314,8 @@ impl Uring {
         let entered = match timeout {
             Some(Duration::ZERO) => {
                 let pending = self.ring.submission().len() as u32;
-                // SAFETY: no argument is passed, and the queue's entries are as `push` says.
-                // Deferred work runs only inside `io_uring_enter` that asks for events.
+                // SAFETY: no argument is passed, and the queue's entries are valid as `push` explains.
+                // Deferred work runs only in an `io_uring_enter` that asks for events.
                 unsafe { self.ring.submitter().enter::<()>(pending, 0, ENTER_GETEVENTS, None) }
             }
             Some(limit) => {
@@ -381,13 +384,13 @@ impl Uring {
 
 impl Drop for Uring {
     fn drop(&mut self) {
-        // The kernel may still write to the buffers: they go when it is done with them.
+        // The kernel may still write to the buffers, so free them only when it is done with them.
         while self.transfers.iter().any(Option::is_some) {
             let done = match self.ring.submit_and_wait(1) {
                 Ok(_) => self.ring.completion().map(|c| c.user_data()).collect::<Vec<_>>(),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(_) => {
-                    // Leaking them is the only safe thing left.
+                    // The only safe option left is to leak them.
                     std::mem::forget(std::mem::take(&mut self.transfers));
                     return;
                 }

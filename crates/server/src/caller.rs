@@ -1,4 +1,4 @@
-//! On whose behalf a request runs.
+//! Decides on whose behalf a request runs.
 
 use crate::offload::own_caller;
 use foldhash::fast::RandomState;
@@ -9,12 +9,13 @@ use towline_net::address::ends_on_this_host;
 use towline_net::{Link, LinkKind};
 use towline_store::Caller;
 
-/// User and group that squashed requests run as.
+/// User and group of squashed requests.
 const NOBODY: u32 = 65534;
-/// Callers that are kept, since to look up their groups takes long: who may name any user names no more than that.
+/// Maximum number of callers that are remembered. Looking up their groups takes long, but a client that may
+/// name any user must not use up memory.
 const KNOWN_MAX: usize = 4096;
 
-/// Decides who a request runs as.
+/// Finds the user as whom a request runs.
 pub(crate) struct Callers {
     identity: bool,
     squash_root: bool,
@@ -27,7 +28,8 @@ impl Callers {
         Self { identity, squash_root, own: Arc::new(own_caller()), known: HashMap::default() }
     }
 
-    /// The caller for a request that names `uid` and `gid`, on a lane whose peer is `peer`; always the same one for the same user.
+    /// Returns the caller for a request that names `uid` and `gid`, on a lane with peer `peer`; always the
+    /// same object for the same user, as long as it is remembered.
     pub(crate) fn find(&mut self, uid: u32, gid: u32, peer: Option<(u32, u32)>) -> &Arc<Caller> {
         if !self.identity {
             return &self.own;
@@ -48,9 +50,9 @@ impl Callers {
     }
 }
 
-/// Who is at the other end of a local connection, as the kernel knows it: for a Unix socket by its
-/// credentials, for TCP on this machine by the owner of the client's socket. `None` for a peer on
-/// another machine.
+/// Returns user and group at the other end of a local connection, as the kernel knows them: for a Unix socket
+/// its credentials, for TCP on this machine the owner of the client's socket. `None`: the peer is on another
+/// machine.
 pub(crate) fn peer_of(link: &Link) -> Option<(u32, u32)> {
     let fd = link.fd()?;
     if link.kind() != LinkKind::Tcp {
@@ -58,17 +60,17 @@ pub(crate) fn peer_of(link: &Link) -> Option<(u32, u32)> {
         return Some((credentials.uid.as_raw(), credentials.gid.as_raw()));
     }
     let (near, far) = ends_on_this_host(link)?;
-    // A peer whose owner cannot be found is trusted with nothing. IPv4 addresses are in the other
-    // table, too, where a client uses a socket for both.
+    // A peer whose owner cannot be found is trusted with nothing. An IPv4 connection is in the other table if
+    // the client uses one socket for both address families.
     let owner = ["/proc/net/tcp", "/proc/net/tcp6"]
         .iter()
         .find_map(|table| owner_of(&std::fs::read_to_string(table).unwrap_or_default(), far, near));
     Some(owner.map_or((NOBODY, NOBODY), |uid| (uid, group_of(uid))))
 }
 
-/// The owner of the socket with these ends in a table of `proc_net_tcp(5)`. Another one may have the
-/// same ports and other addresses. A socket that was closed is nobody's any more, and the kernel
-/// names root as its owner: it has no inode.
+/// Returns the owner of the socket with these ends from a table of `proc_net_tcp(5)`. Both addresses count,
+/// since another socket may have the same ports. A closed socket has no owner: the kernel then reports root,
+/// and inode 0.
 fn owner_of(sockets: &str, local: SocketAddr, remote: SocketAddr) -> Option<u32> {
     sockets.lines().skip(1).find_map(|line| {
         let fields: Vec<&str> = line.split_whitespace().collect();
@@ -78,7 +80,7 @@ fn owner_of(sockets: &str, local: SocketAddr, remote: SocketAddr) -> Option<u32>
     })
 }
 
-/// An end of a socket as these tables tell it: words as they are in memory, and the port.
+/// Parses one end of a socket in these tables: words in memory order, then the port.
 fn address(text: &str) -> Option<SocketAddr> {
     let (ip, port) = text.rsplit_once(':')?;
     let word = |at: usize| Some(u32::from_str_radix(ip.get(at..at + 8)?, 16).ok()?.to_ne_bytes());
@@ -91,7 +93,7 @@ fn address(text: &str) -> Option<SocketAddr> {
     Some(SocketAddr::new(ip.to_canonical(), u16::from_str_radix(port, 16).ok()?))
 }
 
-/// Primary group of a user, from the user database of this machine.
+/// Returns a user's primary group from this machine's user database.
 fn group_of(uid: u32) -> u32 {
     let users = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
     let group = users.lines().find_map(|line| {
@@ -101,7 +103,7 @@ fn group_of(uid: u32) -> u32 {
     group.unwrap_or(NOBODY)
 }
 
-/// Further groups of a user, from the group database of this machine.
+/// Returns a user's supplementary groups from this machine's group database.
 fn groups_of(uid: u32, gid: u32) -> Arc<[u32]> {
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
     let users = read("/etc/passwd");
@@ -169,7 +171,7 @@ mod tests {
             let own = rustix::process::geteuid().as_raw();
             assert_eq!(peer_of(&link).map(|(uid, _)| uid), Some(own));
             drop(client);
-            // The kernel takes a moment to close it.
+            // The kernel takes a moment to close the socket.
             for _ in 0..1000 {
                 if peer_of(&link) == Some((NOBODY, NOBODY)) {
                     break;

@@ -1,4 +1,4 @@
-//! What a server is told to do.
+//! The settings of a server.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -10,10 +10,10 @@ use towline_store::block::CacheMode;
 use towline_store::{BlockStore, FileStore};
 use towline_wire::limits::{CLIENT_STALL_SECONDS, FRAGMENT_BYTES_MAX, LOCK_GRACE_SECONDS};
 
-/// Most threads that serve.
+/// Maximum number of cores.
 pub const CORES_MAX: usize = 256;
 
-/// Bytes of buffers that each core has at least, whatever [`Config::buffer_limit`] says.
+/// Minimum size of a core's buffers, in bytes, whatever [`Config::buffer_limit`] says.
 pub const CORE_BUFFER_BYTES_MIN: u64 = 2 * FRAGMENT_BYTES_MAX as u64;
 
 /// A server's settings.
@@ -21,44 +21,45 @@ pub const CORE_BUFFER_BYTES_MIN: u64 = 2 * FRAGMENT_BYTES_MAX as u64;
 pub struct Config {
     /// What to export.
     pub exports: Vec<Export>,
-    /// Disks to export. One is the default of NBD, with the empty name: the first that says so, else the first.
+    /// Disks to export. NBD's default disk, with the empty name, is the first one marked as default, or else
+    /// the first one.
     pub disks: Vec<DiskExport>,
     /// Where to listen.
     pub listen: Vec<Address>,
     /// Where to listen for NBD clients.
     pub nbd: Vec<Address>,
-    /// Threads that serve, each with its own event loop, up to [`CORES_MAX`].
+    /// Threads that serve, each with an event loop, up to [`CORES_MAX`].
     pub cores: usize,
-    /// Bytes of all buffers for data on its way, whatever the number of clients.
+    /// Bytes of all buffers for data in transit, whatever the number of clients. Disks have as much again and
+    /// an eighth more.
     pub buffer_limit: u64,
-    /// Longest fragment of a disk's read, from 4096 bytes up to 256 KiB.
+    /// Longest fragment of a read from a disk, from 4096 bytes to 256 KiB.
     pub fragment_bytes: u64,
     /// Event loop to use.
     pub engine: EngineWish,
-    /// How long a core looks for more before it sleeps, where that was not in vain lately; zero:
-    /// it sleeps at once.
+    /// How long a core spins before it sleeps, if spinning has paid recently; zero: it sleeps at once.
     pub spin: Duration,
     /// Act as the user that a client names, not as the user who runs the server.
     pub identity: bool,
-    /// With `identity`: let uid 0 of clients be uid 0 here.
+    /// With `identity`: let a client's uid 0 act as uid 0.
     pub no_root_squash: bool,
     /// Listen beyond loopback although nothing is encrypted or authenticated yet.
     pub insecure: bool,
-    /// Directory where sessions are kept, so that they go on after the server was killed.
+    /// Directory in which sessions are kept, so that they survive when the server is killed.
     pub state: Option<PathBuf>,
-    /// How long a client of NBD may take to choose its disk.
+    /// Time that an NBD client has to choose its disk.
     pub nbd_handshake: Duration,
-    /// With `state`: how long after a start new locks wait for clients that had locks before.
+    /// With `state`: how long new locks wait, after a start, for clients that held locks before.
     pub lock_grace: Duration,
 }
 
 /// Which event loop a server uses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum EngineWish {
-    /// io_uring, or epoll where it is forbidden.
+    /// io_uring, or epoll where io_uring is forbidden.
     #[default]
     Automatic,
-    /// io_uring or no start.
+    /// io_uring; the server does not start without it.
     Uring,
     /// epoll.
     Epoll,
@@ -67,18 +68,18 @@ pub enum EngineWish {
 /// One export.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Export {
-    /// Name in URLs; no slash, not empty.
+    /// Name in URLs; not empty, without a slash.
     pub name: String,
-    /// What it is.
+    /// What is exported.
     pub kind: ExportKind,
     /// Refuse all changes.
     pub read_only: bool,
-    /// How much each client may ask of it.
+    /// Limit for each client.
     pub limit: RateLimit,
 }
 
 impl Export {
-    /// An export without options.
+    /// Creates an export without options.
     #[must_use]
     pub fn new(name: &str, kind: ExportKind) -> Self {
         Self { name: name.to_owned(), kind, read_only: false, limit: RateLimit::default() }
@@ -91,33 +92,33 @@ impl Export {
 pub enum ExportKind {
     /// A directory of this machine.
     Directory(PathBuf),
-    /// A file system in memory, of at most so many bytes.
+    /// A file system in memory, of at most this many bytes.
     Memory(u64),
-    /// A back end of the caller's own.
+    /// A back end provided by the caller.
     Own(OwnStore<dyn FileStore>),
 }
 
 /// One disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiskExport {
-    /// Its name; not empty.
+    /// The disk's name; not empty.
     pub name: String,
-    /// What it is.
+    /// What is exported.
     pub kind: DiskKind,
     /// Refuse all changes.
     pub read_only: bool,
-    /// How its reads are delivered.
+    /// How reads are delivered.
     pub delivery: Delivery,
-    /// How much each client may ask of it.
+    /// Limit for each client.
     pub limit: RateLimit,
-    /// What clients are told in place of what the back end says.
+    /// Blocks and queue depth that override those of the back end.
     pub shape: Shape,
-    /// It is the one with the empty name, too.
+    /// This disk also has the empty name.
     pub is_default: bool,
 }
 
 impl DiskExport {
-    /// A disk without options.
+    /// Creates a disk without options.
     #[must_use]
     pub fn new(name: &str, kind: DiskKind) -> Self {
         Self {
@@ -138,18 +139,18 @@ impl DiskExport {
 pub enum DiskKind {
     /// A file or block device.
     File(PathBuf, CacheMode),
-    /// Memory, of so many bytes.
+    /// Memory of this many bytes.
     Memory(u64),
-    /// Stripes of so many bytes over files or block devices.
+    /// Stripes of this many bytes over files or block devices.
     Stripe(u64, Vec<PathBuf>, CacheMode),
-    /// Memory of so many bytes that behaves like a device with a latency and a bandwidth (bytes a
-    /// second, 0: unlimited). For experiments.
+    /// Memory of this many bytes that simulates a device with a latency and a bandwidth (bytes per second; 0:
+    /// unlimited). For experiments.
     Delay(u64, Duration, u64),
-    /// A back end of the caller's own.
+    /// A back end provided by the caller.
     Own(OwnStore<dyn BlockStore>),
 }
 
-/// A back end of the caller's own; equal only to itself.
+/// A back end provided by the caller; equal only to itself.
 pub struct OwnStore<T: ?Sized>(pub Arc<T>);
 
 impl<T: ?Sized> Clone for OwnStore<T> {
@@ -183,7 +184,7 @@ impl Default for Config {
             buffer_limit: 256 << 20,
             fragment_bytes: 128 << 10,
             engine: EngineWish::Automatic,
-            // As long as a client takes that has to be woken in a virtual machine.
+            // The time that it takes to wake a client in a virtual machine.
             spin: Duration::from_micros(100),
             identity: false,
             no_root_squash: false,

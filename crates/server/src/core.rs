@@ -1,4 +1,4 @@
-//! A core: one thread with its event loop, lanes and sessions.
+//! A core: one thread with an event loop, lanes and sessions.
 
 mod mail;
 mod news;
@@ -41,49 +41,49 @@ use towline_session::state::State;
 use towline_store::directory::requests_arrived;
 use towline_wire::Header;
 
-/// What all cores share.
+/// State shared by all cores.
 pub(crate) struct Shared {
     pub(crate) exports: Exports,
     pub(crate) disks: Arc<Disks>,
-    /// How long a client of NBD may take to choose its disk.
+    /// Time that an NBD client has to choose its disk.
     pub(crate) nbd_handshake: Duration,
-    /// How long cores look for more before they sleep.
+    /// How long cores spin before they sleep.
     pub(crate) spin: Duration,
     pub(crate) locks: Mutex<Locks>,
     pub(crate) mailboxes: Vec<Mailbox>,
     pub(crate) pools: Pools,
     pub(crate) boot_epoch: u32,
-    /// Number of the socket for clients on this machine that came by TCP; zero: none.
+    /// Number of the local socket to which clients on this machine move from TCP; zero: none.
     pub(crate) local_socket: u64,
     pub(crate) next_core: AtomicUsize,
     pub(crate) next_session: AtomicU64,
     pub(crate) families: Families,
     pub(crate) identity: bool,
     pub(crate) squash_root: bool,
-    /// Where sessions are kept for a restart.
+    /// Keeps sessions across a restart.
     pub(crate) state: Option<Arc<State>>,
     pub(crate) grace: Grace,
     pub(crate) failure: Failure,
-    /// What each core tells of itself.
+    /// Statistics of each core.
     pub(crate) cores: Vec<Arc<CoreStatistics>>,
-    /// Accepted from by the first core, and by the watching thread while that one waits; empty when
+    /// The first core accepts connections from these; while it hangs, the watching thread does. Empty once
     /// the server ends.
     pub(crate) listeners: RwLock<Vec<(Listener, Protocol)>>,
 }
 
 impl Shared {
-    /// The core that serves the next connection: one that gets on, if there is any.
+    /// Returns the core for the next connection; cores that hang are left out. `None`: all of them hang.
     pub(crate) fn core_for_newcomer(&self) -> Option<usize> {
         let next = || self.next_core.fetch_add(1, Ordering::Relaxed) % self.cores.len();
         (0..self.cores.len()).map(|_| next()).find(|core| self.cores[*core].turns.waiting() == 0)
     }
 
-    /// The core that a session lives on is part of its number.
+    /// Returns the core on which a session lives; its number says which.
     pub(crate) fn home(&self, session: u64) -> usize {
         (session % self.mailboxes.len() as u64) as usize
     }
 
-    /// Completes the header of a reply: which start of the server answers, and how long it took.
+    /// Puts the boot epoch and the server's time for the request into the header of a reply.
     pub(crate) fn sign(&self, reply: &mut Header, server_ns: u64) {
         reply.word_a = self.boot_epoch;
         reply.word_b = u32::try_from(server_ns).unwrap_or(u32::MAX);
@@ -95,12 +95,12 @@ impl Shared {
         }
     }
 
-    /// This session need not be waited for any more.
+    /// Notes that this session need not be waited for any more.
     pub(crate) fn reclaimed(&self, session: u64) {
         self.ask_again(self.grace.returned(session));
     }
 
-    /// These requests for locks need not wait any longer.
+    /// Tries again these requests for locks, which need not wait any longer.
     pub(crate) fn ask_again(&self, waiters: Vec<Waiter>) {
         for waiter in waiters {
             self.mailboxes[self.home(waiter.session)].send(Mail::AskAgain(waiter));
@@ -111,36 +111,36 @@ impl Shared {
 const LISTENER_TOKENS: u64 = 1 << 32;
 const BELL_TOKEN: u64 = 1 << 33;
 pub(crate) const NBD_TOKENS: u64 = 1 << 34;
-/// Bells of lanes over shared memory, by the lane.
+/// Doorbells of lanes over shared memory, by lane.
 pub(crate) const LANE_BELL_TOKENS: u64 = 1 << 35;
-/// Bytes read at once from any lane; one such buffer serves all lanes of a core.
+/// Size of the receive buffer, of which a core has one for all its lanes.
 const SCRATCH_BYTES: usize = 128 * 1024;
-/// Requests that are counted, but not in the histograms yet, at most after a turn.
+/// Maximum number of finished requests that are not yet in the histograms after a turn.
 const TIMED_MAX: usize = 32;
-/// How often to look for what waited too long, while there is something that may.
+/// How often to check for clients that wait too long, while there may be some.
 const TICK: Duration = Duration::from_secs(1);
-/// How long new clients wait when there are no descriptors, before the next try.
+/// How long new clients wait for free descriptors before the next try.
 pub(crate) const REFUSING: Duration = Duration::from_millis(100);
-/// How often that is told.
+/// How often a lack of descriptors is logged.
 pub(crate) const REFUSING_TOLD: Duration = Duration::from_secs(60);
 /// How long a server that shuts down waits for requests under way.
 const DRAIN: Duration = Duration::from_secs(5);
 
-/// What is spoken on a listening socket.
+/// Protocol of a listening socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Protocol {
-    /// Ours.
+    /// Towline's own.
     Towline,
     /// NBD.
     Nbd,
 }
 
-/// A request to a disk, as the engine hands it back to the front that it came from.
+/// A request to a disk; the engine returns it to the front that sent the request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Ticket {
     /// NBD.
     Nbd(nbd::Tag),
-    /// A session of ours.
+    /// A session.
     Native(native::Tag),
 }
 
@@ -152,11 +152,11 @@ pub(crate) struct Core {
     pub(crate) mailbox: Mailbox,
     pub(crate) reactor: Reactor,
     spin: Spin,
-    /// Listeners with more clients than are let in within one turn.
+    /// Listeners that have more clients than are accepted in one turn.
     pub(crate) accepting: Vec<usize>,
-    /// Listeners with clients that wait because there are no descriptors, and since when.
+    /// Listeners whose clients wait for free descriptors, and since when.
     pub(crate) refusing: Vec<(usize, Instant)>,
-    /// When that was told last.
+    /// When the lack of descriptors was last logged.
     pub(crate) refusing_told: Option<Instant>,
     pub(crate) lanes: Vec<Option<Lane>>,
     pub(crate) free_lanes: Vec<usize>,
@@ -164,54 +164,54 @@ pub(crate) struct Core {
     pub(crate) sessions: Sessions,
     pub(crate) callers: Callers,
     pub(crate) nbd: Nbd,
-    /// Moves the bytes of disks, for all fronts.
+    /// Moves the bytes of disks for all fronts.
     pub(crate) engine: Engine<Ticket>,
-    /// Somebody has asked for a disk.
+    /// A client has used a disk.
     pub(crate) serves_disks: bool,
-    /// What it moved, as the statistics have it.
+    /// What the engine has moved, as published in the statistics.
     pub(crate) moved_told: Moved,
-    /// Transfers that the ring finished; kept for its memory.
+    /// Transfers that the ring has finished; kept to reuse the allocation.
     pub(crate) finished: Vec<Finished>,
-    /// Work of disks that only pretend to take time.
+    /// Work of disks that simulate a delay.
     pub(crate) late: BinaryHeap<Late>,
     pub(crate) pool: Arc<Pool>,
-    /// Bytes of buffers for writes to stores that may hang.
+    /// Bytes of buffers that hold writes to stores that may hang.
     pub(crate) bytes_elsewhere: Arc<AtomicU64>,
     /// Transfers that wait for their next grant, in turn.
     pub(crate) grant_queue: Queue<(u64, u16)>,
-    /// The same of transfers to disks.
+    /// The same for transfers to disks.
     pub(crate) disk_grants: Queue<(u64, u16)>,
-    /// Requests that wait to be begun.
+    /// Requests that are held back before they begin.
     pub(crate) waiting: Waiting,
-    /// Sizes of disks by their identity, as somebody who wanted to write saw them in this turn.
+    /// Sizes of disks by identity, as read for the writes of this turn.
     pub(crate) disk_sizes: Vec<(u64, u64)>,
-    /// Writes that were taken while they stand in a ring, of the lane that is received from.
+    /// Writes taken while they are still in a ring, from the lane that is being received.
     pub(crate) taken: Vec<Taken>,
-    /// Memory of a request that was answered, for the next one.
+    /// Allocation of an answered request, for the next one.
     pub(crate) spare: Option<Box<Running>>,
-    /// Memory in which messages are put together.
+    /// Buffer in which messages are built.
     pub(crate) message: Vec<u8>,
-    /// How long finished requests took that were counted already: the histograms get to know it when there is nothing else to
-    /// do, or of many together, and not while somebody waits for an answer.
+    /// Times of finished requests that are counted but not yet in the histograms. They are recorded when the
+    /// core has nothing else to do, or many at once, and not while a client waits for an answer.
     pub(crate) timed: Vec<Stages>,
-    /// Lanes with something to send after this turn.
+    /// Lanes with messages to send after this turn.
     pub(crate) dirty: Vec<usize>,
-    /// The lane that something was sent to last.
+    /// The lane that was last sent to.
     answered: Option<usize>,
-    /// Files that were closed for requests whose answers go before that: closing takes a while.
+    /// Files to close after the answers of this turn are sent: closing takes a while.
     pub(crate) closing: Vec<Opened>,
-    /// Lanes that cannot be sent to any more, see [`Core::end_failed`].
+    /// Lanes that can no longer be sent to, see [`Core::end_failed`].
     failed: Vec<(usize, Arc<Link>, io::Error)>,
-    /// Lanes whose input was left unread and can be read now.
+    /// Lanes with unread input that can be read again.
     resumable: Vec<usize>,
-    /// Bytes that were moved when who has news was guessed last.
+    /// Bytes moved at the time of the last guess.
     guessed_at: u64,
-    /// Connections that can be read from.
+    /// Connections that can be read.
     order: Order,
     draining: Option<Instant>,
-    /// Work that this core waits for will not be done.
+    /// Work for this core panicked.
     broken: bool,
-    /// Something may have to be ended because it waits too long.
+    /// Some client may have to be ended because it waits too long.
     pub(crate) ticking: bool,
     pub(crate) ticked: Instant,
 }
@@ -228,14 +228,14 @@ impl Core {
         let mailbox = shared.mailboxes[index].clone();
         use std::os::fd::AsFd;
         reactor.watch(mailbox.bell.fd().as_fd(), BELL_TOKEN)?;
-        // Connections are accepted by the first core and dealt out to all.
+        // The first core accepts connections and hands them out to all cores.
         if index == 0 {
             for (number, (listener, _)) in shared.listeners.read().iter().enumerate() {
                 reactor.watch(listener.fd(), LISTENER_TOKENS + number as u64)?;
             }
         }
         let callers = Callers::new(shared.identity, shared.squash_root);
-        // The first core ends what sessions from before the start do not come back.
+        // The first core ends sessions from before the restart that do not return.
         let ticking = index == 0 && shared.state.is_some();
         Ok(Self {
             index,
@@ -282,16 +282,17 @@ impl Core {
         })
     }
 
-    /// Serves until told to shut down.
+    /// Serves until the server shuts down.
     ///
     /// # Errors
-    /// Why it cannot go on.
+    /// The reason why the core cannot continue.
     pub(crate) fn run(mut self) -> Result<(), String> {
         self.statistics.turns.begin();
         let mut scratch = vec![0; SCRATCH_BYTES];
         let mut events = Vec::with_capacity(256);
         loop {
-            // Lanes that failed while answers of disks were sent are ended by the next turn, which nobody else may begin.
+            // A lane that failed while answers of disks were sent is ended in the next turn, and perhaps
+            // nothing else would start that turn.
             let busy = !self.resumable.is_empty()
                 || !self.order.is_empty()
                 || !self.accepting.is_empty()
@@ -323,7 +324,7 @@ impl Core {
             let mut place = 0;
             while let Some(index) = self.shm_lanes.get(place).copied() {
                 self.receive(index, &mut scratch);
-                // It may have been closed, and is no more in the list then.
+                // The lane may have been closed; then it is no longer in the list.
                 place += usize::from(self.shm_lanes.get(place) == Some(&index));
             }
             if !self.resumable.is_empty() {
@@ -331,7 +332,7 @@ impl Core {
                     self.resume(index, &mut scratch);
                 }
             }
-            // Before grants: what is begun may need data.
+            // Before grants, since a request that starts may need data.
             self.resume_throttled();
             self.begin_low();
             self.grant();
@@ -359,7 +360,7 @@ impl Core {
         }
     }
 
-    /// The core ends: nothing that it lets go of may hold it up.
+    /// Ends the core without waiting for what it drops.
     fn leave(mut self) {
         self.take_looked();
         self.statistics.record_times(&mut self.timed);
@@ -370,17 +371,18 @@ impl Core {
         }
     }
 
-    /// Somebody waits for memory of disks: those who hold it without using it have to be found.
+    /// Returns true if a client waits for memory of disks; then clients that hold memory without using it are
+    /// ended.
     pub(crate) fn is_starving(&self) -> bool {
         self.nbd.is_starving() || self.engine.is_starved() || !self.disk_grants.is_empty()
     }
 
-    /// Time alone may end something of disks.
+    /// Returns true if connections that use disks have to be checked for stalls.
     pub(crate) fn wants_ticks(&self) -> bool {
         self.nbd.wants_ticks() || self.is_starving()
     }
 
-    /// The engine of disks, and who does for it what waits.
+    /// Returns the engine of disks, and the driver that does its work on devices.
     pub(crate) fn engine_and_driver(&mut self) -> (&mut Engine<Ticket>, CoreDriver<'_>) {
         let driver = CoreDriver {
             reactor: &mut self.reactor,
@@ -395,13 +397,13 @@ impl Core {
         match event.token {
             BELL_TOKEN => {
                 self.mailbox.bell.clear();
-                // What waited goes on, and others may have changed things meanwhile.
+                // Waiting requests continue, and others may have changed files meanwhile.
                 requests_arrived(Instant::now());
                 for mail in self.mailbox.take() {
                     self.mail(mail, scratch);
                 }
             }
-            // The rings of all such lanes are looked into in every turn.
+            // The rings of all these lanes are checked in every turn.
             token if token >= LANE_BELL_TOKENS => {}
             token if token >= NBD_TOKENS => {
                 self.nbd_event((token - NBD_TOKENS) as usize, event);
@@ -468,7 +470,7 @@ impl Core {
                 if error.kind() == io::ErrorKind::UnexpectedEof
                     && let Some(served) = session
                 {
-                    // The client asks again, and can be told.
+                    // The client sends the request again and can then get the error.
                     served.data_first = true;
                 }
                 self.failed.push((index, lane.link.clone(), error));
@@ -476,14 +478,14 @@ impl Core {
         }
     }
 
-    /// Ends the lanes that cannot be sent to any more, when all is read that their peers had asked for
-    /// before they ended: nobody waits for the answers, but what was asked for is done.
+    /// Ends lanes that can no longer be sent to. First reads everything their peers have sent: no peer waits
+    /// for the answers, but the requests are executed.
     fn end_failed(&mut self, scratch: &mut [u8]) {
         for (index, link, error) in std::mem::take(&mut self.failed) {
-            // Its place may be another's by now.
+            // Another lane may have this index by now.
             let is_same = |lane: &Lane| Arc::ptr_eq(&lane.link, &link);
             if self.lanes[index].as_ref().is_some_and(is_same) {
-                // Who is still there asks again for what is left.
+                // A client that is still there sends the unread requests again.
                 match error.kind() {
                     io::ErrorKind::UnexpectedEof => self.receive(index, scratch),
                     _ => self.receive_rest(index, scratch),

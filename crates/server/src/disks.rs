@@ -14,8 +14,8 @@ use towline_nbd::{Catalogue, Offer};
 use towline_store::BlockStore;
 use towline_store::block::{CacheMode, DelayStore, FileDisk, ForeignDisk, MemoryDisk, StripeDisk};
 
-/// The metadata contexts of every disk: what is allocated, and what was written since the server
-/// began to serve it, under a name that qemu takes for a dirty bitmap.
+/// The metadata contexts of every disk: allocation, and what was written since the server started to serve
+/// it, under a name that qemu takes for a dirty bitmap.
 pub(crate) const CONTEXTS: [&str; 2] = ["base:allocation", "qemu:dirty-bitmap:written"];
 
 /// A disk that is served.
@@ -23,11 +23,11 @@ pub(crate) const CONTEXTS: [&str; 2] = ["base:allocation", "qemu:dirty-bitmap:wr
 struct Active {
     export: DiskExport,
     disk: Arc<Disk>,
-    /// What stood at its paths when they were opened.
+    /// The files at its paths when they were opened.
     files: Vec<Option<Inode>>,
 }
 
-/// Disks that could take the place of those that there are.
+/// Disks that can replace the current ones.
 pub(crate) struct NextDisks(Vec<Active>);
 
 /// Disks by name. Connections keep the disk they use, whatever happens here.
@@ -35,7 +35,7 @@ pub(crate) struct NextDisks(Vec<Active>);
 pub(crate) struct Disks {
     active: RwLock<Vec<Active>>,
     shutting_down: AtomicBool,
-    /// Where failures are kept that outlive the server.
+    /// Keeps failures that outlive the server.
     failures: Option<Arc<dyn Failures>>,
 }
 
@@ -49,9 +49,9 @@ impl Disks {
         Ok(this)
     }
 
-    /// Opens what is not open yet of these disks, or is another file now. Those whose bytes stay the same keep what is known of
-    /// them, and those in memory their contents, also with other options and when they become longer,
-    /// which they do now.
+    /// Opens those disks that are not open yet or have become another file. Disks with the same bytes keep
+    /// what is known of them, even with other options. Memory disks also keep their contents if they become
+    /// longer, which happens here.
     pub(crate) fn prepare(&self, disks: &[DiskExport]) -> io::Result<NextDisks> {
         let mut next: Vec<Active> = Vec::new();
         let mut longer: Vec<(Arc<Disk>, u64)> = Vec::new();
@@ -78,7 +78,7 @@ impl Disks {
                     let (store, description) = match kept {
                         Some(Active { disk, .. }) => (disk.store.clone(), disk.description.clone()),
                         None => {
-                            // Before they are opened: what is replaced in between is seen the next time.
+                            // Before they are opened: a file replaced in between is noticed the next time.
                             files = files_of(&export.kind);
                             open(export).map_err(|e| wrong(e.to_string()))?
                         }
@@ -103,7 +103,7 @@ impl Disks {
                             "it has {now} bytes; \"towline disk resize --shrink\" makes it shorter"
                         )));
                     }
-                    // Asked of all before one is made longer: it all holds, or nothing.
+                    // All are checked before the first one is made longer, so that all become longer or none.
                     let most = disk.store.size_max();
                     if *size > most {
                         return Err(wrong(format!(
@@ -125,7 +125,7 @@ impl Disks {
         Ok(NextDisks(next))
     }
 
-    /// Makes these the disks; those whose flush had failed may be changed again.
+    /// Makes these the current disks; those with a failed flush may be changed again.
     pub(crate) fn replace(&self, NextDisks(next): NextDisks) {
         for Active { export, disk, .. } in &next {
             disk.forgive();
@@ -134,7 +134,7 @@ impl Disks {
         *self.active.write() = next;
     }
 
-    /// The disk of this name; for the empty name the default one, or the first.
+    /// Returns the disk of this name; for the empty name, the default disk or else the first one.
     pub(crate) fn disk(&self, name: &[u8]) -> Option<Arc<Disk>> {
         let active = self.active.read();
         let found = if name.is_empty() {
@@ -145,13 +145,13 @@ impl Disks {
         found.map(|a| a.disk.clone())
     }
 
-    /// Disks that refuse changes because a flush failed.
+    /// Returns the number of disks that refuse changes because a flush failed.
     pub(crate) fn failed(&self) -> usize {
         self.active.read().iter().filter(|a| a.disk.has_failed()).count()
     }
 
-    /// Name and description of those behind the first ones, each ended by a zero byte: as many as fit
-    /// into a reply.
+    /// Returns names and descriptions, each ended by a zero byte, of the disks after the first `skip`: as
+    /// many as fit into a reply.
     pub(crate) fn names(&self, skip: usize) -> Vec<u8> {
         let mut names = Vec::new();
         for Active { disk, .. } in self.active.read().iter().skip(skip) {
@@ -168,13 +168,13 @@ impl Disks {
         names
     }
 
-    /// From now on options and requests are refused.
+    /// Makes the disks refuse options and requests from now on.
     pub(crate) fn shut_down(&self) {
         self.shutting_down.store(true, Ordering::Release);
     }
 }
 
-/// Whether what is open for an export will do for this one, too.
+/// Returns true if the store that is open for an export also serves this one.
 fn is_same(old: &Active, export: &DiskExport) -> bool {
     let kinds = match (&old.export.kind, &export.kind) {
         (DiskKind::Memory(_), DiskKind::Memory(_)) => true,
@@ -185,7 +185,7 @@ fn is_same(old: &Active, export: &DiskExport) -> bool {
         && !is_replaced(&old.files, &export.kind)
 }
 
-/// True when another file stands at one of the paths now: it was renamed to there, or a link leads to it.
+/// Returns true if another file is at one of the paths, because of a rename or a changed link.
 fn is_replaced(then: &[Option<Inode>], kind: &DiskKind) -> bool {
     let kind = kind.clone();
     let now = in_time(move || files_of(&kind)).unwrap_or_default();
@@ -250,14 +250,14 @@ fn open(export: &DiskExport) -> io::Result<(Arc<dyn BlockStore>, String)> {
     Ok((if may_hang.get() { ForeignDisk::new(store) } else { store }, description))
 }
 
-/// Tells a file from others, whatever its name.
+/// Identifies a file, whatever its name.
 type Inode = (u64, u64);
 
 fn inode(path: &Path) -> Option<Inode> {
     std::fs::metadata(path).ok().map(|found| (found.dev(), found.ino()))
 }
 
-/// The files that a disk is made of, one for each of its paths; none for a device, whose node may be made anew.
+/// Returns the files of a disk, one for each path; `None` for a device, whose node may be created again.
 fn files_of(kind: &DiskKind) -> Vec<Option<Inode>> {
     let paths = match kind {
         DiskKind::File(path, _) => std::slice::from_ref(path),

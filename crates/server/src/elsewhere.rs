@@ -1,8 +1,8 @@
-//! Requests to stores that may hang: carried out by the threads of their store that may wait, so
-//! that nobody waits for a file system but those who use it.
+//! Requests to stores that may hang. Threads of the store that may block carry them out, so that only clients
+//! of this file system wait for it.
 //!
-//! The request itself goes to the thread and comes back by mail; while it is away nothing of it is
-//! in its session but its slot, which is busy. What such a store has open is closed there, too.
+//! The request itself goes to the thread and returns by mail. While it is away, its session keeps only the
+//! busy slot. Files open in the store are closed by its threads, too.
 
 use crate::core::{Core, Shared, elapsed_ns};
 use crate::grants::{Grant, Running, Served};
@@ -17,26 +17,26 @@ use towline_store::FileStore;
 
 type Store = Arc<dyn FileStore>;
 
-/// Bytes of a core's buffers that may hold data for such stores: half of all.
+/// Data for these stores may take one part in this many of a core's buffers: half of them.
 pub(crate) const SHARE_OF_BUFFERS: u64 = 2;
 
-/// What is to be done of a request elsewhere.
+/// What the thread is to do for a request.
 pub(crate) enum Task {
-    /// Its operations, from the next one on.
+    /// Run its operations, from the next one on.
     Run,
     /// Write this fragment.
     Write(Grant),
 }
 
-/// What became of it.
+/// The result of a task.
 pub(crate) enum Outcome {
-    /// The request got so far.
+    /// The request ran up to this step.
     Stopped(Step),
-    /// The fragment is written; true: it was the last.
+    /// The fragment is written; true: it was the last one.
     Wrote(bool),
 }
 
-/// A part of a request that goes to a thread of its store.
+/// A part of a request on its way to a thread of the store.
 pub(crate) struct Errand {
     session: u64,
     slot: u16,
@@ -45,14 +45,14 @@ pub(crate) struct Errand {
     task: Task,
 }
 
-/// The same, on its way back.
+/// The same part on its way back.
 pub(crate) struct Return {
     session: u64,
     slot: u16,
     running: Box<Running>,
     store: Store,
     outcome: Outcome,
-    /// Nanoseconds it took.
+    /// Nanoseconds that the work took.
     took: u64,
 }
 
@@ -86,7 +86,7 @@ impl Errand {
 }
 
 impl Core {
-    /// Gives a request to a thread of this store.
+    /// Hands a request to a thread of this store.
     pub(crate) fn send_elsewhere(
         &mut self,
         session: u64,
@@ -100,8 +100,8 @@ impl Core {
         self.expect(session, |lane| lane.expected += expected);
         let Some(served) = self.sessions.get_mut(session) else { return };
         let errand = Errand { session, slot, running, store, task };
-        // What the processes of a run ask for is done in the order in which they ask: they do not
-        // wait for each answer. Other clients wait where order matters to them.
+        // Requests of a `towline run` are carried out in the order in which they are sent, since its
+        // processes do not wait for each answer. Other clients wait where order matters to them.
         let is_same = |away: &Store| Arc::ptr_eq(away, &errand.store);
         if served.session.family && served.away.iter().any(is_same) {
             served.waiting.push_back(errand);
@@ -124,14 +124,14 @@ impl Core {
         pool.run(Job { work: Box::new(work), reply_to: self.mailbox.clone(), low });
     }
 
-    /// Goes on with a request that comes back.
+    /// Continues a request that has returned.
     pub(crate) fn returned(&mut self, back: Return) {
         let Return { session, slot, mut running, store, outcome, took } = back;
         running.stages.storage += took;
         running.stages.disk += took;
         self.forget_expected(session, &mut running);
         let Some(served) = self.sessions.get_mut(session) else {
-            // The session has ended meanwhile, and its family may go on.
+            // The session has ended meanwhile, but its family may continue.
             if let Outcome::Stopped(Step::ReleaseLocks(owner)) = outcome {
                 self.release_locks(owner);
             }
@@ -157,8 +157,9 @@ impl Core {
         }
     }
 
-    /// Closes what a session that ends here, or is left behind, had open in stores that may hang. Where others of its family
-    /// have its files still, what it asked for is done: nobody else closes what it wanted to be closed.
+    /// Closes what an ending or abandoned session has open in stores that may hang. If other sessions of its
+    /// family still have its files, its waiting requests are carried out: nobody else closes what they were
+    /// to close.
     pub(crate) fn close_elsewhere(&mut self, served: &mut Served, files: Option<&SharedFiles>) {
         if files.is_none() {
             for errand in served.waiting.drain(..) {

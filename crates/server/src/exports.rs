@@ -16,35 +16,35 @@ use towline_store::FileStore;
 use towline_store::directory::DirectoryStore;
 use towline_store::memory::MemoryStore;
 
-/// How long a file system may take to say what stands at a path.
+/// How long a file system may take to identify the directory at a path.
 const ANSWER: Duration = Duration::from_secs(5);
 
 struct Active {
     export: Export,
     store: Arc<dyn FileStore>,
-    /// The same, if it is in memory.
+    /// The same store, if it is in memory.
     memory: Option<Arc<MemoryStore>>,
-    /// Of [`Terms`].
+    /// See [`Terms`].
     account: u32,
 }
 
-/// What measures the clients of an export.
+/// The meters of an export's clients.
 struct Account {
     name: String,
     meters: Meters,
 }
 
-/// Exports that could take the place of those that there are.
+/// Exports that can replace the current ones.
 pub(crate) struct NextExports(Vec<Active>);
 
 /// Exports by name. Sessions keep the stores they have open, whatever happens here.
 pub(crate) struct Exports {
     active: RwLock<Vec<Active>>,
-    /// Names that stood for other directories before the server started again.
+    /// Names that stood for other directories before the server restarted.
     moved: RwLock<Vec<Vec<u8>>>,
-    /// Of all exports that there were; the first has number 1.
+    /// The accounts of all exports that ever existed; the first has number 1.
     accounts: RwLock<Vec<Account>>,
-    /// Some of them limits its clients: looked at with each request.
+    /// Some export limits its clients; checked for each request.
     limited: AtomicBool,
     statistics: Arc<Statistics>,
 }
@@ -62,8 +62,8 @@ impl Exports {
         Ok(this)
     }
 
-    /// Opens what is not open yet of these exports, or is another directory now; those that stay as they are keep
-    /// their stores and contents, and what is in memory does so, too, when its size changes.
+    /// Opens those exports that are not open yet or have become another directory. Unchanged exports keep
+    /// their stores and contents; memory exports keep their contents even if their size changes.
     pub(crate) fn prepare(&self, exports: &[Export]) -> io::Result<NextExports> {
         let mut next: Vec<Active> = Vec::new();
         for export in exports {
@@ -119,7 +119,7 @@ impl Exports {
         Ok(NextExports(next))
     }
 
-    /// Makes these the exports.
+    /// Makes these the current exports.
     pub(crate) fn replace(&self, NextExports(mut next): NextExports) {
         for Active { export, memory, account, .. } in &mut next {
             *account = self.account(export);
@@ -127,14 +127,14 @@ impl Exports {
                 memory.set_limit(*limit);
             }
         }
-        // Those of exports that are gone stay as they were.
+        // Accounts of exports that are gone stay as they are.
         let limited = self.accounts.read().iter().any(|account| account.meters.are_limited());
         self.limited.store(limited, Ordering::Relaxed);
         *self.active.write() = next;
     }
 
-    /// The number under which the clients of an export are measured, also those who have files open of another one that had its name
-    /// before. Its limit holds from now on.
+    /// Returns the account number of an export and sets its limit from now on. Clients with files open in an
+    /// earlier export of this name have the same account.
     fn account(&self, export: &Export) -> u32 {
         let mut accounts = self.accounts.write();
         let same = |known: &Account| known.name == export.name;
@@ -146,24 +146,24 @@ impl Exports {
         place as u32 + 1
     }
 
-    /// True when some export limits its clients.
+    /// Returns true if some export limits its clients.
     pub(crate) fn are_limited(&self) -> bool {
         self.limited.load(Ordering::Relaxed)
     }
 
-    /// What measures a client under this number.
+    /// Returns the meter of a client in this account.
     pub(crate) fn meter(&self, account: u32, client: ClientKey) -> Option<Arc<Meter>> {
         let accounts = self.accounts.read();
         let account = accounts.get((account as usize).checked_sub(1)?)?;
         Some(account.meters.of(client))
     }
 
-    /// The memory that is exported under this name.
+    /// Returns the memory store exported under this name.
     fn memory(&self, name: &str) -> Option<Arc<MemoryStore>> {
         self.active.read().iter().find(|a| a.export.name == name)?.memory.clone()
     }
 
-    /// Looks whether a file system was mounted below an export that may hang.
+    /// Checks whether a file system that may hang was mounted below an export.
     pub(crate) fn look_at_mounts(&self) {
         for Active { export, store, .. } in self.active.read().iter() {
             if let Some(kind) = store.look_at_mounts() {
@@ -172,8 +172,8 @@ impl Exports {
         }
     }
 
-    /// Notes in the state what is exported. What stood for something else before the server started
-    /// is not to be opened again under its name.
+    /// Records in the state what is exported. A name that meant another directory before the restart must not
+    /// be used to open files again.
     pub(crate) fn note(&self, state: &State) {
         let active = self.active.read();
         let durable = active.iter().filter(|a| a.store.survives_restart());
@@ -188,8 +188,8 @@ impl Exports {
     }
 }
 
-/// True when another directory stands at this path now than the root of its store: it was mounted anew, or renamed. A
-/// file system that does not answer in time is taken for what it was.
+/// Returns true if the directory at this path is no longer the root of its store, because of a mount or
+/// rename. A file system that does not answer in time is taken to be unchanged.
 fn is_replaced(store: &dyn FileStore, path: &Path) -> bool {
     let path = path.to_owned();
     match (in_time(move || DirectoryStore::identity_at(&path)), store.root()) {
@@ -198,11 +198,11 @@ fn is_replaced(store: &dyn FileStore, path: &Path) -> bool {
     }
 }
 
-/// What a look at a file system yields; `None` where that does not answer in time.
+/// Returns the result of a call to a file system, or `None` if it does not return in time.
 pub(crate) fn in_time<T: Send + 'static>(look: impl FnOnce() -> T + Send + 'static) -> Option<T> {
     let (tell, told) = std::sync::mpsc::channel();
     let look = std::thread::Builder::new().spawn(move || {
-        // Nobody listens any more when it took too long.
+        // After a timeout nobody receives it.
         let _ = tell.send(look());
     });
     look.ok().and_then(|_| told.recv_timeout(ANSWER).ok())

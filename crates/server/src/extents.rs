@@ -1,14 +1,14 @@
-//! Extents of a disk, as every front tells them.
+//! Extents of a disk, as both fronts report them.
 
 use rustix::io::Errno;
 use std::io;
 use towline_block::{Disk, Status};
 
-/// What is allocated, in whole blocks as clients see them: at most `most` extents from `offset` on. Flags: 1 for a hole, 2
-/// for zeroes; a block has those that all of its parts have.
+/// Returns what is allocated, in whole blocks as clients see them: at most `most` extents from `offset` on.
+/// Flags: 1 for a hole, 2 for zeroes; a block has the flags that all its parts have.
 ///
 /// # Errors
-/// What the disk says; `EIO` when it became shorter, so that no block of the range is left.
+/// The disk's error; `EIO` if the disk has shrunk so that no block of the range is left.
 pub(crate) fn allocation(
     disk: &Disk,
     offset: u64,
@@ -18,7 +18,7 @@ pub(crate) fn allocation(
     const NOTHING: Status = Status { length: 0, flags: u32::MAX };
     let block = u64::from(disk.geometry().block_minimum);
     let mut list: Vec<Status> = Vec::new();
-    // Whole blocks, or the parts of one of which the rest is to come.
+    // Whole blocks, or the parts of a block whose rest is still to come.
     let mut next = NOTHING;
     disk.store.extents(offset, length, &mut |extent| {
         let flags = u32::from(extent.hole) | u32::from(extent.zero) << 1;
@@ -45,7 +45,7 @@ pub(crate) fn allocation(
     Ok(list)
 }
 
-/// What was written since the server began to serve the disk. Flags: 1 for written.
+/// Returns what was written since the server started to serve the disk. Flags: 1 for written.
 pub(crate) fn written(disk: &Disk, offset: u64, length: u64, most: usize) -> Vec<Status> {
     let mut list = Vec::new();
     let mut done = 0;
@@ -59,7 +59,7 @@ pub(crate) fn written(disk: &Disk, offset: u64, length: u64, most: usize) -> Vec
     list
 }
 
-/// Adds an extent, to its neighbour if that is alike; false when the list is full.
+/// Adds an extent, merging it with its neighbour if both have the same flags; false: the list is full.
 fn append(list: &mut Vec<Status>, status: Status, most: usize) -> bool {
     let full = list.len() == most;
     match list.last_mut() {
@@ -80,11 +80,11 @@ mod tests {
 
     const BLOCK: u64 = 64 * 1024;
 
-    /// Clients may ask for nothing smaller than a block, so that a part of one means nothing to them.
+    /// Clients cannot ask for less than a block, so a part of one means nothing to them.
     #[test]
     fn extents_are_whole_blocks_and_a_mixed_block_is_data() {
         let memory = MemoryDisk::new("test", 8 * BLOCK).unwrap();
-        // The second block and the third hold data in one page, the sixth has a hole of one page.
+        // The second and third blocks have data in one page; the sixth has a hole of one page.
         memory.write(BLOCK + 4096, &[1; 4096], false).unwrap();
         memory.write(3 * BLOCK - 4096, &[1; 4096], false).unwrap();
         memory.write(4 * BLOCK, &[1; 2 * BLOCK as usize], false).unwrap();

@@ -1,7 +1,7 @@
-//! Which disks had a flush that failed since this machine started: a file in the state directory.
+//! Records the disks that had a failed flush since the machine booted, in a file in the state directory.
 //!
-//! A line for each failure: the boot of the machine, the disk's identity, and the epoch under which
-//! it goes on, in hexadecimal digits. The last line of a disk counts; those of other boots do not.
+//! Each failure is a line: the boot of the machine, the disk's identity and the epoch that follows, as
+//! hexadecimal numbers. A disk's last line counts; lines of other boots do not.
 
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -23,12 +23,12 @@ pub(crate) struct FailedDisks {
 }
 
 impl FailedDisks {
-    /// Reads the file in this directory, which is made if it is missing, as of this boot.
+    /// Opens the file in this directory, creates it if it is missing, and reads the lines of this boot.
     pub(crate) fn open(directory: &Path, boot: &Boot) -> Result<Self, String> {
         let path = directory.join(NAME);
         let wrong = |error: io::Error| format!("{}: {error}", path.display());
         let mut how = OpenOptions::new();
-        // Does not wait for the other end of a fifo.
+        // Does not block on a fifo without a writer.
         let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
         how.read(true).append(true).create(true).mode(0o600).custom_flags(flags);
         let mut file = how.open(&path).map_err(wrong)?;
@@ -44,7 +44,7 @@ impl FailedDisks {
     }
 }
 
-/// The identity and the epoch that a line names, if it is of this boot.
+/// Returns the identity and the epoch of a line if it is of this boot.
 fn of_line(line: &str, boot: u128) -> Option<(u64, u64)> {
     let mut words = line.split(' ');
     let of = u128::from_str_radix(words.next()?, 16).ok()?;
@@ -60,7 +60,7 @@ impl Failures for FailedDisks {
 
     fn note(&self, identity: u64, epoch: u64) {
         self.epochs.lock().insert(identity, epoch);
-        // Behind what a kill may have left of a line.
+        // Starts on a new line, in case a kill has cut the last one short.
         let line = format!("\n{:x} {identity:x} {epoch:x} end\n", self.boot);
         if let Err(error) = self.file.lock().write_all(line.as_bytes()) {
             log::error!(
@@ -88,7 +88,7 @@ mod tests {
         assert_eq!((failed.epoch(5), failed.epoch(6)), (Some(u64::MAX), Some(60)));
         let failed = open(1);
         assert_eq!((failed.epoch(5), failed.epoch(6)), (Some(u64::MAX), Some(60)));
-        // A line that a kill has cut names no other epoch.
+        // A line cut short by a kill must not give another epoch.
         let path = directory.path().join(NAME);
         let text = std::fs::read_to_string(&path).unwrap();
         std::fs::write(&path, text.trim_end().strip_suffix("fff end").unwrap()).unwrap();

@@ -1,7 +1,9 @@
-//! Panics outside of a single request, and event loops that fail: they end the whole server, with an error.
+//! Panics outside of a single request, and failures of an event loop: they end the whole server, with an
+//! error.
 //!
-//! The state that a panicked core left behind cannot be trusted, and its sessions have no other core. So all cores end, as
-//! when the server is stopped: clients lose their connections, look for a server anew, and go on with the next one.
+//! The state of a panicked core cannot be trusted, and its sessions have no other core. So all cores end, as
+//! when the server is stopped. Clients lose their connections, look for a server again, and continue with the
+//! next one.
 
 use crate::core::Shared;
 use crate::guarded::unless_panics;
@@ -10,7 +12,7 @@ use parking_lot::Mutex;
 
 type Tell = Box<dyn FnOnce(&str) + Send>;
 
-/// Whether the server has failed, and who wants to know.
+/// The state of the server, and the callback to call when it fails.
 #[derive(Default)]
 pub(crate) struct Failure(Mutex<State>);
 
@@ -23,7 +25,7 @@ enum State {
 }
 
 impl Failure {
-    /// Has this called when the server fails, or now if it has failed.
+    /// Sets the callback for a failure; calls it at once if the server has already failed.
     pub(crate) fn watch(&self, tell: Tell) {
         let mut state = self.0.lock();
         match &*state {
@@ -40,7 +42,7 @@ impl Failure {
     }
 }
 
-/// Does all the work of a core, which says why it cannot go on if it does not end because it was told to.
+/// Runs the work of a core, which returns an error if it ends without having been told to.
 pub(crate) fn work_of_core(
     shared: &Shared,
     core: usize,
@@ -55,7 +57,7 @@ pub(crate) fn work_of_core(
     for mailbox in &shared.mailboxes {
         mailbox.send(Mail::Shutdown);
     }
-    // Nobody else does what this core had to: not to keep clients waiting who come, or are handed over.
+    // No other thread does this core's work, so new clients, or those handed over, must not be left waiting.
     shared.cores[core].turns.sleeps();
     shared.mailboxes[core].take();
     if core == 0 {

@@ -1,25 +1,25 @@
-//! Families of sessions: the processes of one program run, which share their open files.
+//! Families of sessions: the processes of one `towline run`, which share their open files.
 
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
 use towline_session::files::{Files, SharedFiles};
 
-/// Set in the number that owns a family's locks: sessions have small numbers.
+/// Set in the number that owns a family's locks, to tell it from sessions, whose numbers are small.
 const FAMILY_BIT: u64 = 1 << 63;
 
 /// The open files of each family that has a session.
 #[derive(Default)]
 pub(crate) struct Families(Mutex<HashMap<u64, Family>>);
 
-/// Its open files, and how many sessions have them.
+/// The open files of a family, and its number of sessions.
 struct Family {
     files: SharedFiles,
     members: usize,
 }
 
 impl Families {
-    /// The files of this family; `session` is its new member.
+    /// Adds `session` to a family and returns the family's files.
     pub(crate) fn join(&self, family: u64, session: u64, epoch: u32) -> SharedFiles {
         let mut families = self.0.lock();
         let new = || Family {
@@ -31,7 +31,7 @@ impl Families {
         family.files.clone()
     }
 
-    /// A session ends. Yields its open files if no other session shares them any more.
+    /// Removes a session. Returns its open files if no other session shares them any more.
     pub(crate) fn leave(&self, files: SharedFiles) -> Option<SharedFiles> {
         if files.lock().owner & FAMILY_BIT == 0 {
             return Some(files);

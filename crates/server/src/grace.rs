@@ -1,4 +1,4 @@
-//! After a restart: new locks wait until the clients that had locks before have them again.
+//! After a restart, makes new locks wait until the clients that held locks before have them again.
 
 use parking_lot::Mutex;
 use std::collections::HashSet;
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use towline_session::locks::Waiter;
 use towline_wire::request::lock;
 
-/// Who is waited for, and which requests wait.
+/// The sessions to wait for, and the requests that wait.
 pub(crate) struct Grace {
     active: AtomicBool,
     began: Instant,
@@ -17,14 +17,14 @@ pub(crate) struct Grace {
 
 #[derive(Default)]
 struct Waits {
-    /// Sessions that had locks and did not say yet that they have them again.
+    /// Sessions that held locks and have not yet said that they have them again.
     sessions: HashSet<u64>,
-    /// Requests for locks that wait for them.
+    /// Requests for locks that wait for these sessions.
     held_up: Vec<Waiter>,
 }
 
 impl Grace {
-    /// Waits for these sessions, at most so long.
+    /// Waits for these sessions, at most for `limit`.
     pub(crate) fn new(sessions: Vec<u64>, limit: Duration) -> Self {
         let active = AtomicBool::new(!sessions.is_empty());
         let sessions = sessions.into_iter().collect();
@@ -32,23 +32,24 @@ impl Grace {
         Self { active, began: Instant::now(), limit, waits }
     }
 
-    /// Time since the server started.
+    /// Returns the time since the server started.
     pub(crate) fn age(&self) -> Duration {
         self.began.elapsed()
     }
 
-    /// True while new locks wait.
+    /// Returns true while new locks wait.
     pub(crate) fn is_active(&self) -> bool {
         self.active.load(Ordering::Acquire)
     }
 
-    /// True when a request for a lock has to wait. Releasing one never has to.
+    /// Returns true if a request for a lock has to wait. Releasing a lock never has to.
     pub(crate) fn holds_up(&self, waiter: &Waiter) -> bool {
         if !self.is_active() || waiter.range.kind == lock::UNLOCK {
             return false;
         }
         let mut waits = self.waits.lock();
-        // Again under the lock: it may have ended meanwhile, and nobody would ask again.
+        // Check again under the lock: the wait may have ended meanwhile, and then nobody would retry this
+        // request.
         let active = self.is_active();
         if active {
             waits.held_up.push(*waiter);
@@ -56,8 +57,8 @@ impl Grace {
         active
     }
 
-    /// This session has its locks again, or has ended. Returns the requests that waited, when it
-    /// was the last one.
+    /// Notes that a session has its locks again, or has ended. If it was the last one, returns the requests
+    /// that waited.
     pub(crate) fn returned(&self, session: u64) -> Vec<Waiter> {
         if !self.is_active() {
             return Vec::new();
@@ -67,7 +68,7 @@ impl Grace {
         if waits.sessions.is_empty() { self.end(&mut waits) } else { Vec::new() }
     }
 
-    /// Returns the requests that waited, when the time is over.
+    /// Returns the waiting requests if the time is over.
     pub(crate) fn tick(&self) -> Vec<Waiter> {
         if !self.is_active() || self.age() < self.limit {
             return Vec::new();
@@ -82,14 +83,14 @@ impl Grace {
         std::mem::take(&mut waits.held_up)
     }
 
-    /// The requests of this session wait no longer.
+    /// Forgets the waiting requests of this session.
     pub(crate) fn withdraw(&self, session: u64) {
         if self.is_active() {
             self.waits.lock().held_up.retain(|waiter| waiter.session != session);
         }
     }
 
-    /// Gives up a request that waits. True: it waited.
+    /// Gives up a waiting request. Returns true if it waited.
     pub(crate) fn cancel(&self, session: u64, slot: u16, sequence: u32) -> bool {
         let mut waits = self.waits.lock();
         let before = waits.held_up.len();

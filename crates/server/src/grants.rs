@@ -1,9 +1,10 @@
-//! Requests under way, and the grants by which their data is fetched.
+//! Requests under way, and the grants with which the server fetches their data.
 //!
-//! A transfer gets leave to use a buffer of the core's bounded pool for each fragment of at most 256 KiB,
-//! two at a time; transfers take turns. So memory is bounded whatever the number of clients, and no
-//! byte is sent that has no place to land. Where there is plenty, the answer to a write keeps a buffer for the client's
-//! next one, whose first fragment then comes with the request: one round trip, not two.
+//! Each fragment of at most 256 KiB that a client may send has a buffer of the core's bounded pool. A
+//! transfer has at most two of them at a time, and transfers take turns. So memory is bounded whatever the
+//! number of clients, and no byte is sent that has no place to land. While buffers are plentiful, the reply
+//! to a write reserves one for the client's next write (an advance grant, [`Leave`]). The first fragment of
+//! that write then comes with the request: one round trip instead of two.
 
 use crate::elsewhere::Errand;
 use crate::native::SessionDisks;
@@ -19,7 +20,7 @@ use towline_wire::header::reply_flag;
 use towline_wire::limits::{AHEAD_MILLISECONDS, FRAGMENT_BYTES_MAX, GRANTS_MAX, SLOTS_MAX};
 use towline_wire::{Header, Kind};
 
-/// Requests of a session that may have leave at once: each of so many under way has it in its turn.
+/// Maximum number of advance grants of a session: enough for this many requests under way.
 const LEAVES_MAX: usize = 8;
 
 /// A fragment that the client was told to send.
@@ -27,13 +28,13 @@ pub(crate) struct Grant {
     pub(crate) offset: u64,
     pub(crate) length: usize,
     pub(crate) buffer: Reserved,
-    /// Bytes that are in their place.
+    /// Bytes that have been received into the buffer.
     pub(crate) placed: usize,
-    /// The data comes by leave that was given before the request.
+    /// The data comes under an advance grant.
     pub(crate) ahead: bool,
 }
 
-/// Tells a client to send these bytes of what it offered.
+/// Returns the message that tells a client to send this part of the data it offered.
 pub(crate) fn grant_message(slot: u16, sequence: u32, offset: u64, length: usize) -> Header {
     let mut header = Header::new(Kind::Grant, slot, sequence);
     header.offset = offset;
@@ -41,13 +42,13 @@ pub(crate) fn grant_message(slot: u16, sequence: u32, offset: u64, length: usize
     header
 }
 
-/// Leave for one of the next requests of a session to send its first fragment at once.
+/// An advance grant: one of the next requests of a session may send its first fragment at once.
 pub(crate) struct Leave {
     pub(crate) buffer: Reserved,
     pub(crate) given: Instant,
 }
 
-/// A request under way. Its memory is used again for another one.
+/// A request under way. The allocation is reused for later requests.
 pub(crate) struct Running {
     pub(crate) compound: Compound,
     pub(crate) caller: Arc<Caller>,
@@ -60,22 +61,22 @@ pub(crate) struct Running {
     /// Bytes granted so far.
     pub(crate) granted: u64,
     pub(crate) data_since: Option<Instant>,
-    /// Bytes that a thread will bring that may block.
+    /// Bytes that a thread that may block is to fetch.
     pub(crate) expected: u64,
-    /// What measures its client, if that is limited.
+    /// The client's meter, if the client is limited.
     pub(crate) meter: Option<Arc<Meter>>,
-    /// It waits for a lock, unless its session has no lane, or for events.
+    /// The request waits for a lock, unless its session has no lane, or for events.
     pub(crate) waits: bool,
-    /// It is to wait for no lock any more.
+    /// The request must not wait for a lock any more.
     pub(crate) cancelled: bool,
-    /// For its first fragment, which follows it and has so many bytes.
+    /// Buffer for the first fragment, which follows the request, and the fragment's length.
     pub(crate) ahead: Option<(Reserved, usize)>,
-    /// Data of it was received and written by the core.
+    /// The core received data of the request and wrote it.
     pub(crate) fetched: bool,
 }
 
 impl Running {
-    /// Of no request yet.
+    /// Creates a value that holds no request yet.
     pub(crate) fn new(caller: &Arc<Caller>, now: Instant) -> Self {
         Self {
             compound: Compound::default(),
@@ -96,7 +97,7 @@ impl Running {
         }
     }
 
-    /// Forgets the request; what every one has of its own stays until it is set anew.
+    /// Forgets the request. Fields that every request sets stay as they are.
     pub(crate) fn clear(&mut self) {
         self.compound.clear();
         self.stages = Stages::default();
@@ -108,16 +109,16 @@ impl Running {
         (self.waits, self.cancelled, self.fetched) = (false, false, false);
     }
 
-    /// True while data is to come for it.
+    /// Returns true while the request waits for data.
     pub(crate) fn is_transfer(&self) -> bool {
         self.compound.missing().is_some()
     }
 
-    /// The next fragment to be granted, if one may be now.
+    /// Returns offset and length of the next fragment to grant, if one may be granted.
     pub(crate) fn next_grant(&self) -> Option<(u64, usize)> {
         let (done, missing) = self.compound.missing()?;
         let end = done + missing;
-        // What is written elsewhere is away meanwhile, and cannot take in the next fragment.
+        // While a fragment is written by another thread, the request is away and cannot receive the next one.
         let most = if self.compound.writes_elsewhere().is_some() { 1 } else { GRANTS_MAX };
         if self.grants.len() >= most || self.granted >= end {
             return None;
@@ -127,28 +128,29 @@ impl Running {
     }
 }
 
-/// A session as a core keeps it.
+/// A core's record of a session.
 pub(crate) struct Served {
     pub(crate) session: Session,
-    /// Its lane, if it has one now.
+    /// The session's lane, if it has one.
     pub(crate) lane: Option<u64>,
     pub(crate) laneless_since: Instant,
     pub(crate) running: Vec<Option<Box<Running>>>,
-    /// Its requests that are with threads of stores that may hang: their stores.
+    /// Stores that may hang whose threads have a request of this session, once for each request.
     pub(crate) away: Vec<Arc<dyn FileStore>>,
-    /// Requests that go there when those before them have come back.
+    /// Requests that go to those threads when the ones before them have returned.
     pub(crate) waiting: VecDeque<Errand>,
-    /// Its client has low priority: others go before it.
+    /// The client has low priority: others go first.
     pub(crate) is_low: bool,
-    /// What measures its client at exports that limit it, by account.
+    /// The client's meters at exports that limit it, by account.
     pub(crate) meters: Vec<(u32, Arc<Meter>)>,
-    /// What it has of disks.
+    /// The session's open disks and requests to them.
     pub(crate) disks: SessionDisks,
-    /// What its client may send ahead, in the order in which it was told.
+    /// Advance grants of the client, in the order in which it learned of them.
     pub(crate) leaves: VecDeque<Leave>,
-    /// Pages of files go before replies, not with them: a lane ended since such pages could not be read behind their reply.
+    /// Pages of files go before replies, not with them, because a lane ended when pages behind a reply could
+    /// not be read.
     pub(crate) data_first: bool,
-    /// Bit for each slot whose request came again on this lane, while it was under way.
+    /// One bit for each slot whose running request was sent again on this lane.
     came_again: u64,
 }
 
@@ -172,8 +174,8 @@ impl Served {
         }
     }
 
-    /// Takes back what was granted to a lane that is gone. The transfers go on where they are when
-    /// the client sends their requests again on its next lane: what was done before is not repeated.
+    /// Takes back the grants of a lane that is gone. When the client sends the requests again on its next
+    /// lane, their transfers continue where they are; nothing is done twice.
     pub(crate) fn suspend_transfers(&mut self) {
         self.leaves.clear();
         self.came_again = 0;
@@ -185,7 +187,8 @@ impl Served {
         }
     }
 
-    /// Keeps a buffer for so many bytes of its next request, if it has few and there are plenty, which `reply` tells. True: it is kept.
+    /// Gives the client an advance grant for `bytes` bytes, and says so in `reply`, if it has few and buffers
+    /// are plentiful. Returns true if it did.
     pub(crate) fn give_leave(
         &mut self,
         pool: &Arc<Pool>,
@@ -204,8 +207,8 @@ impl Served {
         true
     }
 
-    /// The leave of a request that so many bytes follow. One that offers data, and none of it follows, is of a client that forgot its
-    /// leave.
+    /// Takes the advance grant of a request that `ahead` bytes follow. A client that offers data but sends
+    /// none of it ahead has forgotten its grants; old ones are dropped.
     pub(crate) fn take_leave(&mut self, ahead: u32, now: Instant) -> Option<Leave> {
         if ahead == 0 {
             let forgotten = Duration::from_millis(AHEAD_MILLISECONDS);
@@ -215,8 +218,8 @@ impl Served {
         self.leaves.pop_front()
     }
 
-    /// A request that is under way came again. True: for the first time on this lane; whoever sends it more often has it wait
-    /// in no more places.
+    /// Notes that a running request was sent again. Returns true the first time on this lane; further repeats
+    /// must not queue it again.
     pub(crate) fn comes_again(&mut self, slot: u16) -> bool {
         let bit = 1 << slot;
         let first = self.came_again & bit == 0;
@@ -224,7 +227,7 @@ impl Served {
         first
     }
 
-    /// True when the request of this slot waits for data.
+    /// Returns true if the request of this slot waits for data.
     pub(crate) fn is_transfer(&self, slot: u16) -> bool {
         let running = self.running.get(usize::from(slot)).and_then(Option::as_ref);
         running.is_some_and(|running| running.is_transfer())

@@ -1,9 +1,9 @@
-//! Panics in a single request: that request fails, and nothing else.
+//! Confines a panic to the request that caused it.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Does a part of one request. `None`: it panicked, which is logged; whatever it held is free again, and what
-/// it changed is as it was left.
+/// Runs a part of a request. `None`: it panicked, which is logged. Whatever it held is released, and its
+/// changes stay as they are.
 pub(crate) fn guarded<T>(part: impl FnOnce() -> T) -> Option<T> {
     let done = unless_panics(part);
     if done.is_none() {
@@ -12,7 +12,7 @@ pub(crate) fn guarded<T>(part: impl FnOnce() -> T) -> Option<T> {
     done
 }
 
-/// Does something. `None`: it panicked; what the panic says went to standard error.
+/// Runs `work`. `None`: it panicked; the panic message went to standard error.
 pub(crate) fn unless_panics<T>(work: impl FnOnce() -> T) -> Option<T> {
     catch_unwind(AssertUnwindSafe(work)).ok()
 }

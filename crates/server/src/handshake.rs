@@ -1,4 +1,4 @@
-//! How a lane is greeted and joined to its session.
+//! Messages with which a lane is greeted and joined to its session.
 
 use rustix::event::{EventfdFlags, eventfd};
 use std::io;
@@ -10,7 +10,7 @@ use towline_wire::hello::{MAGIC, VERSION};
 use towline_wire::limits::{HEADER_BYTES, INLINE_BYTES_MAX, SLOTS_MAX, TRANSFER_BYTES_MAX};
 use towline_wire::{Errno, Header, Hello, Kind, ProtocolError, Welcome};
 
-/// Reads a hello, or says why it is none.
+/// Parses a hello.
 pub(crate) fn parse(header: &Header, body: &[u8]) -> Result<Hello, ProtocolError> {
     let hello = Hello::parse(body)?;
     if hello.magic != MAGIC || header.payload_bytes != 0 {
@@ -19,7 +19,7 @@ pub(crate) fn parse(header: &Header, body: &[u8]) -> Result<Hello, ProtocolError
     Ok(hello)
 }
 
-/// A welcome with the server's limits; the caller fills in the session.
+/// Returns a welcome with the server's limits; the caller fills in the session.
 pub(crate) fn welcome(boot_epoch: u32) -> Welcome {
     Welcome {
         magic: MAGIC,
@@ -32,12 +32,12 @@ pub(crate) fn welcome(boot_epoch: u32) -> Welcome {
     }
 }
 
-/// A refusal.
+/// Returns a welcome that refuses the client.
 pub(crate) fn refusal(boot_epoch: u32, errno: Errno) -> Welcome {
     Welcome { errno: errno.0, ..welcome(boot_epoch) }
 }
 
-/// The message that carries a welcome.
+/// Returns the message that carries a welcome.
 pub(crate) fn message(welcome: &Welcome) -> Vec<u8> {
     let mut body = Vec::new();
     welcome.encode(&mut body);
@@ -48,12 +48,12 @@ pub(crate) fn message(welcome: &Welcome) -> Vec<u8> {
     bytes
 }
 
-/// Makes shared memory and a bell, sends them with the welcome over the Unix socket, and turns the link into
-/// one over that memory.
+/// Creates shared memory and a doorbell, sends them with the welcome over the Unix socket, and returns a link
+/// over that memory.
 pub(crate) fn move_to_shared_memory(link: &Link, welcome: &Welcome) -> io::Result<Link> {
     let socket = link.fd().ok_or(io::ErrorKind::Unsupported)?.try_clone_to_owned()?;
-    // The client's alone: it can take from it what rang, and have whoever reads or writes it wait. The server does neither:
-    // each ring is an event.
+    // The bell is for this client only. The client can consume rings and can make others block when they read
+    // or write the bell. The server does neither: it gets each ring as an event.
     let bell = Doorbell::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
     let memory = Arc::new(SharedMemory::create("towline-session", SHM_BYTES)?);
     let bytes = message(welcome);

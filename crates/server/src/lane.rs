@@ -1,4 +1,4 @@
-//! One connection of a session, as a core keeps it.
+//! A core's record of one connection of a session.
 
 use crate::core::Place;
 use crate::loans::Loans;
@@ -9,10 +9,11 @@ use towline_block::OwnerKey;
 use towline_net::{Input, Link, SendQueue};
 use towline_wire::{Header, Hello};
 
-/// Unsent bytes above which a lane's further requests wait.
+/// Above this many unsent bytes, further requests of a lane wait.
 const UNSENT_BYTES_MAX: u64 = 2 * 1024 * 1024;
 
-/// What it takes to receive from a lane. Taken out meanwhile, so that the messages that come can change the core and the lane.
+/// Everything needed to receive from a lane. It is taken out of the lane meanwhile, so that messages can
+/// change the core and the lane.
 pub(crate) struct Receiving {
     pub(crate) link: Arc<Link>,
     pub(crate) input: Input,
@@ -22,36 +23,36 @@ pub(crate) struct Receiving {
 /// A connection.
 pub(crate) struct Lane {
     pub(crate) link: Arc<Link>,
-    /// Not there while its messages are handled.
+    /// `None` while messages of the lane are handled.
     pub(crate) receiving: Option<Box<Receiving>>,
     pub(crate) out: SendQueue,
-    /// Session it belongs to, once greeted.
+    /// The session of the lane, once greeted.
     pub(crate) session: Option<u64>,
-    /// Hello to be answered before anything else is read.
+    /// Hello to answer before anything else is read.
     pub(crate) hello: Option<Hello>,
-    /// Grants whose data is still to come.
+    /// Number of grants whose data is still to come.
     pub(crate) granted: usize,
     pub(crate) place: Place,
-    /// Data came right behind its last request, so it may with the next.
+    /// Data followed the last request at once, so it may follow the next one too.
     pub(crate) ahead: bool,
-    /// Bytes that answers will take for which threads wait that may block.
+    /// Bytes of answers that threads which may block are still preparing.
     pub(crate) expected: u64,
-    /// What it has on loan, if its client may borrow.
+    /// What the client has borrowed, if it may borrow.
     pub(crate) loans: Option<Loans>,
-    /// Owns its reads of disks, once there was one.
+    /// Owner of the lane's reads from disks, since the first one.
     pub(crate) reads: Option<OwnerKey>,
-    /// When it last took a byte of its answers, or first asked a disk for some; only of lanes that read disks.
+    /// When the client last took a byte of its answers or sent the first read to a disk; only for lanes that
+    /// read disks.
     pub(crate) moved: Instant,
     /// User and group of a local peer.
     pub(crate) peer: Option<(u32, u32)>,
-    /// When it connected, or got the oldest grant that it has not used.
+    /// When the lane connected, got the first of its unused grants, or last sent granted data.
     pub(crate) since: Instant,
-    /// Input that was not read because too much was unsent, or it was the others' turn.
+    /// Input was left unread because too much was unsent, or because it was another lane's turn.
     pub(crate) paused: bool,
-    /// In the list of those that can be read again.
+    /// The lane is in the list of those that can be read again.
     pub(crate) is_resumable: bool,
-    /// The peer sends nothing more, and no event will say so again: what is there is read to its
-    /// end.
+    /// The peer sends nothing more, and no event will say so again: the lane is read to its end.
     pub(crate) hung: bool,
 }
 
@@ -84,13 +85,13 @@ impl Lane {
         }
     }
 
-    /// What is known of its turn, and whether it is within a message or a transfer.
+    /// Returns the lane's turn, and whether it is in the middle of a message or transfer.
     pub(crate) fn place(&mut self) -> (&mut Place, bool) {
         let is_partial = self.receiving.as_ref().is_some_and(|r| r.input.is_partial());
         (&mut self.place, is_partial || self.granted > 0)
     }
 
-    /// Goes on over another link; yields the old one.
+    /// Moves the lane to another link; returns the old one.
     pub(crate) fn move_to(&mut self, link: Arc<Link>) -> Arc<Link> {
         if let Some(receiving) = &mut self.receiving {
             receiving.link = link.clone();
@@ -98,12 +99,12 @@ impl Lane {
         std::mem::replace(&mut self.link, link)
     }
 
-    /// True when further requests have to wait until their answers have room.
+    /// Returns true if further requests have to wait until there is room for their answers.
     pub(crate) fn is_full(&self) -> bool {
         self.out.bytes() + self.expected > UNSENT_BYTES_MAX
     }
 
-    /// Data is to come.
+    /// Notes that the lane was granted data.
     pub(crate) fn note_grant(&mut self, now: Instant) {
         if self.granted == 0 {
             self.since = now;
@@ -111,7 +112,7 @@ impl Lane {
         self.granted += 1;
     }
 
-    /// Queues a message that is only a header.
+    /// Queues a message that consists of a header only.
     pub(crate) fn send_header(&mut self, header: &Header) {
         self.out.push_short([&header.to_bytes(), b""]);
     }

@@ -22,11 +22,11 @@ use towline_wire::limits::{
 };
 use towline_wire::{Errno, Hello, Welcome};
 
-/// Lanes over shared memory on one core: each costs memory, and a look at it in every turn. Further
-/// clients that ask for it stay on their Unix socket.
+/// Maximum number of lanes over shared memory on one core: each costs memory and a check in every turn.
+/// Further clients that ask for shared memory stay on their Unix socket.
 const SHM_LANES_MAX: usize = 64;
 
-/// Clients let in before others have their turn.
+/// Clients accepted before other work gets its turn.
 const ACCEPTS_MAX: usize = 16;
 
 impl Core {
@@ -58,8 +58,8 @@ impl Core {
                 Err(error)
                     if matches!(error.raw_os_error(), Some(libc::ECONNABORTED | libc::EINTR)) => {}
                 Err(error) => {
-                    // Out of descriptors: those waiting stay in the queue until one is free. No
-                    // event tells of them again.
+                    // Out of descriptors: the clients stay in the listen queue until one is free. No event
+                    // will report them again.
                     if self.refusing.iter().all(|(other, _)| *other != number) {
                         if self.refusing_told.is_none_or(|then| then.elapsed() >= REFUSING_TOLD) {
                             self.refusing_told = Some(Instant::now());
@@ -73,13 +73,13 @@ impl Core {
                 }
             }
         }
-        // No event tells of the others again.
+        // No event will report the remaining clients.
         if !self.accepting.contains(&number) {
             self.accepting.push(number);
         }
     }
 
-    /// Goes on where others had their turn, and tries again where there were no descriptors.
+    /// Continues to accept where other work had its turn, and tries again where descriptors were lacking.
     pub(crate) fn accept_again(&mut self, scratch: &mut [u8]) {
         if !self.accepting.is_empty() {
             for number in std::mem::take(&mut self.accepting) {
@@ -93,7 +93,7 @@ impl Core {
         }
     }
 
-    /// Serves a new connection, of which another core may know the hello and who is at its other end.
+    /// Serves a new connection. If another core hands it over, that core knows its hello and peer.
     pub(crate) fn add_lane(
         &mut self,
         link: Arc<Link>,
@@ -150,13 +150,13 @@ impl Core {
             self.sessions.get_mut(hello.session).filter(|s| s.session.secret == hello.secret);
         let session = if let Some(served) = known {
             served.is_low = hello.want & want::LOW_PRIORITY != 0;
-            // The barrier against stragglers: the old lane ends before the new one is served.
+            // A barrier against late requests: the old lane ends before the new one is served.
             let old = served.lane.replace(index as u64);
             served.suspend_transfers();
             welcome.resumed = resumed::JOINED;
             (welcome.session, welcome.secret) = (hello.session, hello.secret);
             if served.session.reclaiming {
-                // The client begins anew to open and lock what it had.
+                // The client starts again to open and lock what it had.
                 served.session.restart_reclaiming();
                 welcome.resumed = resumed::REMEMBERED;
             }
@@ -207,7 +207,7 @@ impl Core {
         self.dirty.push(index);
     }
 
-    /// A session from before the server started again.
+    /// Returns a session from before the server restarted.
     fn remembered(&self, hello: &Hello) -> Option<Session> {
         let kept = self.shared.state.as_ref()?.claim(hello.session, hello.secret)?;
         Some(Session::kept(hello.session, hello.secret, self.shared.boot_epoch, kept))
@@ -233,7 +233,7 @@ impl Core {
         id
     }
 
-    /// Watches a lane's new link, which is over shared memory, in place of the old one.
+    /// Watches a lane's new link, over shared memory, instead of the old one.
     fn rewatch(&mut self, index: usize, old: &Link) {
         let token = index as u64;
         let watched = match (old.fd(), shm_link(&self.lanes, index)) {
@@ -254,8 +254,8 @@ impl Core {
     fn drop_lane(&mut self, index: usize) -> Option<Lane> {
         let lane = self.lanes.get_mut(index).and_then(Option::take)?;
         if let Some(fd) = lane.link.fd() {
-            // At once, also while the event loop still holds the socket. Fails only when the peer
-            // closed first.
+            // Ends the connection at once, even while the event loop still holds the socket. Fails only if
+            // the peer closed first.
             let _ = rustix::net::shutdown(fd, rustix::net::Shutdown::Both);
             let _ = self.reactor.unwatch(fd, index as u64);
         }
@@ -273,7 +273,7 @@ impl Core {
     }
 
     pub(crate) fn close_lane(&mut self, index: usize, error: &io::Error) {
-        // Counted first: whoever sees the connection end can look it up.
+        // Counted first, so that a client that sees the connection end finds it counted.
         if error.kind() == io::ErrorKind::InvalidData
             && self.lanes.get(index).is_some_and(Option::is_some)
         {
@@ -295,13 +295,13 @@ impl Core {
         }
     }
 
-    /// A lock is not given to a session without a lane: who waits may have been killed.
+    /// Gives up requests for locks of a session without a lane: its client may have been killed.
     fn withdraw_locks(&self, session: u64) {
         self.shared.locks.lock().withdraw(session);
         self.shared.grace.withdraw(session);
     }
 
-    /// Ends what waited too long: sessions without lane, lanes without hello, unused grants.
+    /// Ends what waited too long: sessions without a lane, lanes without a hello, unused grants.
     pub(crate) fn tick(&mut self) {
         self.ticked = Instant::now();
         let stall = Duration::from_secs(CLIENT_STALL_SECONDS);
@@ -333,7 +333,8 @@ impl Core {
         }
     }
 
-    /// Ends connections that hold memory of disks, for answers of which they have not taken a byte for so long.
+    /// Ends lanes that hold memory of disks for answers of which they have not taken a byte for the time
+    /// `stall`.
     pub(crate) fn end_deaf(&mut self, stall: Duration) {
         for index in 0..self.lanes.len() {
             let Some(lane) = &self.lanes[index] else { continue };
@@ -343,7 +344,8 @@ impl Core {
         }
     }
 
-    /// Ends the waiting for clients from before the server started again. True: somebody waits still.
+    /// Stops waiting for clients from before the restart once their time is over. Returns true if some are
+    /// still awaited.
     fn end_unclaimed(&self) -> bool {
         let lease = Duration::from_secs(SESSION_LEASE_SECONDS);
         let Some(state) = &self.shared.state else { return false };
@@ -363,7 +365,7 @@ impl Core {
                 self.shared.reclaimed(id);
             }
             self.end_disks(std::mem::take(&mut served.disks));
-            // The last session of a family takes the locks of its open files along.
+            // The last session of a family releases the locks of its open files.
             let files = self.shared.families.leave(served.session.files.clone());
             self.close_elsewhere(&mut served, files.as_ref());
             let owner = files.map(|files| files.lock().owner);
@@ -375,8 +377,8 @@ impl Core {
 
 pub(crate) fn random() -> u64 {
     let mut bytes = [0; 8];
-    // Fails only where the kernel has no random numbers at all; then sessions cannot be joined by
-    // guessing either, since the server does not come this far.
+    // Fails only if the kernel has no random numbers at all. The server does not get as far as serving then,
+    // so secrets of sessions cannot be guessed.
     let _ = rustix::rand::getrandom(&mut bytes[..], rustix::rand::GetRandomFlags::empty());
     u64::from_le_bytes(bytes)
 }

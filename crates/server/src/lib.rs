@@ -1,8 +1,8 @@
-//! The Towline server: cores, listeners, exports and what they measure.
+//! The Towline server: cores, listeners, exports and statistics.
 //!
-//! [`Server::start`] begins one thread for each core asked for. Each core owns an event loop, its
-//! lanes and its sessions ([`core`]); threads that may block ([`offload`]) wait for devices. A
-//! request's way: lane -> `session::Compound` -> store -> send queue of the lane.
+//! [`Server::start`] starts one thread for each core. A core owns an event loop, its lanes and its sessions
+//! ([`core`]). Threads that may block ([`offload`]) wait for devices. The path of a request: lane ->
+//! `session::Compound` -> store -> send queue of the lane.
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::print_stderr))]
 

@@ -1,8 +1,8 @@
-//! What a client on this machine reads in place: blocks of a memory store, lent until it says that
-//! it has read them, at the latest until its lane ends.
+//! Loans: blocks of a memory store that a client on this machine reads in place. They end when the client
+//! says that it has read them, or at the latest when its lane ends.
 //!
-//! A client that maps the memory of an export sees all of it, so only one that may read all of it
-//! anyway borrows ([`may_borrow`]). A store changes no block that is lent: it writes a copy.
+//! A client that maps the memory of an export can see all of it. So only a client that may read all of it
+//! anyway may borrow ([`may_borrow`]). A store does not change a lent block: it writes to a copy.
 
 use crate::stats::CoreStatistics;
 use std::sync::Arc;
@@ -14,28 +14,28 @@ use towline_wire::header::reply_flag;
 use towline_wire::limits::{LENT_BYTES_MAX, LENT_BYTES_MIN, LENT_EXTENTS_MAX, SLOTS_MAX};
 use towline_wire::{Header, Kind};
 
-/// The user that the kernel names where a user of another namespace has no number in ours.
+/// The uid that the kernel reports for a user of another namespace that has no number in this one.
 const OVERFLOW_USER: u32 = 65534;
 
-/// True when a local peer with this user number may see all bytes of a memory store.
+/// Returns true if a local peer with this uid may see all bytes of a memory store.
 pub(crate) fn may_borrow(peer: u32, identity: bool, squash_root: bool) -> bool {
     let own = rustix::process::geteuid().as_raw();
     let same = peer == own && own != OVERFLOW_USER;
     match (identity, squash_root) {
         (false, _) => same || peer == 0,
-        // Requests run as the peer, which then has its rights only.
+        // Requests run as the peer and therefore have only its rights.
         (true, false) => peer == 0,
         (true, true) => false,
     }
 }
 
-/// What one lane has on loan. Dropping it ends its loans.
+/// The loans of one lane. Dropping it ends them.
 pub(crate) struct Loans {
     link: Arc<Link>,
     statistics: Arc<CoreStatistics>,
-    /// Memories handed over; the client knows them by their places here.
+    /// Memories handed over to the client, which knows each by its index here.
     memories: Vec<Arc<SharedMemory>>,
-    /// By slot, with the sequence number of the reply.
+    /// Loans by slot, with the sequence number of the reply.
     lent: Vec<Option<(u32, Loan)>>,
     bytes: u64,
 }
@@ -46,8 +46,8 @@ impl Loans {
         Self { link, statistics, memories: Vec::new(), lent, bytes: 0 }
     }
 
-    /// Lends the data of a reply if it can, and then adds to the results where it stands. False:
-    /// it has to be sent.
+    /// Lends the data of a reply if possible, and then adds its location to the results. False: it has to be
+    /// sent.
     pub(crate) fn lend(
         &mut self,
         header: &mut Header,
@@ -81,8 +81,8 @@ impl Loans {
         true
     }
 
-    /// Lets the client read in place what writes may change at any time: a disk in memory. Nothing
-    /// is kept for it. The results begin at `head` of the message. False: it has to be sent.
+    /// Lets the client read in place what writes may change at any time: a memory disk. Nothing is reserved
+    /// for it. The results begin at `head` of the message. False: the data has to be sent.
     pub(crate) fn show(
         &mut self,
         header: &mut Header,
@@ -94,7 +94,7 @@ impl Loans {
         if extents.extents.len() > LENT_EXTENTS_MAX {
             return false;
         }
-        // For holes alone the client takes over no memory.
+        // For holes alone the client needs no memory.
         if extents.extents.iter().any(|extent| extent.offset.is_some()) {
             let number = memory.lending().and_then(|lending| self.number(memory, lending));
             let Some(number) = number else { return false };
@@ -104,7 +104,7 @@ impl Loans {
         true
     }
 
-    /// Adds to a reply where its data stands. Its results begin at `head` of the message.
+    /// Adds the location of the data to a reply. The results begin at `head` of the message.
     fn tell(
         &self,
         header: &mut Header,
@@ -121,7 +121,7 @@ impl Loans {
         Counters::add(&self.statistics.counters.replies_lent, 1);
     }
 
-    /// The number by which the client knows a memory; hands it over when it is new.
+    /// Returns the client's number for a memory; hands the memory over first if it is new.
     fn number(&mut self, memory: &Arc<SharedMemory>, lending: &Lending) -> Option<u32> {
         if let Some(at) = self.memories.iter().position(|known| Arc::ptr_eq(known, memory)) {
             return Some(at as u32);
@@ -135,8 +135,8 @@ impl Loans {
         Some(self.memories.len() as u32 - 1)
     }
 
-    /// Takes back what an earlier reply of a slot lent, because the client says that it has read
-    /// it: by a release, or by using the slot again.
+    /// Ends the loan of an earlier reply of a slot, because the client says that it has read the data: by a
+    /// release, or by reusing the slot.
     pub(crate) fn take_back(&mut self, header: &Header) {
         let Some(lent) = self.lent.get_mut(usize::from(header.slot)) else { return };
         let returned = lent
@@ -157,17 +157,17 @@ impl Drop for Loans {
     }
 }
 
-/// Where data stands.
+/// The location of data that can be lent.
 struct Lendable<'a> {
-    /// None when all of it are holes.
+    /// `None` if all of it is holes.
     memory: Option<&'a Arc<SharedMemory>>,
-    /// What keeps it as it is, one for each block.
+    /// Guards that keep the data unchanged, one for each block.
     guards: Vec<Guard>,
     extents: Extents,
 }
 
 impl<'a> Lendable<'a> {
-    /// `None` when not all of the data is in one shared memory, or it is in too many parts.
+    /// Returns `None` if the data is not all in one shared memory, or is in too many parts.
     fn of(data: &'a Aggregate) -> Option<Self> {
         let mut this = Self { memory: None, guards: Vec::new(), extents: Extents::default() };
         for slice in data.slices() {
@@ -177,7 +177,7 @@ impl<'a> Lendable<'a> {
                     if !Arc::ptr_eq(this.memory.get_or_insert(memory), memory) {
                         return None;
                     }
-                    // Slices of one block follow each other.
+                    // Slices of one block are adjacent.
                     if !this.guards.last().is_some_and(|last| Arc::ptr_eq(last, guard)) {
                         this.guards.push(guard.clone());
                     }

@@ -1,4 +1,4 @@
-//! How other threads reach a core: a list of messages and a bell that its event loop hears.
+//! How other threads reach a core: a list of messages, and a doorbell that its event loop watches.
 
 use crate::elsewhere::Return;
 use parking_lot::Mutex;
@@ -13,37 +13,37 @@ use towline_session::BlockingResult;
 use towline_session::locks::Waiter;
 use towline_wire::Hello;
 
-/// Message to a core.
+/// A message to a core.
 pub(crate) enum Mail {
     /// Serve this new connection.
     Lane(Arc<Link>),
-    /// Serve this new connection of an NBD client; the sender is dropped when it is over.
+    /// Serve this new connection of an NBD client; the sender is dropped when the connection ends.
     NbdLane(Arc<Link>, Option<Sender<()>>),
-    /// A transfer of a disk is over.
+    /// A transfer of a disk has finished.
     Transferred { token: u64, result: io::Result<usize>, buffer: PoolBuffer },
-    /// What a disk was asked is answered.
+    /// A question to a disk is answered.
     Answered { token: u64, result: io::Result<Vec<Vec<Status>>> },
-    /// This lane's hello names a session of yours; user and group of a local peer.
+    /// This lane's hello names a session of this core; user and group of a local peer.
     Join(Arc<Link>, Hello, Option<(u32, u32)>),
-    /// Blocking work of this session's slot is done; nanoseconds it took.
+    /// Blocking work for this request has finished; `took` is in nanoseconds.
     Unblocked { session: u64, slot: u16, sequence: u32, result: BlockingResult, took: u64 },
-    /// A request comes back from a thread of a store that may hang.
+    /// A request returns from a thread of a store that may hang.
     Returned(Return),
     /// This waiting request has its lock.
     Granted(Waiter),
-    /// Something has happened that this waiting request may be told of.
+    /// There may be events for this waiting request.
     Happened { session: u64, slot: u16, sequence: u32 },
-    /// This request for a lock need not wait for clients from before a restart any longer.
+    /// This request for a lock need no longer wait for clients from before a restart.
     AskAgain(Waiter),
-    /// Clients may ask for more than before, or for less.
+    /// The limits of clients have changed.
     LimitsChanged,
-    /// Work for this core panicked where it stands for no request of its own: nothing more is known of it.
+    /// Work for this core panicked, and no single request can be failed for it: its outcome is unknown.
     Broken,
-    /// Tell clients, finish what runs, end.
+    /// Notify clients, finish running requests, then end.
     Shutdown,
 }
 
-/// A core's mailbox. Cloning shares it.
+/// A core's mailbox. Clones share it.
 #[derive(Clone)]
 pub(crate) struct Mailbox {
     mail: Arc<Mutex<Vec<Mail>>>,

@@ -1,4 +1,4 @@
-//! A reply as messages: data in fragments, then the results.
+//! Sends a reply as messages: data in fragments, then the results.
 
 use crate::lane::Lane;
 use towline_mem::{Aggregate, Segment};
@@ -6,14 +6,14 @@ use towline_session::slots::Slots;
 use towline_wire::limits::{FRAGMENT_BYTES_MAX, LISTING_BYTES_MAX};
 use towline_wire::{Header, Kind};
 
-/// What a reply carries.
+/// What the reply message itself carries.
 #[derive(Clone, Copy)]
 pub(crate) enum Carries {
-    /// A listing, always whole.
+    /// A listing, always complete.
     Listing,
-    /// The end of what was read.
+    /// The last part of the data read.
     Read,
-    /// The same, but no pages of files: that they cannot be read is told by a message between data and reply.
+    /// The same, but no pages of files. If those cannot be read, a message between data and reply can say so.
     ReadOfMemory,
 }
 
@@ -32,10 +32,11 @@ fn has_files(data: &Aggregate) -> bool {
     data.slices().any(|slice| matches!(slice.segment, Segment::File(_)))
 }
 
-/// Results up to this length are copied.
+/// Results of up to this many bytes are copied.
 const COPIED_BYTES_MAX: usize = 1024;
 
-/// Queues a reply on a lane, with its data, which it takes. The slot is free then; with `remember` it keeps header and results.
+/// Queues a reply on a lane and takes its data. The slot is then free; with `remember` it keeps header and
+/// results.
 pub(crate) fn send_reply(
     lane: Option<&mut Lane>,
     slots: &mut Slots,
@@ -72,7 +73,7 @@ pub(crate) fn send_reply(
     } else if data.is_empty() {
         out.push_short([&head, results]);
     } else {
-        // If it cannot be read the lane ends, and the client asks again (`Served::data_first`).
+        // If it cannot be read, the lane ends and the client sends the request again (`Served::data_first`).
         out.push_promised([&head, results], std::mem::take(data));
     }
 }

@@ -1,4 +1,4 @@
-//! Threads that may block: what would wait for a device runs here.
+//! Threads that may block, for work that waits for a device.
 
 use crate::guarded::unless_panics;
 use crate::mailbox::{Mail, Mailbox};
@@ -8,16 +8,16 @@ use std::sync::Arc;
 use std::time::Duration;
 use towline_store::Caller;
 
-/// Most threads at once: enough to keep a device's queue busy.
+/// Maximum number of threads in a pool: enough to keep a device's queue busy.
 const THREADS_MAX: usize = 16;
-/// An idle thread ends after this long.
+/// How long a thread stays idle before it ends.
 const IDLE: Duration = Duration::from_secs(5);
 
-/// One piece of work, which returns its result as a message if it has one, and where that goes.
+/// One piece of work. Its result, if it has one, is a message to `reply_to`.
 pub(crate) struct Job {
     pub(crate) work: Box<dyn FnOnce() -> Option<Mail> + Send>,
     pub(crate) reply_to: Mailbox,
-    /// It is for a client of low priority.
+    /// The work is for a client of low priority.
     pub(crate) low: bool,
 }
 
@@ -26,11 +26,11 @@ struct State {
     jobs: Queue<Job>,
     threads: usize,
     idle: usize,
-    /// No thread could be made the last time that one was wanted, which is told.
+    /// The last attempt to start a thread failed, which is logged.
     lacking: bool,
 }
 
-/// A pool of threads that grows when all are busy and shrinks when idle.
+/// A pool of threads that grows when all are busy and shrinks when they are idle.
 #[derive(Clone, Default)]
 pub(crate) struct Offload {
     shared: Arc<(Mutex<State>, Condvar)>,
@@ -52,9 +52,9 @@ impl Offload {
                         log::warn!("threads for blocking work can be made again");
                     }
                 }
-                // With other threads the job waits for one of them; alone it would wait for ever.
+                // If there are other threads, the job waits for one of them; if not, it would wait forever.
                 Err(error) if state.threads == 0 => {
-                    // Once, not for each request.
+                    // Logged once, not for each request.
                     if !std::mem::replace(&mut state.lacking, true) {
                         log::error!(
                             "cannot make a thread for blocking work, which holds up others now: \
@@ -99,7 +99,7 @@ fn work(shared: &(Mutex<State>, Condvar)) {
     }
 }
 
-/// The caller for a server that acts as the user who runs it.
+/// Returns the caller for a server that acts as the user who runs it.
 pub(crate) fn own_caller() -> Caller {
     let uid = rustix::process::geteuid().as_raw();
     let gid = rustix::process::getegid().as_raw();

@@ -1,5 +1,5 @@
-//! Threads that may block, of their own for each store and each disk: one that hangs keeps its own threads, and
-//! nobody else's.
+//! A pool of threads that may block for each store and each disk. A store that hangs occupies only its own
+//! threads.
 
 use crate::offload::Offload;
 use parking_lot::Mutex;
@@ -7,14 +7,14 @@ use std::sync::{Arc, Weak};
 use towline_block::Disk;
 use towline_store::FileStore;
 
-/// All of them.
+/// All pools.
 #[derive(Default)]
 pub(crate) struct Pools {
     pub(crate) files: PoolsOf<dyn FileStore>,
     pub(crate) disks: PoolsOf<Disk>,
 }
 
-/// Those of one kind of store.
+/// The pools for one kind of store.
 pub(crate) struct PoolsOf<T: ?Sized>(Mutex<Vec<(Weak<T>, Offload)>>);
 
 impl<T: ?Sized> Default for PoolsOf<T> {
@@ -24,10 +24,10 @@ impl<T: ?Sized> Default for PoolsOf<T> {
 }
 
 impl<T: ?Sized> PoolsOf<T> {
-    /// The threads of this store.
+    /// Returns the pool of this store.
     pub(crate) fn of(&self, store: &Arc<T>) -> Offload {
         let mut pools = self.0.lock();
-        // What is known has not been made anew at the same place, as long as it is referred to.
+        // The weak reference keeps the allocation, so its address cannot belong to another store.
         let same = |known: &Weak<T>| std::ptr::addr_eq(known.as_ptr(), Arc::as_ptr(store));
         if let Some((_, pool)) = pools.iter().find(|(known, _)| same(known)) {
             return pool.clone();

@@ -1,11 +1,11 @@
-//! Turns between clients of low priority and all others: a share for each, so that nobody waits for ever.
+//! Takes turns between clients of low priority and all others. Both get a share, so none waits forever.
 
 use std::collections::VecDeque;
 
 /// How many others come before one of low priority while both wait.
 const SHARE: u32 = 8;
 
-/// Whose turn it is.
+/// Keeps count of the shares.
 #[derive(Default)]
 pub(crate) struct Turn {
     /// Others that came while some of low priority waited.
@@ -13,23 +13,23 @@ pub(crate) struct Turn {
 }
 
 impl Turn {
-    /// One of the others comes, and some of low priority wait.
+    /// Notes that one of the others comes while some of low priority wait.
     pub(crate) fn other(&mut self) {
         self.passed = self.passed.saturating_add(1);
     }
 
-    /// One of low priority comes.
+    /// Notes that one of low priority comes.
     pub(crate) fn low(&mut self) {
         self.passed = self.passed.saturating_sub(SHARE);
     }
 
-    /// True when one of low priority comes before others that wait.
+    /// Returns true if one of low priority comes before waiting others.
     pub(crate) fn is_low_due(&self) -> bool {
         self.passed >= SHARE
     }
 }
 
-/// What waits, of each priority in the order in which it came.
+/// Waiting items, in order of arrival within each priority.
 pub(crate) struct Queue<T> {
     others: VecDeque<T>,
     low: VecDeque<T>,
@@ -55,7 +55,7 @@ impl<T> Queue<T> {
         if low { self.low.push_back(item) } else { self.others.push_back(item) }
     }
 
-    /// What comes next, unless nothing waits; true: it is of low priority.
+    /// Removes the next item, if there is one; true: it is of low priority.
     pub(crate) fn pop(&mut self) -> Option<(bool, T)> {
         if self.low.is_empty() {
             return self.others.pop_front().map(|item| (false, item));
@@ -68,7 +68,7 @@ impl<T> Queue<T> {
         self.others.pop_front().map(|item| (false, item))
     }
 
-    /// What was to come next cannot yet: it stays the first of its priority.
+    /// Puts back the item that was next, as the first of its priority.
     pub(crate) fn put_back(&mut self, low: bool, item: T) {
         if low { self.low.push_front(item) } else { self.others.push_front(item) }
     }
@@ -78,7 +78,7 @@ impl<T> Queue<T> {
 mod tests {
     use super::{Queue, SHARE};
 
-    /// The next items, `.` for others and `l` for low ones.
+    /// Returns the next items: `.` for others, `l` for low priority.
     fn next(queue: &mut Queue<u32>, count: usize) -> String {
         (0..count).map(|_| if queue.pop().unwrap().0 { 'l' } else { '.' }).collect()
     }
@@ -117,7 +117,7 @@ mod tests {
         next(&mut queue, 500);
         (0..20).for_each(|number| queue.push(false, number));
         assert_eq!(next(&mut queue, 9), ".".repeat(8) + "l");
-        // Nor is anything saved up while nobody of low priority waits.
+        // Nor do others lose turns for the time in which none of low priority waited.
         let mut queue = Queue::default();
         (0..1000).for_each(|number| queue.push(false, number));
         next(&mut queue, 500);

@@ -1,4 +1,4 @@
-//! Requests under way: driven until they are answered, wait for a lock, a thread or events, or for data.
+//! Requests under way: each runs until it is answered or waits for a lock, a thread, events or data.
 
 use crate::core::{Core, elapsed_ns, nanoseconds};
 use crate::elsewhere::{SHARE_OF_BUFFERS, Task};
@@ -41,13 +41,13 @@ impl Core {
         place.take_if(|running| running.sequence == sequence)
     }
 
-    /// Goes on with a request until it is answered or waits. The clock is looked at as seldom as can
-    /// be: `now` is the time of the call.
+    /// Runs a request until it is answered or waits. Reads the clock as rarely as possible: `now` is the time
+    /// of the call.
     pub(crate) fn drive(&mut self, session: u64, slot: u16, running: Box<Running>, now: Instant) {
         self.drive_only(session, slot, running, now, None);
     }
 
-    /// The same for one that has just begun, and its operation if that is the only one.
+    /// Does the same for a request that has just begun; `only` is its operation if it has just one.
     pub(crate) fn drive_only(
         &mut self,
         session: u64,
@@ -88,8 +88,7 @@ impl Core {
         }
     }
 
-    /// Does what a request stopped for, or waits for it. Yields the request when it can go on at
-    /// once.
+    /// Does what a request stopped for, or waits for it. Returns the request if it can continue at once.
     pub(crate) fn follow(
         &mut self,
         session: u64,
@@ -100,7 +99,8 @@ impl Core {
     ) -> Option<Box<Running>> {
         let served = self.sessions.get_mut(session)?;
         running.waits = matches!(step, Step::Lock(..) | Step::Events(..));
-        // Who does not come to its data at once asks for it later: what follows it has come and gone by then.
+        // If the request does not reach its data in this step, data sent ahead finds no place and is
+        // discarded; the client sends it again under a grant.
         let ahead = running.ahead.take();
         match step {
             Step::Finished => {
@@ -161,14 +161,14 @@ impl Core {
                 }
                 let lane = served.lane.and_then(|lane| self.lanes.get(lane as usize)?.as_ref());
                 let asker = lane.map(|lane| Arc::new(Asker(lane.link.clone())));
-                // Looked at with the table held: else it could end, and what it has be given back on its
-                // behalf, before it is given the lock.
+                // Checked while the table is locked. Otherwise the lane could end, and its locks could be
+                // released on its behalf, before it gets this one.
                 let mut locks = self.shared.locks.lock();
                 let is_there = asker.as_ref().is_some_and(|asker| asker.is_there());
                 let outcome = if waiter.range.kind == lock::UNLOCK || is_there {
                     locks.lock(file, waiter, asker.filter(|_| wait).map(|asker| asker as _))
                 } else {
-                    // Asked again when the client sends it again, should it not have been killed.
+                    // The client sends the request again, unless it was killed.
                     Ok(Locked::Waiting)
                 };
                 drop(locks);
@@ -213,20 +213,20 @@ impl Core {
         None
     }
 
-    /// Gives back all that an open file or a process has locked.
+    /// Releases all locks of an open file or a process.
     pub(crate) fn release_locks(&self, owner: Owner) {
         let released = self.shared.locks.lock().release(|other| *other == owner);
         self.shared.notify(released.granted);
         self.shared.ask_again(released.orphaned);
     }
 
-    /// Goes on with a write after a fragment of it was written.
+    /// Continues a write after one of its fragments was written.
     pub(crate) fn wrote(&mut self, session: u64, slot: u16, mut running: Box<Running>, last: bool) {
         if last {
             if let Some(since) = running.data_since.take() {
                 running.stages.data += elapsed_ns(since);
             }
-            // A write that stopped early leaves grants whose data will find no place.
+            // A write that stopped early has grants left, whose data will be discarded.
             let unused = std::mem::take(&mut running.grants).len();
             self.expect(session, |lane| lane.granted = lane.granted.saturating_sub(unused));
             return self.drive(session, slot, running, Instant::now());
@@ -237,13 +237,13 @@ impl Core {
         }
     }
 
-    /// The bytes that a request was to bring are there.
+    /// Notes that the bytes that a request was to fetch have arrived.
     pub(crate) fn forget_expected(&mut self, session: u64, running: &mut Running) {
         let expected = std::mem::take(&mut running.expected);
         self.expect(session, |lane| lane.expected = lane.expected.saturating_sub(expected));
     }
 
-    /// Changes how much memory the answers that a session's lane waits for will take.
+    /// Changes how much memory the answers take that a session's lane is waiting for.
     pub(crate) fn expect(&mut self, session: u64, change: impl FnOnce(&mut Lane)) {
         let lane = self.sessions.get(session).and_then(|served| served.lane);
         if let Some(Some(lane)) = lane.and_then(|lane| self.lanes.get_mut(lane as usize)) {
@@ -251,7 +251,7 @@ impl Core {
         }
     }
 
-    /// Answers a request, which took `server` nanoseconds until `now`.
+    /// Answers a request that took `server` nanoseconds until `now`.
     fn reply(
         &mut self,
         session: u64,
@@ -289,7 +289,7 @@ impl Core {
         }
         let remember = modifies && data.is_empty();
         let left = left.filter(|_| !remember);
-        // The request of a lost lane is only remembered: the client asks again on the next one.
+        // If the lane is lost, the reply is only remembered: the client asks again on its next lane.
         let index = served.lane.map(|lane| lane as usize);
         let mut lane = index.and_then(|index| self.lanes.get_mut(index)?.as_mut());
         if *borrows
@@ -302,7 +302,7 @@ impl Core {
         }
         let carries = match is_read {
             false => Carries::Listing,
-            // What was changed need not be asked for again.
+            // A request that changes something must not have to be sent again because pages cannot be read.
             true if modifies || served.data_first => Carries::ReadOfMemory,
             true => Carries::Read,
         };
@@ -314,7 +314,7 @@ impl Core {
         self.spare = Some(running);
     }
 
-    /// Closes what a request opened whose reply was lost: it is executed again.
+    /// Closes the file that a request opened whose reply was lost; the request is executed again.
     pub(crate) fn close_left(&mut self, session: u64, handle: u64) {
         let Some(served) = self.sessions.get_mut(session) else { return };
         let Ok(opened) = served.session.files.lock().remove(handle) else { return };
@@ -324,9 +324,10 @@ impl Core {
         }
     }
 
-    /// Gives buffers to transfers that wait for their data, in turn.
+    /// Gives buffers to transfers that wait for data, in turn.
     pub(crate) fn grant(&mut self) {
-        // As often as there are fragments that each may have under way: all of them in one turn.
+        // One round for each fragment that a transfer may have under way, so that all are granted in one
+        // turn.
         for _ in 0..GRANTS_MAX * self.grant_queue.len() {
             let Some((low, (session, slot))) = self.grant_queue.pop() else { return };
             let Some(served) = self.sessions.get_mut(session) else { continue };
@@ -341,7 +342,7 @@ impl Core {
                     > most
             };
             if elsewhere && scarce() {
-                // Others must not wait for a store that may hang.
+                // Others must not have to wait for a store that may hang.
                 self.grant_queue.push(low, (session, slot));
                 continue;
             }

@@ -1,4 +1,4 @@
-//! Starting and stopping a server.
+//! Starts and stops a server.
 
 use crate::config::{CORE_BUFFER_BYTES_MIN, CORES_MAX, Config, DiskExport, EngineWish, Export};
 use crate::core::{Core, Protocol, Shared};
@@ -31,11 +31,11 @@ use towline_store::directory::make_no_ring;
 use towline_wire::hello::local_socket_name;
 use towline_wire::limits::FRAGMENT_BYTES_MAX;
 
-/// Buffers for small requests of disks that have to wait for a device, and for short fragments.
+/// Size of the buffers for short fragments, and for small requests to disks that have to wait for a device.
 const SMALL_BYTES: usize = 32 * 1024;
-/// How long all cores may take to end, which each of them does after 5 seconds if it gets on.
+/// How long all cores may take to end. A core that makes progress ends within 5 seconds.
 const STOP: Duration = Duration::from_secs(10);
-/// Bytes of one connection that may be under way from a disk to the network.
+/// Limit for the bytes of one connection under way from a disk to the network.
 const OWNER_BYTES_MAX: u64 = 1 << 20;
 
 /// A running server. Dropping it stops it.
@@ -47,7 +47,7 @@ pub struct Server {
     threads: Vec<JoinHandle<()>>,
     watch: Option<Watch>,
     engine: Engine,
-    /// Held, so that no other server uses it.
+    /// Held so that no other server uses the directory.
     _directory: Option<StateDirectory>,
 }
 
@@ -59,15 +59,15 @@ pub enum StartError {
     Export(io::Error),
     /// An address cannot be listened on.
     Listen(Address, io::Error),
-    /// An address is reachable from elsewhere and nothing protects it.
+    /// An address is reachable from other machines, and nothing protects it.
     Insecure(Address),
-    /// The event loop asked for cannot be had.
+    /// The event loop asked for is not available.
     Engine(io::Error),
-    /// The directory for the state cannot be used.
+    /// The state directory cannot be used.
     State(PathBuf, String),
     /// There is no `/proc`, through which open files are opened again.
     NoProc(io::Error),
-    /// A thread cannot be made.
+    /// A thread cannot be started.
     Threads(io::Error),
     /// The machine refused something else.
     System(io::Error),
@@ -131,9 +131,9 @@ impl Server {
         Self::start_on(config, listeners, nbd)
     }
 
-    /// Starts serving on sockets that already listen (from a service manager): our own protocol on
-    /// the first ones, NBD on the others. Without any it serves only what [`Server::serve_nbd`]
-    /// gives it.
+    /// Starts serving on sockets that already listen (from a service manager): Towline's protocol on
+    /// `listeners`, NBD on `nbd`. If there are none, the server serves only the connections from
+    /// [`Server::serve_nbd`].
     ///
     /// # Errors
     /// See [`StartError`].
@@ -172,7 +172,7 @@ impl Server {
         };
         let failures = directory.as_ref().map(|d| d.failed_disks.clone() as Arc<dyn Failures>);
         let disks = Arc::new(Disks::new(&config.disks, failures).map_err(StartError::Export)?);
-        // Nobody else has set it.
+        // Fails only if it is already set, which it is not.
         let _ = statistics.disks.set(disks.clone());
         let state = directory.as_ref().map(|directory| directory.state.clone());
         let mut first_session = 1;
@@ -221,7 +221,7 @@ impl Server {
         for index in 0..cores {
             let pool = Pool::new(FRAGMENT_BYTES_MAX, buffers as usize);
             statistics.pools.lock().push(pool.clone());
-            // The same bound once more for disks, an eighth of it in small pieces.
+            // Disks have as much again for fragments, and an eighth more in small buffers.
             let small = ((share / 8) / SMALL_BYTES as u64).max(16);
             let fragments = Pool::new(fragment, (share / fragment as u64).max(2) as usize);
             statistics.pools.lock().push(fragments.clone());
@@ -238,7 +238,7 @@ impl Server {
             };
             let (started, outcome) = std::sync::mpsc::channel();
             let body = move || {
-                // A ring belongs to the thread that made it.
+                // A ring belongs to the thread that created it.
                 let reactor = match Reactor::new(wish) {
                     Ok(reactor) => reactor,
                     Err(error) => return drop(started.send(Err(StartError::Engine(error)))),
@@ -249,7 +249,7 @@ impl Server {
                 }
                 match Core::new(index, shared.clone(), core_statistics, reactor, pool, limits) {
                     Ok(core) => {
-                        // Nobody waits for this only when the start was given up.
+                        // Fails only if the start was given up.
                         let _ = started.send(Ok(engine));
                         work_of_core(&shared, index, || core.run());
                     }
@@ -271,19 +271,19 @@ impl Server {
         Ok(server)
     }
 
-    /// Where it listens, with the ports that the kernel chose.
+    /// Returns the addresses on which the server listens, with the ports that the kernel chose.
     #[must_use]
     pub fn addresses(&self) -> &[Address] {
         &self.addresses
     }
 
-    /// Where it listens for NBD clients.
+    /// Returns the addresses on which the server listens for NBD clients.
     #[must_use]
     pub fn nbd_addresses(&self) -> &[Address] {
         &self.nbd_addresses
     }
 
-    /// Serves one NBD client that is connected already; returns when it is gone.
+    /// Serves one NBD client that is already connected; returns when the connection ends.
     pub fn serve_nbd(&self, link: Link) {
         let (over, gone) = std::sync::mpsc::channel();
         self.shared.mailboxes[0].send(Mail::NbdLane(Arc::new(link), Some(over)));
@@ -291,30 +291,31 @@ impl Server {
         let _ = gone.recv();
     }
 
-    /// Has this called when the server fails by a mistake of its own, with the words for that, or now if it has. All its
-    /// connections end then, within 5 seconds, and no more are taken: it is to be dropped, and started anew.
+    /// Calls `tell` with an explanation when the server fails because of a bug in it, or at once if it has
+    /// already failed. All its connections then end within 5 seconds, and it accepts no more: drop it and
+    /// start a new one.
     pub fn when_failed(&self, tell: impl FnOnce(&str) + Send + 'static) {
         self.shared.failure.watch(Box::new(tell));
     }
 
-    /// The event loop in use: `io_uring` or `epoll`.
+    /// Returns the event loop in use: `io_uring` or `epoll`.
     #[must_use]
     pub fn engine(&self) -> &'static str {
         *self.statistics.engine.lock()
     }
 
-    /// Makes these the exports and disks. Those that stay the same keep their contents, open files and
-    /// connections, and disks may be changed again if a flush had failed. Who has opened one that goes,
-    /// or changes, keeps it as it was, but for limits, which hold at once for all who have opened one of that name.
+    /// Replaces the exports and disks. Unchanged ones keep their contents, open files and connections. Disks
+    /// with a failed flush can be changed again. Clients that have opened one that goes or changes keep it as
+    /// it was, except for limits: these apply at once to all clients of an export or disk of that name.
     ///
     /// # Errors
-    /// One of them cannot be served; then nothing changed.
+    /// One of them cannot be served; then nothing has changed.
     pub fn replace(&self, exports: &[Export], disks: &[DiskExport]) -> io::Result<()> {
         let exports = self.shared.exports.prepare(exports)?;
         let disks = self.shared.disks.prepare(disks)?;
         self.shared.exports.replace(exports);
         self.shared.disks.replace(disks);
-        // Requests may wait for limits that there are no more.
+        // Requests may wait for limits that no longer exist.
         for mailbox in &self.shared.mailboxes {
             mailbox.send(Mail::LimitsChanged);
         }
@@ -324,19 +325,20 @@ impl Server {
         Ok(())
     }
 
-    /// Counters and stage times as JSON.
+    /// Returns counters and stage times as JSON.
     #[must_use]
     pub fn statistics_json(&self) -> String {
         self.statistics.to_json()
     }
 
-    /// A function that yields counters and stage times in the text format of Prometheus.
+    /// Returns a function that renders counters and stage times in the text format of Prometheus.
     pub fn prometheus(&self) -> impl Fn() -> String + Send + 'static {
         let statistics = self.statistics.clone();
         move || statistics.to_prometheus()
     }
 
-    /// Stops: no new connections, clients are told, requests under way end, at most 5 seconds.
+    /// Stops the server: accepts no new connections, notifies clients, and finishes requests under way, for
+    /// at most 5 seconds.
     pub fn stop(mut self) {
         self.shut_down();
     }
@@ -367,7 +369,8 @@ impl Drop for Server {
     }
 }
 
-/// Where there is TCP, listens also on a socket to which clients on this machine move; its number.
+/// Adds a socket to which clients on this machine move, if the server listens on TCP. Returns its number, or
+/// zero.
 fn add_local_socket(listeners: &mut Vec<(Listener, Protocol)>) -> u64 {
     let ours_on_tcp = |(listener, protocol): &(Listener, Protocol)| {
         matches!(listener, Listener::Tcp(..)) && *protocol == Protocol::Towline
@@ -388,7 +391,7 @@ fn add_local_socket(listeners: &mut Vec<(Listener, Protocol)>) -> u64 {
     }
 }
 
-/// A number that differs between two starts of a server, whatever its clock says.
+/// Returns a number that differs between two starts of a server, whatever the clock says.
 fn boot_epoch() -> u32 {
     random() as u32 | 1
 }

@@ -1,4 +1,4 @@
-//! What a core does with each message of a lane.
+//! Handles each message that a core receives from a lane.
 
 use crate::core::{Core, elapsed_ns};
 use crate::elsewhere::Task;
@@ -17,15 +17,15 @@ use towline_store::directory::requests_arrived;
 use towline_wire::header::{data_flag, reply_flag, request_flag};
 use towline_wire::{Errno, Header, Kind, ProtocolError, Request};
 
-/// Body of a hello, with room for what later versions add.
+/// Longest body of a hello, with room for additions in later versions.
 const HELLO_BYTES_MAX: u32 = 1024;
 
 /// A core while it reads from one of its lanes.
 pub(crate) struct Serving<'a> {
     pub(crate) core: &'a mut Core,
-    /// A request was among what arrived: the stores have been told.
+    /// The stores have been told that a request arrived.
     pub(crate) news: bool,
-    /// When the first was taken of the requests that are taken while they stand in a ring.
+    /// When the first of the requests was taken that are taken while they are still in a ring.
     pub(crate) since: Option<Instant>,
     pub(crate) index: usize,
 }
@@ -39,14 +39,14 @@ impl Serving<'_> {
         self.core.lanes[self.index].as_ref()?.session
     }
 
-    /// The request on files that a message belongs to.
+    /// Returns the file request that a message belongs to.
     fn running(&mut self, session: u64, header: &Header) -> Option<&mut Running> {
         let served = self.core.sessions.get_mut(session)?;
         let running = served.running.get_mut(usize::from(header.slot))?.as_deref_mut();
         running.filter(|running| running.sequence == header.sequence)
     }
 
-    /// Data that was sent ahead has its place.
+    /// Returns true if there is a place for data that was sent ahead.
     fn is_awaited(&mut self, session: u64, header: &Header) -> bool {
         match self.running(session, header) {
             Some(running) => running.grants.front().is_some_and(|grant| grant.ahead),
@@ -66,7 +66,7 @@ impl Serving<'_> {
     ) -> Result<(), ProtocolError> {
         let mut own = *header;
         let (ahead, header) = (own.take_ahead(), &own);
-        // What was closed before this came is closed before it is executed.
+        // Files closed before this request must be closed before it runs.
         if !self.core.closing.is_empty() {
             self.core.closing.clear();
         }
@@ -86,7 +86,7 @@ impl Serving<'_> {
         match arrival {
             Arrival::Running if !served.comes_again(header.slot) => {}
             Arrival::Running => {
-                // Sent again on a new lane: what it waits for is still wanted.
+                // Sent again on a new lane, so the client still wants what it waits for.
                 let running = served.running.get_mut(usize::from(header.slot));
                 if let Some(running) = running.and_then(|r| r.take_if(|r| r.waits)) {
                     self.core.drive(session, header.slot, running, arrived);
@@ -120,7 +120,7 @@ impl Serving<'_> {
         Ok(())
     }
 
-    /// A fragment is complete: write it, and go on with the request when it was the last.
+    /// Writes a fragment that has arrived completely, and continues the request after the last one.
     fn data(&mut self, session: u64, header: &Header) -> Result<(), ProtocolError> {
         let is_ahead = header.flags & data_flag::AHEAD != 0;
         if is_ahead && !self.is_awaited(session, header) {
@@ -129,7 +129,7 @@ impl Serving<'_> {
         if self.core.disk_data(session, self.index, header)? {
             return Ok(());
         }
-        // It may come too late: its write stopped early, and what stands behind that waits.
+        // The data may be late: its write stopped early, and a later operation of the request is waiting.
         if self.running(session, header).is_none_or(|running| !running.is_transfer()) {
             return Ok(());
         }
@@ -167,7 +167,7 @@ impl Serving<'_> {
     }
 
     fn cancel(&mut self, session: u64, header: &Header) {
-        // What is to be cancelled is a lock or an event that is waited for: it has to be asked for.
+        // Only a wait for a lock or an event can be cancelled, and it has to begin first.
         if let Some(kept) = self.core.waiting.take(session, header) {
             self.core.begin_kept(kept, false);
         }
@@ -184,7 +184,7 @@ impl Serving<'_> {
         let waited = shared.locks.lock().cancel(session, header.slot, header.sequence)
             || shared.grace.cancel(session, header.slot, header.sequence);
         if !waited {
-            // It may be about to ask for the lock, or to ask again.
+            // The request may be about to ask for the lock, or to ask again.
             if let Some(running) = self.running(session, header) {
                 running.cancelled = true;
             }
@@ -201,21 +201,21 @@ impl Core {
     /// Begins a request.
     ///
     /// # Errors
-    /// It is no legal request.
+    /// The request is malformed.
     pub(crate) fn begin_request(&mut self, arrived: &Arrived<'_>) -> Result<(), ProtocolError> {
         let Arrived { session, lane, header, ahead, body, payload, at, .. } = *arrived;
-        // One that has to wait does not use it.
+        // A request that has to wait does not use its advance grant.
         let leave = match (ahead, header.offset) {
             (0, 0) => None,
             _ => self.sessions.get_mut(session).and_then(|served| served.take_leave(ahead, at)),
         };
         if body.first().is_some_and(|tag| Request::is_disk_tag(*tag)) {
             if let Some(served) = self.sessions.get_mut(session) {
-                // A record of what the slot did before a restart has no use any more.
+                // The record of what the slot did before a restart is no longer needed.
                 served.session.take_recorded(header.slot);
             }
             let is_ahead = leave.is_some();
-            drop(leave); // the write may have its buffer
+            drop(leave); // so that the write can have its buffer
             self.disk_request(arrived)?;
             if is_ahead {
                 self.expect_ahead(session, lane, header, ahead);
@@ -324,7 +324,8 @@ impl Sink for Serving<'_> {
         }
         let grant = self.running(session, header)?.grants.front_mut()?;
         let is_granted = grant.offset == header.offset && done + rest <= grant.length;
-        // What began before it was granted has no beginning in the buffer, which held data of others.
+        // Data that began before it was granted lacks its beginning in the buffer, which held other clients'
+        // data.
         if !is_granted || grant.placed != done || grant.ahead != is_ahead {
             return None;
         }
@@ -354,7 +355,7 @@ impl Sink for Serving<'_> {
     }
 
     fn announced(&mut self, header: &Header) -> Result<(), ProtocolError> {
-        // Strangers get no memory for messages of any size.
+        // A client that has not said hello gets no memory for messages of any size.
         let is_hello = header.kind == Kind::Hello && header.body_bytes <= HELLO_BYTES_MAX;
         if is_hello || self.session().is_some() {
             Ok(())

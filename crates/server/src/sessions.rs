@@ -1,5 +1,5 @@
-//! The sessions of a core, by number. Of a request its session is looked up in several places: the one that was asked for last is
-//! found at once.
+//! The sessions of a core, by number. Each request looks up its session in several places; the one that was
+//! looked up last is found at once.
 
 use crate::grants::Served;
 use foldhash::fast::RandomState;
@@ -11,12 +11,12 @@ pub(crate) struct Sessions {
     places: HashMap<u64, usize, RandomState>,
     served: Vec<Option<Served>>,
     free: Vec<usize>,
-    /// Place of the one that was asked for last.
+    /// Index of the session that was looked up last.
     last: usize,
 }
 
 impl Sessions {
-    /// True when it is the one that was asked for last.
+    /// Returns true if this session was looked up last.
     fn is_last(&self, id: u64) -> bool {
         matches!(self.served.get(self.last), Some(Some(served)) if served.session.id == id)
     }
@@ -34,7 +34,7 @@ impl Sessions {
         self.served.get_mut(self.last)?.as_mut()
     }
 
-    /// Adds a session, which is found by its own number; there must be no other one with that.
+    /// Adds a session under its own number, which no other session may have.
     pub(crate) fn insert(&mut self, served: Served) {
         let place = self.free.pop().unwrap_or_else(|| {
             self.served.push(None);
@@ -75,7 +75,7 @@ mod tests {
         }
         assert!(sessions.remove(3).is_some() && sessions.remove(3).is_none());
         assert!(sessions.get_mut(3).is_none() && sessions.get(3).is_none());
-        // In the place that was looked at last.
+        // Reuses the place that was looked up last.
         sessions.insert(new(9));
         assert_eq!(lane(sessions.get_mut(3)), None);
         assert_eq!(lane(sessions.get_mut(9)), Some(Some(9)));

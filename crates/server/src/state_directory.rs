@@ -1,5 +1,4 @@
-//! The directory in which a server keeps what outlives it: a lock file, the state of sessions, and
-//! which disks had failed.
+//! The directory for what outlives a server: a lock file, the state of sessions, and the failed disks.
 
 use crate::failed_disks::FailedDisks;
 use rustix::fs::{CWD, FileType, FlockOperation, IFlags, Mode, OFlags};
@@ -12,7 +11,7 @@ use towline_session::state::{Boot, STATE_BYTES, State, Unusable};
 
 const LOCK: &str = "lock";
 const STATE: &str = "sessions";
-/// What cannot be used is kept under this name for whoever wants to know why.
+/// An unusable state file is kept under this name for inspection.
 const ASIDE: &str = "sessions.damaged";
 
 /// A state directory in use.
@@ -24,8 +23,8 @@ pub(crate) struct StateDirectory {
 }
 
 impl StateDirectory {
-    /// Takes the directory, which is made if it is missing, for a start of the server that `epoch`
-    /// names. What cannot be gone on with is set aside, with a warning.
+    /// Takes the directory, and creates it if it is missing, for the run of the server with boot epoch
+    /// `epoch`. State that cannot be continued is set aside with a warning.
     pub(crate) fn open(directory: &Path, epoch: u32) -> Result<Self, String> {
         let made = std::os::unix::fs::DirBuilderExt::mode(&mut std::fs::DirBuilder::new(), 0o700)
             .create(directory);
@@ -67,7 +66,7 @@ impl StateDirectory {
     }
 }
 
-/// Locks a file for as long as it is open.
+/// Locks a file for as long as the descriptor is open.
 fn lock(path: &Path) -> Result<OwnedFd, String> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let fd = rustix::fs::openat(CWD, path, flags, Mode::from_raw_mode(0o600))
@@ -87,11 +86,11 @@ enum Length {
     Wrong,
 }
 
-/// Opens the state file, which is made if it is missing, and compares its length.
+/// Opens the state file, creates it if it is missing, and checks its length.
 fn open_file(path: &Path) -> Result<(OwnedFd, Length), String> {
     let wrong = |error: rustix::io::Errno| format!("{}: {error}", path.display());
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-    let flags = flags | OFlags::NONBLOCK; // does not wait for the other end of a fifo
+    let flags = flags | OFlags::NONBLOCK; // does not block on a fifo
     let mode = Mode::from_raw_mode(0o600);
     let file = rustix::fs::openat(CWD, path, flags, mode).map_err(wrong)?;
     let stat = rustix::fs::fstat(&file).map_err(wrong)?;
@@ -100,8 +99,9 @@ fn open_file(path: &Path) -> Result<(OwnedFd, Length), String> {
     }
     let length = match usize::try_from(stat.st_size) {
         Ok(0) => {
-            // What was allocated has to take what is stored there later, too, and not be copied to a new place (btrfs), for which a full
-            // disk has no room: that would end the server. Other file systems refuse.
+            // The allocated blocks must also take later changes. If a file system (btrfs) copied these to a
+            // new place, a full disk would have no room for them, and the server would be killed. Other file
+            // systems refuse the flag.
             if let Ok(flags) = rustix::fs::ioctl_getflags(&file) {
                 let _ = rustix::fs::ioctl_setflags(&file, flags | IFlags::NOCOW);
             }
@@ -113,7 +113,7 @@ fn open_file(path: &Path) -> Result<(OwnedFd, Length), String> {
     Ok((file, length))
 }
 
-/// Makes room for a new state file.
+/// Moves an unusable state file out of the way of a new one.
 fn put_away(path: &Path, aside: &Path, why: &Unusable) -> Result<(), String> {
     match why {
         Unusable::Empty => return Ok(()),
@@ -144,7 +144,7 @@ fn put_away(path: &Path, aside: &Path, why: &Unusable) -> Result<(), String> {
     .map_err(|error| format!("{}: cannot be set aside: {error}", path.display()))
 }
 
-/// Names this boot of the machine.
+/// Returns the id of the machine's current boot.
 fn boot() -> Result<Boot, String> {
     const PATH: &str = "/proc/sys/kernel/random/boot_id";
     let text = std::fs::read_to_string(PATH).map_err(|error| format!("{PATH}: {error}"))?;
@@ -185,8 +185,8 @@ mod tests {
 
     type Damage = fn(&Path);
 
-    /// Held by tests that make processes, which have locked files of all tests until they execute a program, and by those that
-    /// would find them locked.
+    /// Held by tests that start processes and by tests that lock files. Until it executes its program, a new
+    /// process shares the locked files of all tests.
     static PROCESSES: std::sync::Mutex<()> = std::sync::Mutex::new(());
 
     #[test]

@@ -1,8 +1,7 @@
-//! What a server measures of live traffic, in the terms of the papers' cost model:
+//! What a server measures of live traffic, in terms of the papers' cost model:
 //! T_server = T_storage + T_data + T_control, with T_disk inside T_storage.
 //!
-//! Each core records into its own histograms under a lock that only a reader of statistics ever
-//! contends for.
+//! Each core records into its own histograms, under a lock that only readers of statistics contend for.
 
 use crate::disks::Disks;
 use crate::watch::Turns;
@@ -18,8 +17,8 @@ use towline_mem::Pool;
 use towline_net::Counters;
 use towline_wire::Request;
 
-/// First tag of the commands of NBD, in the order of their numbers; requests of ours have smaller
-/// tags.
+/// First tag of the NBD commands, which follow in the order of their numbers; Towline's own requests have
+/// smaller tags.
 pub(crate) const NBD_TAGS: u8 = 48;
 const NBD_NAMES: [&str; 8] = [
     "nbd_read",
@@ -32,7 +31,7 @@ const NBD_NAMES: [&str; 8] = [
     "nbd_block_status",
 ];
 
-/// Those that tell how it is now, or was at most; all others only grow.
+/// Counters that show a current or highest value; all others only grow.
 const GAUGES: [&str; 8] = [
     "buffer_bytes_in_use",
     "buffer_bytes_peak",
@@ -52,11 +51,11 @@ fn operation_name(tag: usize) -> &'static str {
 /// Stages of a request, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Stages {
-    /// From the request's arrival to its reply's departure into the send queue.
+    /// From the arrival of the request until its reply is queued for sending.
     pub(crate) server: u64,
     /// Inside the store, including waiting for a device.
     pub(crate) storage: u64,
-    /// Of which on a thread that may block: waiting for a device.
+    /// The part of this on a thread that may block: waiting for a device.
     pub(crate) disk: u64,
     /// From the first grant to the last byte of the request's data.
     pub(crate) data: u64,
@@ -72,7 +71,7 @@ struct Histograms {
 
 impl Histograms {
     fn new() -> Self {
-        // One significant decimal: a few KiB each, and recording touches few cache lines.
+        // With two significant digits each takes 31 KiB, and recording touches few cache lines.
         let new = || {
             Histogram::new_with_bounds(1, 100_000_000_000, 2)
                 .unwrap_or_else(|_| Histogram::new(1).expect("one digit is always legal"))
@@ -104,23 +103,23 @@ impl Histograms {
     }
 }
 
-/// What one core counts.
+/// The counters of one core.
 pub(crate) struct CoreStatistics {
     pub(crate) turns: Turns,
     pub(crate) counters: Counters,
     pub(crate) reactor_calls: AtomicU64,
     pub(crate) requests: AtomicU64,
     pub(crate) replays: AtomicU64,
-    /// Requests of low priority that were begun in a turn in which others asked for something, too.
+    /// Requests of low priority that began in a turn in which others sent requests, too.
     pub(crate) low_among_others: AtomicU64,
     pub(crate) lanes: AtomicU64,
     pub(crate) sessions: AtomicU64,
     pub(crate) protocol_errors: AtomicU64,
-    /// Bytes of the blocks that clients have on loan now.
+    /// Bytes of the blocks that clients have on loan.
     pub(crate) bytes_on_loan: AtomicU64,
-    /// Bytes of disks moved to or from buffers that are registered with the ring.
+    /// Bytes of disks moved to or from buffers registered with the ring.
     pub(crate) disk_bytes_registered: AtomicU64,
-    /// What the engine of disks moved.
+    /// Bytes moved by the engine of disks.
     disk_moved: Mutex<Moved>,
     by_operation: Vec<AtomicU64>,
     histograms: Mutex<Histograms>,
@@ -146,7 +145,7 @@ impl CoreStatistics {
         }
     }
 
-    /// Shows what the engine of disks moved so far.
+    /// Publishes what the engine of disks has moved so far.
     pub(crate) fn publish_moved(&self, moved: Moved) {
         *self.disk_moved.lock() = moved;
     }
@@ -157,7 +156,7 @@ impl CoreStatistics {
         self.histograms.lock().record(&stages);
     }
 
-    /// Counts such a request, before its answer leaves.
+    /// Counts a finished request, before its answer leaves.
     pub(crate) fn count(&self, tag: u8) {
         Counters::add(&self.requests, 1);
         if let Some(count) = self.by_operation.get(usize::from(tag)) {
@@ -165,7 +164,7 @@ impl CoreStatistics {
         }
     }
 
-    /// Records how long requests took that were counted, and takes them.
+    /// Records, and removes, the times of requests that are already counted.
     pub(crate) fn record_times(&self, timed: &mut Vec<Stages>) {
         if timed.is_empty() {
             return;
@@ -177,7 +176,7 @@ impl CoreStatistics {
     }
 }
 
-/// What a server counts.
+/// The counters of a server.
 pub(crate) struct Statistics {
     pub(crate) cores: Vec<Arc<CoreStatistics>>,
     pub(crate) pools: Mutex<Vec<Arc<Pool>>>,
@@ -256,7 +255,7 @@ impl Statistics {
                 }
             }
             let histograms = core.histograms.lock();
-            // The same bounds everywhere, so that adding cannot fail.
+            // Adding cannot fail, since all have the same bounds.
             let _ = merged.server.add(&histograms.server);
             let _ = merged.storage.add(&histograms.storage);
             let _ = merged.disk.add(&histograms.disk);
@@ -292,12 +291,12 @@ impl Statistics {
         }
     }
 
-    /// Everything as JSON.
+    /// Returns everything as JSON.
     pub(crate) fn to_json(&self) -> String {
         serde_json::to_string(&self.snapshot()).unwrap_or_default()
     }
 
-    /// Everything in the text format of Prometheus.
+    /// Returns everything in the text format of Prometheus.
     pub(crate) fn to_prometheus(&self) -> String {
         use std::fmt::Write;
         let snapshot = self.snapshot();
@@ -361,7 +360,7 @@ mod tests {
         assert_eq!(types["towline_stage_seconds"], "summary");
         assert_eq!(types["towline_requests"], "counter");
         assert_eq!(types["towline_lanes"], "gauge");
-        // Those of pools are missing here.
+        // The gauges of pools are missing here.
         for name in GAUGES.map(|name| format!("towline_{name}")) {
             assert!(types.get(&*name).is_none_or(|kind| *kind == "gauge"), "{name}");
         }

@@ -1,8 +1,10 @@
-//! Requests that are not begun yet: of clients of low priority, until nobody else asks or their turn has come,
-//! and of clients that ask a disk or an export for more than they may, until their time has come.
+//! Requests that are held back before they begin. Those of clients of low priority wait until nobody else
+//! asks or their turn comes; those of clients that exceed the limit of a disk or export wait until their time
+//! comes.
 //!
-//! When its lane ends such a request is forgotten, and the client asks again; but what the processes of a run asked for
-//! is done. A session has no more of them than slots, so their memory is bounded.
+//! When its lane ends, a request held back is forgotten, and the client sends it again; but requests of the
+//! processes of a `towline run` are executed. A session holds back at most as many requests as it has slots,
+//! so memory is bounded.
 
 use crate::core::Core;
 use crate::priority::Turn;
@@ -19,24 +21,24 @@ use towline_store::directory::requests_arrived;
 use towline_wire::request::Operations;
 use towline_wire::{Header, ProtocolError, Request};
 
-/// A request and what came with it.
+/// A request and its context.
 pub(crate) struct Arrived<'a> {
     pub(crate) session: u64,
     /// Its lane.
     pub(crate) lane: usize,
     pub(crate) header: &'a Header,
-    /// Bytes that follow it without a grant.
+    /// Bytes that follow the request without a grant.
     pub(crate) ahead: u32,
     pub(crate) body: &'a [u8],
     pub(crate) payload: &'a [u8],
     pub(crate) at: Instant,
-    /// Its client's limits hold for it.
+    /// The client's limits apply to the request.
     pub(crate) may_wait: bool,
 }
 
 impl Arrived<'_> {
     fn keep(&self) -> Kept {
-        // What follows it comes too early, and will have to come again.
+        // Data that follows the request comes too early; the client will send it again.
         Kept {
             session: self.session,
             header: *self.header,
@@ -47,7 +49,7 @@ impl Arrived<'_> {
     }
 }
 
-/// The same for as long as it waits.
+/// An owned copy of a request that is held back.
 pub(crate) struct Kept {
     session: u64,
     header: Header,
@@ -63,32 +65,32 @@ impl Kept {
     }
 }
 
-/// A request of a client that has had what it may.
+/// A request of a client that has used up its limit.
 struct Throttled {
     until: Instant,
     meter: Arc<Meter>,
     kept: Kept,
 }
 
-/// Requests that wait, of all sessions of a core, in the order in which they came.
+/// Requests held back, of all sessions of a core, in order of arrival.
 #[derive(Default)]
 pub(crate) struct Waiting {
-    /// Until this time.
+    /// Requests of limited clients.
     throttled: VecDeque<Throttled>,
-    /// Of low priority.
+    /// Requests of low priority.
     low: VecDeque<Kept>,
     turn: Turn,
-    /// Others have asked for something in this turn of the core.
+    /// Others have sent a request in this turn of the core.
     others: bool,
 }
 
 impl Waiting {
-    /// When to look again.
+    /// Returns when to check again.
     pub(crate) fn next_wake(&self) -> Option<Instant> {
         self.throttled.iter().map(|throttled| throttled.until).min()
     }
 
-    /// A request that is not of low priority has come.
+    /// Notes a request that is not of low priority.
     pub(crate) fn note_other(&mut self) {
         self.others = true;
         if !self.low.is_empty() {
@@ -96,13 +98,13 @@ impl Waiting {
         }
     }
 
-    /// Limits have changed: who waits looks again.
+    /// Notes that limits have changed: all waiting requests are checked again.
     pub(crate) fn limits_changed(&mut self) {
         let now = Instant::now();
         self.throttled.iter_mut().for_each(|throttled| throttled.until = now);
     }
 
-    /// Takes out what waits of a session, in its order.
+    /// Removes the waiting requests of a session, in order.
     fn take_all(&mut self, session: u64) -> Vec<Kept> {
         let (throttled, others): (VecDeque<_>, _) = std::mem::take(&mut self.throttled)
             .into_iter()
@@ -111,16 +113,16 @@ impl Waiting {
         let (low, others): (VecDeque<_>, _) =
             std::mem::take(&mut self.low).into_iter().partition(|kept| kept.session == session);
         self.low = others;
-        // Those of low priority come to their limits later.
+        // Those of low priority have not come to their limits yet.
         throttled.into_iter().map(|throttled| throttled.kept).chain(low).collect()
     }
 
-    /// Forgets what waits of a session; yields the slots.
+    /// Forgets the waiting requests of a session and returns their slots.
     pub(crate) fn forget(&mut self, session: u64) -> Vec<u16> {
         self.take_all(session).iter().map(|kept| kept.header.slot).collect()
     }
 
-    /// Takes out a request, if it waits.
+    /// Removes a request if it waits.
     pub(crate) fn take(&mut self, session: u64, header: &Header) -> Option<Kept> {
         if let Some(place) = self.low.iter().position(|kept| kept.is(session, header)) {
             return self.low.remove(place);
@@ -130,7 +132,7 @@ impl Waiting {
     }
 }
 
-/// Bytes that a request moves.
+/// Returns how many bytes a request moves.
 fn bytes_of(request: &Request<'_>) -> u64 {
     match request {
         Request::DiskRead { length, .. } | Request::DiskWrite { length, .. } => (*length).into(),
@@ -139,10 +141,10 @@ fn bytes_of(request: &Request<'_>) -> u64 {
 }
 
 impl Core {
-    /// Begins a request, or has it wait for others if its client has low priority.
+    /// Begins a request, or holds it back if its client has low priority.
     ///
     /// # Errors
-    /// It is no legal request.
+    /// The request is malformed.
     pub(crate) fn take_request(
         &mut self,
         arrived: &Arrived<'_>,
@@ -156,33 +158,33 @@ impl Core {
         self.begin_request(arrived)
     }
 
-    /// True when a request of low priority could be begun now.
+    /// Returns true if a request of low priority could begin.
     pub(crate) fn has_low_request(&self) -> bool {
         self.waiting.low.iter().any(|kept| self.has_room(kept.session))
     }
 
-    /// The answer of a request can be sent now, or it cannot be sent at all.
+    /// Returns true if the answer to a request can be sent, or can never be sent.
     fn has_room(&self, session: u64) -> bool {
         let lane = self.sessions.get(session).and_then(|served| served.lane);
         let lane = lane.and_then(|lane| self.lanes.get(lane as usize)?.as_ref());
         lane.is_none_or(|lane| !lane.is_full())
     }
 
-    /// Begins requests of low priority: as many as are due, if others asked for something in this turn; else until
-    /// others do.
+    /// Begins requests of low priority. If others have sent requests in this turn, begins only as many as are
+    /// due; otherwise, until others do.
     pub(crate) fn begin_low(&mut self) {
         let others = std::mem::take(&mut self.waiting.others);
         if self.waiting.low.is_empty() {
             return;
         }
-        // What others get leaves before.
+        // The others' answers and grants leave first.
         self.grant();
         self.flush_dirty();
         for _ in 0..self.waiting.low.len() {
             if others && !self.waiting.turn.is_low_due() {
                 return;
             }
-            // Those of one session keep their order, as they wait for the same lane.
+            // Requests of one session stay in order, since they wait for the same lane.
             let next = self.waiting.low.iter().position(|kept| self.has_room(kept.session));
             let Some(kept) = next.and_then(|next| self.waiting.low.remove(next)) else { return };
             self.waiting.turn.low();
@@ -197,7 +199,7 @@ impl Core {
         }
     }
 
-    /// Begins what has waited, unless it may wait still.
+    /// Begins a request that was held back; with `may_wait`, it may be held back again.
     pub(crate) fn begin_kept(&mut self, kept: Kept, may_wait: bool) {
         let Kept { session, header, body, payload, at } = kept;
         let lane = self.sessions.get(session).and_then(|served| served.lane);
@@ -211,8 +213,8 @@ impl Core {
         }
     }
 
-    /// The lane of a session ends: what was asked by a process of a run is done although it may have been killed, as it relies
-    /// on it. Others ask again.
+    /// Begins all requests of a session whose lane ends, if it belongs to a `towline run`: the process may
+    /// have been killed, but it relies on them. Other clients send them again.
     pub(crate) fn begin_all_of(&mut self, session: u64) {
         if !self.sessions.get(session).is_some_and(|served| served.session.family) {
             return;
@@ -222,8 +224,8 @@ impl Core {
         }
     }
 
-    /// True when a request has to wait, since its client has had what it may, or one of its requests waits for that; and then it
-    /// does. Else it is charged for itself and for so many bytes.
+    /// Returns true, and keeps the request, if it has to wait because its client has used up its limit or has
+    /// another request waiting for that. Otherwise charges for the request and for `bytes` bytes.
     pub(crate) fn waits_for(
         &mut self,
         meter: &Arc<Meter>,
@@ -248,7 +250,7 @@ impl Core {
         }
     }
 
-    /// The same for a request to a disk.
+    /// Does the same for a request to a disk.
     pub(crate) fn throttle_disk(&mut self, request: &Request<'_>, arrived: &Arrived<'_>) -> bool {
         let disk = request.disk();
         let served = self.sessions.get(arrived.session);
@@ -256,8 +258,8 @@ impl Core {
         meter.is_some_and(|meter| self.waits_for(&meter, bytes_of(request), arrived))
     }
 
-    /// What measures the client of a request on files, if its export limits clients. What it reads is charged when
-    /// that is known.
+    /// Returns the meter for a file request, if its export limits clients. The bytes that it reads are
+    /// charged when their number is known.
     pub(crate) fn file_meter(&mut self, arrived: &Arrived<'_>) -> Option<Arc<Meter>> {
         let exports = &self.shared.exports;
         if !exports.are_limited() {
@@ -284,7 +286,7 @@ impl Core {
         Some(meter).filter(|meter| meter.is_limited())
     }
 
-    /// Begins what has waited long enough.
+    /// Begins requests that have waited long enough.
     pub(crate) fn resume_throttled(&mut self) {
         let Some(wake) = self.waiting.next_wake() else { return };
         let now = Instant::now();
@@ -296,13 +298,13 @@ impl Core {
                 self.waiting.throttled.push_back(throttled);
                 continue;
             }
-            // Looked at anew: it waits again when another one was faster.
+            // Checked again: another request may have been faster, and then this one waits again.
             self.begin_kept(throttled.kept, true);
         }
     }
 }
 
-/// Who is at the other end: for limits, which all connections of one client share.
+/// Returns the client at the other end, for limits, which all its connections share.
 pub(crate) fn client_of(link: &Link) -> Option<ClientKey> {
     use rustix::net::sockopt::socket_peercred;
     let fd = link.fd()?;

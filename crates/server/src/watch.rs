@@ -1,8 +1,8 @@
-//! The thread that watches over the cores: it notices file systems that are mounted below an export,
-//! and cores that wait for a device that does not answer.
+//! The thread that watches over the cores. It notices file systems that are mounted below an export, and
+//! cores that wait for a device that does not answer.
 //!
-//! A core that asks a local file system waits in the kernel, and cannot be taken out of there. What
-//! can be done is to say so, to give new connections to the others, and not to wait for it at the end.
+//! A core that uses a local file system waits in the kernel and cannot be taken out of there. The thread can
+//! only log it, give new connections to other cores, and keep the shutdown from waiting for it.
 
 use crate::core::{Protocol, Shared};
 use crate::mailbox::Mail;
@@ -17,47 +17,47 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use towline_net::Link;
 
-/// How often cores are looked at. One that is in the same turn at two looks is waiting.
+/// How often cores are checked. A core that is in the same turn at two checks is waiting.
 const LOOK: Duration = Duration::from_secs(5);
 
 /// How often connections are accepted while the first core waits.
 const ACCEPT: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
-/// Whether a core gets on, as it tells itself and as it is seen by the watching thread.
+/// Shows whether a core makes progress, as reported by the core and as seen by the watching thread.
 #[derive(Debug, Default)]
 pub(crate) struct Turns {
     /// Odd while the core works. Only the core writes it.
     count: AtomicU64,
-    /// Its thread's number; zero: not started.
+    /// Id of the core's thread; zero: not started.
     thread: AtomicU32,
-    /// Seconds for which it has been in one turn, if that is long.
+    /// Seconds that the core has spent in one turn, if that is long.
     waiting: AtomicU64,
 }
 
 impl Turns {
-    /// To be called once by the core's thread.
+    /// Must be called once by the core's thread.
     pub(crate) fn begin(&self) {
         let thread = rustix::thread::gettid().as_raw_nonzero().get();
         self.thread.store(thread.unsigned_abs(), Ordering::Relaxed);
     }
 
-    /// The core begins to work.
+    /// Notes that the core starts to work.
     pub(crate) fn wakes(&self) {
         self.count.store(self.count.load(Ordering::Relaxed) | 1, Ordering::Relaxed);
     }
 
-    /// The core is done with its turn.
+    /// Notes that the core has finished its turn.
     pub(crate) fn sleeps(&self) {
         self.count.store((self.count.load(Ordering::Relaxed) | 1) + 1, Ordering::Relaxed);
     }
 
-    /// Seconds for which it has been in one turn; zero: it gets on.
+    /// Returns the seconds that the core has spent in one turn; zero: it makes progress.
     pub(crate) fn waiting(&self) -> u64 {
         self.waiting.load(Ordering::Relaxed)
     }
 }
 
-/// The watching thread; dropping it ends it.
+/// The watching thread. Dropping this ends it.
 pub(crate) struct Watch {
     stop: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
@@ -67,7 +67,7 @@ impl Watch {
     /// Starts watching.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The error of the kernel.
     pub(crate) fn start(shared: Arc<Shared>) -> Result<Self, StartError> {
         let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let stop = Arc::new(stop.map_err(|error| StartError::System(error.into()))?);
@@ -82,7 +82,7 @@ impl Watch {
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        // Fails only if it was told very often already.
+        // Fails only if the counter of the eventfd is full, and then it is readable anyway.
         let _ = rustix::io::write(&*self.stop, &1u64.to_ne_bytes());
         if let Some(Err(_)) = self.thread.take().map(JoinHandle::join) {
             log::error!("the thread that watches over the cores had failed");
@@ -90,12 +90,12 @@ impl Drop for Watch {
     }
 }
 
-/// What the last looks at a core saw.
+/// What the last checks of a core saw.
 #[derive(Clone, Copy)]
 struct Seen {
     count: u64,
     since: Instant,
-    /// Seconds of waiting at which it is told next.
+    /// Seconds of waiting at which it is logged next.
     tell_at: u64,
 }
 
@@ -106,9 +106,9 @@ fn watch(shared: &Shared, stop: &OwnedFd, mounts: Option<&File>) {
     let look = Timespec { tv_sec: LOOK.as_secs() as i64, tv_nsec: 0 };
     loop {
         let mut fds = vec![PollFd::new(stop, PollFlags::IN)];
-        // The kernel tells of changes in this way, see `proc_pid_mountinfo(5)`.
+        // The kernel reports changes of mounts in this way, see `proc_pid_mountinfo(5)`.
         fds.extend(mounts.map(|mounts| PollFd::new(mounts, PollFlags::PRI)));
-        // The first core accepts connections; while it waits we do.
+        // The first core accepts connections; while it waits, this thread does.
         let accepting = shared.cores[0].turns.waiting() > 0;
         match poll(&mut fds, Some(if accepting { &ACCEPT } else { &look })) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
@@ -155,7 +155,7 @@ fn look_at(index: usize, core: &CoreStatistics, seen: &mut Seen) {
     }
 }
 
-/// Connections go to cores that get on.
+/// Accepts connections and hands them to cores that make progress.
 fn accept(shared: &Shared) {
     for (listener, protocol) in shared.listeners.read().iter() {
         while let (Some(core), Ok(link)) = (shared.core_for_newcomer(), listener.accept()) {
@@ -168,7 +168,7 @@ fn accept(shared: &Shared) {
     }
 }
 
-/// The system call in which a thread is, and the file that it is about, as far as the kernel tells.
+/// Returns the system call that a thread is in, and the file that it concerns, as far as the kernel says.
 fn whereabouts(thread: u32) -> String {
     let read = |what: &str| {
         std::fs::read_to_string(format!("/proc/self/task/{thread}/{what}")).unwrap_or_default()
@@ -179,7 +179,7 @@ fn whereabouts(thread: u32) -> String {
         return "its own code or the kernel".to_owned();
     };
     let name = call_name(number);
-    // Of these the second argument is the file: the first one is the socket.
+    // The file is the second argument of `sendfile`, after the socket; in the others it is the first.
     let argument = if number == libc::SYS_sendfile { words.nth(1) } else { words.next() };
     let descriptor =
         argument.and_then(|word| u32::from_str_radix(word.trim_start_matches("0x"), 16).ok());
@@ -235,7 +235,7 @@ mod tests {
         let core = CoreStatistics::new();
         let long_ago = Instant::now().checked_sub(Duration::from_secs(7)).unwrap();
         let mut seen = Seen { count: 0, since: long_ago, tell_at: 5 };
-        // It sleeps, works, works anew: all is well.
+        // It sleeps, works, and works again: that is progress.
         look_at(0, &core, &mut seen);
         for _ in 0..3 {
             core.turns.wakes();
@@ -252,7 +252,7 @@ mod tests {
         core.turns.sleeps();
         look_at(0, &core, &mut seen);
         assert_eq!(core.turns.waiting(), 0);
-        // Asleep, however long.
+        // A core may sleep for any length of time.
         seen.since = long_ago;
         look_at(0, &core, &mut seen);
         assert_eq!(core.turns.waiting(), 0);
@@ -265,7 +265,7 @@ mod tests {
         let waiting = std::thread::spawn(move || {
             tell.send(rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs()).unwrap();
             let mut byte = [0];
-            // A call that is in the table of names would need a device that does not answer.
+            // A call in the table of names would need a device that does not answer.
             std::io::Read::read(&mut &reader, &mut byte).unwrap()
         });
         let thread = told.recv().unwrap();

@@ -1,7 +1,8 @@
-//! What keeping the state costs: requests on a directory, without sockets, with and without it.
+//! Measures the cost of keeping the state: requests on a directory, without sockets, with and without it.
 //!
-//! `cargo bench -p towline-session --bench state [-- DIRECTORY]`. The two are measured in turn, many
-//! times; shown is the fastest turn of each, which other load on the machine disturbs least.
+//! `cargo bench -p towline-session --bench state [-- DIRECTORY]`. The two cases are measured in turns,
+//! many times. The fastest turn of each is shown, because it is least disturbed by other load on the
+//! machine.
 
 #![allow(clippy::unwrap_used)] // a benchmark that cannot go on should say where
 
@@ -19,7 +20,7 @@ use towline_store::{Caller, FileStore};
 use towline_wire::request::{CURRENT, DIRECTORY, encode_compound, write_flag};
 use towline_wire::{Reply, Request};
 
-/// Requests in one turn, and turns.
+/// Requests in one turn, and number of turns.
 const REQUESTS: u32 = 500;
 const TURNS: u32 = 100;
 
@@ -43,7 +44,7 @@ impl Exports for Names {
     }
 }
 
-/// What it is called, its requests, and the data that go with them.
+/// A case's name, its requests, and the data sent with them.
 type Case<'a> = (&'a str, Vec<Vec<u8>>, &'a [u8]);
 
 struct Bench {
@@ -54,7 +55,7 @@ struct Bench {
 }
 
 impl Bench {
-    /// Runs a request as a server does, and yields the handle of the file opened first.
+    /// Runs a request as a server does, and returns the handle of the file that it opened first.
     fn run(&mut self, journal: Option<&Journal>, body: &[u8], data: &[u8]) -> u64 {
         self.sequence += 1;
         let mut compound = Compound::new(0, self.sequence, body, data, 0).unwrap();

@@ -1,4 +1,4 @@
-//! Execution of one request: its operations in order, until one fails or has to wait.
+//! Executes one request: its operations in order, until one fails or has to wait.
 
 mod append;
 mod locking;
@@ -22,19 +22,19 @@ use towline_wire::request::{CURRENT, Operations};
 use towline_wire::{Attr, Errno, ProtocolError, Reply, Request};
 use writing::Writing;
 
-/// Memory of a request, and of its results, that is kept for the next one.
+/// Capacity of a request's and its results' buffers that is kept for the next request.
 const KEPT_BYTES: usize = 4096;
 
 /// Work for a thread that may block.
 pub type Blocking = Box<dyn FnOnce() -> BlockingResult + Send>;
 
-/// What such work yields: a result and, of a read, the bytes.
+/// The outcome of blocking work: a result and, for a read, the bytes.
 pub struct BlockingResult {
     result: Result<Value, Errno>,
 }
 
 impl BlockingResult {
-    /// Of work that panicked.
+    /// The outcome of work that panicked.
     #[must_use]
     pub fn broken() -> Self {
         Self { result: Err(Errno::EIO) }
@@ -46,56 +46,59 @@ enum Value {
     Number(u64),
     Read(Aggregate),
     Wrote(usize, u64),
-    /// Nobody can know whether it was done before the server was killed.
+    /// It is unknown whether the operation was done before the server was killed.
     Undecided,
 }
 
-/// What a compound needs before it can go on.
+/// What a compound needs before it can continue.
 pub enum Step {
-    /// It is finished: [`Compound::reply`].
+    /// Nothing: it is finished, and [`Compound::reply`] has the results.
     Finished,
-    /// All bytes of the offered transfer, each fragment by [`Compound::write_fragment`].
+    /// All bytes of the offered transfer; pass each fragment to [`Compound::write_fragment`].
     NeedsData,
-    /// Its next operation may wait without end for this store: run on, on a thread that may.
+    /// A thread that may wait, because the next operation may wait without limit for this store:
+    /// continue to run there.
     Elsewhere(Arc<dyn FileStore>),
-    /// Run this, which waits for this store, on a thread that may block, then [`Compound::unblocked`]. It
-    /// yields up to so many bytes that take memory until they are sent.
+    /// Work that waits for this store: run it on a thread that may block, then call
+    /// [`Compound::unblocked`]. The number is the most bytes of its result that occupy memory until they
+    /// are sent.
     Block(Arc<dyn FileStore>, Blocking, u64),
-    /// The lock of this waiter; the driver owns the lock table. Then [`Compound::locked`].
+    /// A lock for this waiter, from the driver's lock table; then call [`Compound::locked`]. The bool
+    /// says whether to wait for it.
     Lock(FileKey, Waiter, bool),
-    /// Look whether a lock is in the way, then [`Compound::tested`].
+    /// A test whether another lock conflicts; then call [`Compound::tested`].
     TestLock(FileKey, Owner, Range),
     /// Release the locks of this open file or process, then run again.
     ReleaseLocks(Owner),
-    /// The client has opened and locked again all that it wants to, then run again.
+    /// Note that the client has reopened and relocked everything it wants, then run again.
     Reclaimed,
-    /// Something to tell in this queue, for a request with this turn: [`EventQueue::wait`], then run again.
+    /// Events in this queue, for a request with this turn: call [`EventQueue::wait`], then run again.
     Events(Arc<EventQueue>, u64),
 }
 
-/// What a compound runs against.
+/// The environment in which a compound runs.
 pub struct Context<'a> {
-    /// Open files of its session.
+    /// Open files of the session.
     pub files: Table<'a>,
     /// Exports of the server.
     pub exports: &'a dyn Exports,
-    /// On whose behalf.
+    /// The user on whose behalf it runs.
     pub caller: &'a Caller,
     /// Session number.
     pub session: u64,
 }
 
-/// A request being executed. Its memory can be used again for another one.
+/// A request being executed. Its buffers can be reused for another request.
 #[derive(Default)]
 pub struct Compound {
     body: Vec<u8>,
     /// Payload that came with the request.
     payload: Vec<u8>,
-    /// Bytes offered but not sent with the request.
+    /// Bytes offered instead of sent with the request.
     offered: u64,
-    /// The operation that comes next.
+    /// Index of the next operation.
     index: usize,
-    /// Where it begins in the body, and where it ends if it was looked at.
+    /// Where the next operation begins in the body, and where it ends once it was decoded.
     at: usize,
     after: usize,
     results: Vec<u8>,
@@ -103,35 +106,36 @@ pub struct Compound {
     data_of_file: bool,
     current: Option<u64>,
     modifies: bool,
-    /// It stores what was written: of what cannot be stored the kernel tells once.
+    /// It contains a sync, whose reply has to be remembered: the kernel reports a failed write-back only
+    /// once.
     syncs: bool,
     failed: bool,
     write: Option<Box<Writing>>,
     slot: u16,
     sequence: u32,
-    /// Operations it consists of.
+    /// Number of operations.
     operations: usize,
     /// Files that it opened and did not close.
     left_open: usize,
-    /// Records what it does, where the session is kept.
+    /// Records what it does, if the session is kept.
     pen: Option<Box<Pen>>,
-    /// It failed because nobody can know whether it was done.
+    /// It failed because it is unknown whether an operation was done.
     undecided: bool,
-    /// Store that its next operation needs a thread for that may wait.
+    /// Store for which the next operation needs a thread that may wait.
     elsewhere: Option<Arc<dyn FileStore>>,
     /// Most bytes that it reads.
     reads: u64,
-    /// The file that it closed last, if that could only be read: its descriptor is still open.
+    /// The file that it closed last, if that was open for reading only. Its descriptor is still open.
     closed: Option<Opened>,
-    /// Its turn among those that ask for events, while it does.
+    /// Its turn in the event queue, while it asks for events.
     turn: Option<u64>,
 }
 
 impl Compound {
-    /// A request as received. `offered` bytes of its write will come in data messages.
+    /// Creates a compound for a request. `offered` bytes of its write will follow in data messages.
     ///
     /// # Errors
-    /// As [`Compound::begin`].
+    /// See [`Compound::begin`].
     pub fn new(
         slot: u16,
         sequence: u32,
@@ -144,11 +148,11 @@ impl Compound {
         Ok(compound)
     }
 
-    /// As [`Compound::new`], in one that is new or was [cleared](Compound::clear). Yields the operation, where it is the only one,
-    /// for [`Compound::run`].
+    /// Like [`Compound::new`], in a compound that is new or was [cleared](Compound::clear). If the
+    /// request has only one operation, returns it for [`Compound::run`].
     ///
     /// # Errors
-    /// The body is no legal sequence of operations, or its write and the bytes do not match.
+    /// The body is not a legal sequence of operations, or its write does not match the bytes sent or offered.
     pub fn begin<'b>(
         &mut self,
         slot: u16,
@@ -201,9 +205,9 @@ impl Compound {
         Ok(last.filter(|_| operations == 1))
     }
 
-    /// Forgets the request, and keeps its memory.
+    /// Forgets the request but keeps the buffers.
     pub fn clear(&mut self) {
-        // One by one: most have nothing to let go of, and this is done for each request.
+        // Field by field, because this is done for each request, and most have nothing to free.
         let Self {
             body,
             payload,
@@ -250,7 +254,7 @@ impl Compound {
         self.modifies || self.syncs
     }
 
-    /// Ends it with `EIO`, because carrying it out panicked: nobody knows what of it was done.
+    /// Ends the request with `EIO` because executing it panicked: it is unknown how much of it was done.
     pub fn broken(&mut self) {
         self.results.clear();
         self.data = Aggregate::new();
@@ -261,40 +265,40 @@ impl Compound {
         self.fail(Errno::EIO);
     }
 
-    /// True when it failed because nobody can know whether it was done, before the server was killed or
-    /// before it panicked.
+    /// True when it failed because it is unknown whether an operation was done before the server was
+    /// killed or the request panicked.
     #[must_use]
     pub fn is_undecided(&self) -> bool {
         self.undecided
     }
 
-    /// Most bytes that it reads, all in memory if its store may hang.
+    /// Returns the most bytes that it reads, all of them in memory if its store may hang.
     #[must_use]
     pub fn reads(&self) -> u64 {
         self.reads.min(TRANSFER_BYTES_MAX as u64)
     }
 
-    /// A file that it has closed: its descriptor goes when this is dropped, which should be after the answer was sent, as it
-    /// takes as long as a small request, and before anything else is asked. Only of files that could just be read, whose closing
-    /// nobody waits for.
+    /// Returns a file that it has closed. Dropping it closes the descriptor, which takes as long as a
+    /// small request. So drop it after sending the reply, but before executing the next request. Only
+    /// for files that were open for reading only; no one waits for them to be closed.
     pub fn take_closed(&mut self) -> Option<Opened> {
         self.closed.take()
     }
 
-    /// The file that it has opened and left open.
+    /// Returns the handle of the file that it opened and left open.
     #[must_use]
     pub fn left(&self) -> Option<u64> {
         self.current.filter(|_| self.left_open > 0)
     }
 
-    /// Tag of its first operation, for statistics.
+    /// Returns the tag of the first operation, for statistics.
     #[must_use]
     pub fn first_tag(&self) -> u8 {
         self.body.first().copied().unwrap_or(0)
     }
 
-    /// What the client gets: encoded results and data; whether the reply has to be remembered, and
-    /// whether the data are a file's (which come in fragments, unlike listings).
+    /// Returns the encoded results and the data; whether the reply has to be remembered; and whether the
+    /// data is a file's (and is sent in fragments, unlike listings).
     #[must_use]
     pub fn reply(&mut self) -> (&mut Vec<u8>, &mut Aggregate, bool, bool) {
         let modifies = self.modifies();
@@ -312,14 +316,14 @@ impl Compound {
         self.failed = true;
     }
 
-    /// Executes operations until the compound is finished or has to wait. Of one that was just begun `only` is what
-    /// [`Compound::begin`] has yielded.
+    /// Executes operations until the compound is finished or has to wait. For a compound that has just
+    /// begun, `only` is what [`Compound::begin`] returned.
     pub fn run(&mut self, only: Option<&Request<'_>>, context: &mut Context<'_>) -> Step {
         let body = std::mem::take(&mut self.body);
         let step = loop {
             let mut reader = Reader::new(&body).from(self.at);
             let is_over = self.failed || self.index == self.operations;
-            // Looked through when it came; the same bytes parse again.
+            // The body was checked when it arrived; the same bytes parse again.
             let decoded =
                 if is_over || only.is_some() { None } else { Request::decode(&mut reader).ok() };
             let Some(request) = only.filter(|_| !is_over).or(decoded.as_ref()) else {
@@ -344,18 +348,21 @@ impl Compound {
         step
     }
 
+    /// Replaces [`CURRENT`] by the handle of the current file.
     fn handle(&self, handle: u64) -> Result<u64, Errno> {
         if handle == CURRENT { self.current.ok_or(Errno::EBADF) } else { Ok(handle) }
     }
 
+    /// Finds an open file, and makes sure that this thread may use its store.
     fn at<'c>(&mut self, context: &'c Context<'_>, handle: u64) -> Result<Found<'c>, Errno> {
         let opened = context.files.find(self.handle(handle)?)?;
         self.reach(context, &opened.store)?;
         Ok(opened)
     }
 
-    /// To be called before anything of a store is used: fails where that may wait without end and
-    /// this thread must not. The operation has done nothing yet, and is begun anew elsewhere.
+    /// Must be called before any use of a store. Fails if the store may wait without limit and this
+    /// thread must not wait. The operation has not done anything yet, and is started again on another
+    /// thread.
     fn reach(&mut self, context: &Context<'_>, store: &Arc<dyn FileStore>) -> Result<(), Errno> {
         if store.may_hang() && !context.files.may_wait() {
             self.elsewhere = Some(store.clone());
@@ -364,6 +371,7 @@ impl Compound {
         Ok(())
     }
 
+    /// Finds an open file for a change; `EROFS` if its export is read-only.
     fn writable_at(&mut self, context: &Context<'_>, handle: u64) -> Result<Opened, Errno> {
         let opened = self.at(context, handle)?.into_owned();
         if opened.terms.read_only {
@@ -373,7 +381,7 @@ impl Compound {
         Ok(opened)
     }
 
-    /// Adds an open file to the session's and makes it the current one.
+    /// Adds an open file to the session and makes it the current one.
     fn opened(
         &mut self,
         context: &mut Context<'_>,
@@ -383,8 +391,8 @@ impl Compound {
     ) -> Result<(), Errno> {
         let handle = match at {
             Some(handle) => {
-                // Another session of the family may have been faster. Its flags say the same in other words: the
-                // root of an export is attached by one and a path to others.
+                // Another session of the family may have been faster. The flags need not match: one
+                // session attaches the root of an export, and a path leads others there.
                 let same = context
                     .files
                     .find(handle)
@@ -408,7 +416,7 @@ impl Compound {
         self.data = data;
     }
 
-    /// Runs work at once, or says that it has to run where it may block, since it waits for this store.
+    /// Runs work at once, or returns it as a step if it has to wait for a store.
     fn blocking(
         &mut self,
         waits_for: Option<Arc<dyn FileStore>>,
@@ -422,7 +430,7 @@ impl Compound {
         None
     }
 
-    /// Takes the result of blocking work; then run again.
+    /// Takes the result of blocking work; run again afterwards.
     pub fn unblocked(&mut self, done: BlockingResult) {
         match done.result {
             Ok(Value::Done) => self.result(&Reply::Done {}),
@@ -440,7 +448,7 @@ impl Compound {
     }
 }
 
-/// The store of an open file, if what takes long there is to be waited for elsewhere.
+/// Returns the store of an open file if slow operations of that store belong on another thread.
 fn waiting_store(opened: &Opened) -> Option<Arc<dyn FileStore>> {
     opened.store.may_block().then(|| opened.store.clone())
 }

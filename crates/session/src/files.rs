@@ -9,21 +9,21 @@ use towline_store::{FileStore, OpenFile, Watch};
 use towline_wire::Errno;
 use towline_wire::limits::OPEN_FILES_MAX;
 
-/// Open files as a compound gets at them.
+/// How a compound accesses the open files.
 pub enum Table<'a> {
-    /// Held while the compound runs, by a thread that must not wait.
+    /// Locked while the compound runs, by a thread that must not wait.
     Held(&'a mut Files),
-    /// Taken for moments, by a thread that may wait: others use the same files meanwhile.
+    /// Locked only for moments, by a thread that may wait; other requests use the same files meanwhile.
     Shared(&'a SharedFiles),
 }
 
 impl Table<'_> {
-    /// True when calls that may take long belong here.
+    /// True when calls that may take long can be made on this thread.
     pub(crate) fn may_wait(&self) -> bool {
         matches!(self, Self::Shared(_))
     }
 
-    /// The file with this handle, as by [`Files::find`].
+    /// Finds the file with this handle; see [`Files::find`].
     pub(crate) fn find(&self, handle: u64) -> Result<Found<'_>, Errno> {
         match self {
             Self::Held(files) => files.find(handle).map(Cow::Borrowed),
@@ -31,7 +31,7 @@ impl Table<'_> {
         }
     }
 
-    /// Does something with the files.
+    /// Calls `act` with the files.
     pub(crate) fn with<T>(&mut self, act: impl FnOnce(&mut Files) -> T) -> T {
         match self {
             Self::Held(files) => act(files),
@@ -39,7 +39,7 @@ impl Table<'_> {
         }
     }
 
-    /// As [`Files::owner`].
+    /// See [`Files::owner`].
     pub(crate) fn owner(&self) -> u64 {
         match self {
             Self::Held(files) => files.owner,
@@ -48,39 +48,39 @@ impl Table<'_> {
     }
 }
 
-/// An open file of a [`Table`]: where that is held it need not be counted who has the file.
+/// An open file of a [`Table`]. If the table is held, borrowing the file saves counting a reference.
 pub(crate) type Found<'a> = Cow<'a, Opened>;
 
-/// Open files, of one session or of all of a family.
+/// Open files of one session, or of all sessions of a family.
 pub type SharedFiles = Arc<Mutex<Files>>;
 
 /// How an export is served.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[allow(clippy::exhaustive_structs)] // whoever serves an export says both
+#[allow(clippy::exhaustive_structs)] // servers set both for each export
 pub struct Terms {
     /// All changes are refused.
     pub read_only: bool,
-    /// Number under which the server measures what each client asks of it; zero: it does not.
+    /// Number under which the server measures what each client requests; zero: not measured.
     pub account: u32,
 }
 
 /// An open file and the store it belongs to.
 #[derive(Clone)]
 pub struct Opened {
-    /// What watches it; ends before it is closed.
+    /// Its watches, which end before it is closed.
     pub(crate) watches: Watches,
-    /// Export it was opened in.
+    /// Store of the export in which it was opened.
     pub store: Arc<dyn FileStore>,
     /// The file.
     pub file: Arc<dyn OpenFile>,
-    /// How that is served.
+    /// How its export is served.
     pub terms: Terms,
-    /// `O_*` it was opened with.
+    /// The `O_*` flags with which it was opened.
     pub flags: u32,
 }
 
 impl Opened {
-    /// A file that was just opened.
+    /// Creates the entry of a file that was just opened.
     #[must_use]
     pub fn new(
         store: Arc<dyn FileStore>,
@@ -92,32 +92,32 @@ impl Opened {
     }
 }
 
-/// Table of open files. A handle is an index and a generation, so that a handle of a closed file
-/// never names another one.
+/// Table of open files. A handle consists of an index and a generation, so that the handle of a closed
+/// file never refers to another one.
 pub struct Files {
-    /// Owns the locks of open files: a session, or a family of them.
+    /// Owner of the open files' locks: a session or a family.
     pub owner: u64,
-    /// A lock was asked for by a file of these: to close one may have to release some.
+    /// A lock was requested for one of these files, so closing one may have to release locks.
     pub(crate) has_locked: bool,
     epoch: u32,
-    /// What the watches of these files tell, once somebody has asked.
+    /// The queue for events of these files, created on first use.
     events: Option<Arc<EventQueue>>,
     entries: Vec<(u32, Option<Opened>)>,
     free: Vec<u32>,
-    /// Files under handles of before a restart: their places may be taken, as the members of a family come
-    /// back one after the other.
+    /// Files with handles from before a restart. Their indexes may be in use in `entries`, as the
+    /// members of a family come back one after the other.
     reclaimed: HashMap<u64, Opened>,
     open: usize,
 }
 
-/// The index and the generation of a handle.
+/// Returns the index and the generation of a handle.
 const fn parts(handle: u64) -> (usize, u32) {
     ((handle & 0xffff_ffff) as usize, (handle >> 32) as u32)
 }
 
 impl Files {
-    /// An empty table. `epoch` differs between two starts of a server: generations begin there, so
-    /// that a handle lost in a restart does not name a file opened after it.
+    /// Creates an empty table. `epoch` differs between two runs of a server. Generations start there, so
+    /// that a handle lost in a restart does not refer to a file opened afterwards.
     #[must_use]
     pub fn new(owner: u64, epoch: u32) -> Self {
         Self {
@@ -132,7 +132,7 @@ impl Files {
         }
     }
 
-    /// Open files.
+    /// Returns the number of open files.
     #[must_use]
     pub fn len(&self) -> usize {
         self.open
@@ -144,7 +144,7 @@ impl Files {
         self.open == 0
     }
 
-    /// Adds a file and gives it a handle.
+    /// Adds a file and returns its handle.
     ///
     /// # Errors
     /// `EMFILE` at the limit of open files of a session.
@@ -166,10 +166,10 @@ impl Files {
         Ok(u64::from(generation) << 32 | index)
     }
 
-    /// Adds a file under the handle it had before the server restarted.
+    /// Adds a file with the handle that it had before the server restarted.
     ///
     /// # Errors
-    /// `EBADF` when the handle is impossible or in use.
+    /// `EBADF` when the handle is impossible or in use, or at the limit of open files.
     pub fn insert_at(&mut self, handle: u64, opened: Opened) -> Result<(), Errno> {
         let (index, generation) = parts(handle);
         let is_possible = index < OPEN_FILES_MAX && (1..=0x7fff_ffff).contains(&generation);
@@ -181,7 +181,7 @@ impl Files {
         Ok(())
     }
 
-    /// The file with this handle.
+    /// Returns the file with this handle.
     ///
     /// # Errors
     /// `EBADF` when there is none.
@@ -193,16 +193,16 @@ impl Files {
         }
     }
 
-    /// What the watches of these files tell.
+    /// Returns the queue for events of these files.
     pub(crate) fn events(&mut self) -> Arc<EventQueue> {
         let Self { owner, epoch, .. } = *self;
         self.events.get_or_insert_with(|| Arc::new(EventQueue::new(owner, epoch))).clone()
     }
 
-    /// Keeps a watch that tells these bits with its file.
+    /// Keeps a watch that reports the bits of `tells` with its file.
     ///
     /// # Errors
-    /// `EBADF` when that is closed.
+    /// `EBADF` when the file is closed.
     pub(crate) fn keep_watch(
         &mut self,
         handle: u64,
@@ -218,7 +218,7 @@ impl Files {
         Ok(())
     }
 
-    /// Removes all whose closing may wait without end.
+    /// Removes all files whose closing may wait without limit.
     pub fn take_hanging(&mut self) -> Vec<Opened> {
         let hangs = |opened: &mut Opened| opened.store.may_hang();
         let mut taken: Vec<_> =

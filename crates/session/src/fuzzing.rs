@@ -1,11 +1,11 @@
-//! Decoders of this crate that are private, for the fuzzers.
+//! Private decoders of this crate, for the fuzzers.
 
 use crate::record::{RECORD_BYTES, RESULTS_AT, Record};
 
-/// A record of a request as it stands in the state file.
+/// A record of a request as stored in the state file.
 pub type Image = [u8; RECORD_BYTES];
 
-/// Gives bytes the checksum of a record, which a fuzzer would hardly find.
+/// Gives the bytes the checksum of a valid record, which a fuzzer would hardly find.
 pub fn seal(image: &mut Image) {
     let length = RESULTS_AT + usize::from(u16::from_le_bytes([image[24], image[25]]));
     if let Some(covered) = image.get(4..length) {
@@ -14,10 +14,10 @@ pub fn seal(image: &mut Image) {
     }
 }
 
-/// Reads a record: what is accepted is the same when it is written and read again.
+/// Parses a record, and checks that an accepted one is the same after writing and parsing it again.
 ///
 /// # Panics
-/// When it is not.
+/// When it is not the same.
 pub fn record(image: &Image) {
     if let Some(record) = Record::parse(image)
         && !record.lost

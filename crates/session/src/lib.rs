@@ -1,10 +1,10 @@
-//! Sessions of the server side, without sockets or clocks.
+//! Server-side sessions, without sockets or clocks.
 //!
-//! A [`Session`] is a client's identity and outlives its connections: slots with sequence numbers
-//! and remembered replies ([`slots`]), open files ([`files`]), and, with a [`state`], a
-//! record that outlives the server. A [`Compound`] executes one request
-//! against the stores, and says when it has to wait: for data from the client, for a thread that
-//! may block, for a lock ([`locks`]), or for what happens to watched files ([`watches`]). Whoever drives it does the waiting.
+//! A [`Session`] is a client's identity and outlives its connections. It has slots with sequence numbers
+//! and remembered replies ([`slots`]), open files ([`files`]), and, with a [`state`], a record that
+//! outlives the server. A [`Compound`] executes one request against the stores, and says when it has to
+//! wait: for data from the client, for a thread that may block, for a lock ([`locks`]), or for events of
+//! watched files ([`watches`]). Its driver does the waiting.
 #![forbid(unsafe_code)]
 
 mod compound;

@@ -1,7 +1,7 @@
 //! Byte-range and whole-file locks of all sessions of a server.
 //!
-//! Families do not see each other, as on Linux, except that process and open-file locks conflict
-//! with one another ("Open file description locks", fcntl(2)).
+//! Families of locks do not see each other, as on Linux, except that process locks and open-file locks
+//! conflict with one another ("Open file description locks", fcntl(2)).
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -9,40 +9,39 @@ use towline_wire::Errno;
 pub use towline_wire::ranges::Range;
 use towline_wire::request::lock;
 
-/// Who holds or wants a lock.
+/// The holder or requester of a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Owner {
-    /// The owner of the session's table of files ([`crate::files::Files::owner`]): the session, or
-    /// its family.
+    /// Owner of the session's table of files ([`crate::files::Files::owner`]): the session or its family.
     pub session: u64,
-    /// Process number for process locks, handle for the others.
+    /// Process number for process locks, handle for other locks.
     pub id: u64,
-    /// True for process locks, so that a process and a handle of one number differ.
+    /// True for process locks, so that a process and a handle with the same number differ.
     pub process: bool,
 }
 
 /// A request that waits for a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Waiter {
-    /// Who wants it.
+    /// The requester of the lock.
     pub owner: Owner,
-    /// Session whose request waits.
+    /// Session of the waiting request.
     pub session: u64,
-    /// What is wanted.
+    /// The range and kind of the lock.
     pub range: Range,
-    /// Slot of the session whose request waits.
+    /// Slot of the waiting request.
     pub slot: u16,
     /// Sequence number of that request.
     pub sequence: u32,
 }
 
-/// Where the answer to a request that waits would go.
+/// Where the answer to a waiting request would go.
 pub trait Peer: Send + Sync {
-    /// False once nobody is there any more. A lock is not given to who would not hear of it.
+    /// False once the connection is gone. A lock is not granted if its requester would not learn of it.
     fn is_there(&self) -> bool;
 }
 
-/// Identity of a file, and whether `flock` locks are meant.
+/// Identity of a file, and whether this is about `flock` locks.
 pub type FileKey = (u64, u64, bool);
 
 #[derive(Default)]
@@ -54,45 +53,46 @@ struct FileLocks {
 /// Most processes that one session may speak for.
 const PROCESSES_MAX: usize = 1024;
 
-/// Most ranges of one file that a session, or a family of them, may have locked. Each is looked at by
-/// whoever locks something there.
+/// Most ranges of one file that a session or family may have locked. Every lock request for that file
+/// looks at each of them.
 const RANGES_MAX: usize = 16 * 1024;
 
-/// Every lock of a server.
+/// All locks of a server.
 #[derive(Default)]
 pub struct Locks {
     files: HashMap<FileKey, FileLocks>,
-    /// Sessions that speak for a process: its locks go with the last of them. A process of a family
-    /// that executes a program goes on in another session.
+    /// Sessions that speak for a process. Its locks end with the last of them. A process of a family
+    /// that executes a program continues in another session.
     processes: HashMap<Owner, Vec<u64>>,
 }
 
-/// Requests that waited, and wait no longer since locks were released.
+/// Requests that no longer wait because locks were released.
 #[derive(Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Released {
-    /// They have their locks, and are to be answered.
+    /// They have their locks, and have to be answered.
     pub granted: Vec<Waiter>,
-    /// Of the owners that are gone. They are to be asked again: whose file is closed is told so.
+    /// Their owners are gone. They have to be run again, which tells them if their file is closed.
     pub orphaned: Vec<Waiter>,
 }
 
 /// Outcome of [`Locks::lock`].
 #[derive(Debug, PartialEq, Eq)]
 pub enum Locked {
-    /// Done; these waiters now have their locks and are to be answered.
+    /// Done; these waiters have their locks now and have to be answered.
     Done(Vec<Waiter>),
     /// The request waits.
     Waiting,
 }
 
 impl Locks {
-    /// Sets or releases a lock. With a peer to tell, a lock that is taken is waited for. A request that
-    /// waits already, and is asked again, waits once.
+    /// Sets or releases a lock. With `peer`, waits for a lock that is held by another owner. A request
+    /// that already waits, and is made again, waits only once.
     ///
     /// # Errors
-    /// `EAGAIN` when taken and not to be waited for; `EDEADLK` when waiting would never end;
-    /// `ENOLCK` when the session speaks for too many processes, or has too many ranges of the file.
+    /// `EAGAIN` when the lock is held by another owner and `peer` is `None`; `EDEADLK` when waiting
+    /// would never end; `ENOLCK` when the session speaks for too many processes, or has locked too many
+    /// ranges of the file.
     pub fn lock(
         &mut self,
         file: FileKey,
@@ -112,7 +112,7 @@ impl Locks {
         }
         if locks.conflict(waiter.owner, &waiter.range).is_none() {
             waiter.range.apply(waiter.owner, &mut locks.held);
-            // Turning an exclusive lock into a shared one can let others in.
+            // Downgrading an exclusive lock to a shared one can let others in.
             return Ok(Locked::Done(locks.grant()));
         }
         let Some(peer) = peer else {
@@ -128,11 +128,11 @@ impl Locks {
         Ok(Locked::Waiting)
     }
 
-    /// The first lock that is in the way of this one. From then on `session` speaks for the
+    /// Returns the first lock that conflicts with this one. From then on `session` speaks for the
     /// process that asks.
     ///
     /// # Errors
-    /// `ENOLCK` when it speaks for too many.
+    /// `ENOLCK` when the session speaks for too many processes.
     pub fn test(
         &mut self,
         session: u64,
@@ -144,6 +144,7 @@ impl Locks {
         Ok(self.files.get(&file).and_then(|locks| locks.conflict(owner, range)))
     }
 
+    /// Notes that a session speaks for the process that owns a lock.
     fn speaks_for(&mut self, session: u64, owner: Owner) -> Result<(), Errno> {
         if !owner.process || self.processes.get(&owner).is_some_and(|s| s.contains(&session)) {
             return Ok(());
@@ -155,9 +156,9 @@ impl Locks {
         Ok(())
     }
 
-    /// A session ends: with it what its requests wait for, the locks of the processes that no other
-    /// session speaks for, and those of open files whose owner is `files`. Returns the waiters that
-    /// got their locks.
+    /// Ends a session: its requests stop waiting, and the locks of processes for which no other session
+    /// speaks, and of open files whose owner is `files`, are released. Returns the waiters that got
+    /// their locks.
     pub fn leave(&mut self, session: u64, files: Option<u64>) -> Vec<Waiter> {
         let mut ended = Vec::new();
         self.processes.retain(|owner, sessions| {
@@ -168,12 +169,13 @@ impl Locks {
             !sessions.is_empty()
         });
         self.withdraw(session);
-        // Nobody else waits for these: the others would speak for the processes, or be of the family.
+        // No requests of other sessions are orphaned: those would speak for the processes, or belong to
+        // the family.
         self.release(|owner| ended.contains(owner) || Some(owner.session) == files).granted
     }
 
-    /// A session lost its lane: nobody can be told now that its requests have their locks, so they wait
-    /// no longer. They are to be asked again when the client sends them again.
+    /// Stops the waiting of a session that lost its lane, because it cannot be told when its requests
+    /// get their locks. The client sends the requests again, and they wait again then.
     pub fn withdraw(&mut self, session: u64) {
         self.files.retain(|_, locks| {
             locks.waiting.retain(|(waiter, _)| waiter.session != session);
@@ -181,7 +183,7 @@ impl Locks {
         });
     }
 
-    /// Releases everything of the owners that `gone` names; their requests wait no longer.
+    /// Releases all locks of the owners for which `gone` is true; their requests stop waiting.
     pub fn release(&mut self, gone: impl Fn(&Owner) -> bool) -> Released {
         let mut released = Released::default();
         self.files.retain(|_, locks| {
@@ -197,7 +199,7 @@ impl Locks {
         released
     }
 
-    /// Gives up a waiting request. True: it was waiting.
+    /// Gives up a waiting request. Returns true if it was waiting.
     pub fn cancel(&mut self, session: u64, slot: u16, sequence: u32) -> bool {
         let mut found = false;
         for locks in self.files.values_mut() {
@@ -215,7 +217,7 @@ impl Locks {
         }
     }
 
-    /// Follows who waits for whom from the holders in the way of `waiter` back to its owner.
+    /// Checks whether the holders that block `waiter` wait, directly or indirectly, for its owner.
     fn would_deadlock(&self, file: FileKey, waiter: &Waiter) -> bool {
         let mut seen: Vec<Owner> = Vec::new();
         let mut next: Vec<Owner> =
@@ -241,6 +243,7 @@ impl Locks {
 }
 
 impl FileLocks {
+    /// Returns the first held lock that conflicts with this one.
     fn conflict(&self, owner: Owner, range: &Range) -> Option<(Owner, Range)> {
         let exclusive = |r: &Range| r.kind == lock::EXCLUSIVE;
         self.held
@@ -251,6 +254,7 @@ impl FileLocks {
             .copied()
     }
 
+    /// Returns the owners of all held locks that conflict with this one.
     fn blockers(&self, owner: Owner, range: &Range) -> Vec<Owner> {
         let exclusive = |r: &Range| r.kind == lock::EXCLUSIVE;
         let in_the_way = |(other, held): &&(Owner, Range)| {
@@ -259,13 +263,13 @@ impl FileLocks {
         self.held.iter().filter(in_the_way).map(|(other, _)| *other).collect()
     }
 
-    /// Ranges that the open files of a session, or of a family, hold.
+    /// Returns the number of ranges that the owners of a session or family hold.
     fn held_by(&self, session: u64) -> usize {
         self.held.iter().filter(|(owner, _)| owner.session == session).count()
     }
 
-    /// Gives waiting requests their locks, first come first served, and returns them. Those of which
-    /// nobody would hear wait no longer.
+    /// Grants waiting requests their locks, first come first served, and returns them. Drops requests
+    /// whose connection is gone.
     fn grant(&mut self) -> Vec<Waiter> {
         let mut granted = Vec::new();
         let mut still = Vec::new();
@@ -403,11 +407,11 @@ mod tests {
             assert_eq!(locks.lock(FILE, waiter, peer), Ok(Locked::Waiting));
         }
         assert_eq!(locks.lock(FILE, in_session(4, 4), here()), Ok(Locked::Waiting));
-        // One is known to have no lane, of the other it shows when it is its turn.
+        // One has no lane, which is known; for the other this shows only when it gets the lock.
         locks.withdraw(2);
         gone.0.store(false, Ordering::Relaxed);
         assert_eq!(locks.leave(1, None), vec![in_session(4, 4)]);
-        // Who comes back and asks again waits once, however often that is.
+        // A request that comes back is made twice but waits once.
         for _ in 0..2 {
             assert_eq!(locks.lock(FILE, in_session(2, 2), here()), Ok(Locked::Waiting));
         }

@@ -1,7 +1,7 @@
 //! The record of one request, as bytes that outlive the server.
 //!
-//! A record says of a request: how many of its operations are done and with what results, and what
-//! the next one was about to do. It is little-endian:
+//! A record contains the number and the results of the operations done, and what the next operation was
+//! about to do. It is little-endian:
 //!
 //! | offset | bytes | field |
 //! |---|---|---|
@@ -20,13 +20,13 @@
 use towline_wire::Reply;
 use towline_wire::limits::REPLAY_BYTES_MAX;
 
-/// Bytes that one record takes at most.
+/// Size of the space for one record, in bytes.
 pub(crate) const RECORD_BYTES: usize = 640;
-/// Where a record's generation is.
+/// Offset of a record's generation.
 pub(crate) const GENERATION_AT: usize = 4;
 const INTENT_AT: usize = 32;
 const INTENT_BYTES: usize = 88;
-/// Where a record's results begin.
+/// Offset of a record's results.
 pub(crate) const RESULTS_AT: usize = INTENT_AT + INTENT_BYTES;
 const _: () = assert!(RESULTS_AT + REPLAY_BYTES_MAX <= RECORD_BYTES);
 
@@ -36,27 +36,27 @@ mod flag {
     pub(super) const LOST: u8 = 4;
 }
 
-/// What an operation that must not be done twice is about to do.
+/// The kind of an operation that must not be done twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Kind {
-    /// Make a name: of a new directory, node or symbolic link.
+    /// Create a name for a new directory, node or symbolic link.
     Create = 1,
-    /// Make a further name of a file.
+    /// Create another name for a file.
     Link = 2,
-    /// Take a name away.
+    /// Remove a name.
     Unlink = 3,
     /// Move a name.
     Rename = 4,
     /// Exchange two names.
     Exchange = 5,
-    /// Make an extended attribute that must not be there yet.
+    /// Create an extended attribute that must not exist yet.
     MakeXattr = 6,
-    /// Take an extended attribute away.
+    /// Remove an extended attribute.
     RemoveXattr = 7,
-    /// Add bytes to the end of a file.
+    /// Append bytes to a file.
     Append = 8,
-    /// Make a file and open it.
+    /// Create a file and open it.
     Open = 9,
 }
 
@@ -70,12 +70,12 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// Stands in the place of a name for the bytes of a file.
+    /// Stands for the bytes of a file, instead of a name.
     const CONTENTS: u64 = 0;
 
     /// A name in a directory.
     pub(crate) fn named(inode: (u64, u64), parts: &[&[u8]]) -> Self {
-        // FNV-1a: the same in every build, which the standard library's hashes do not promise.
+        // FNV-1a, because it is the same in every build; the standard library's hashes do not promise that.
         let mut hash = 0xcbf2_9ce4_8422_2325_u64;
         for part in parts {
             for byte in part.iter().chain(&[0]) {
@@ -94,23 +94,23 @@ impl Place {
 /// What an operation is about to do, and what was there before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Intent {
-    /// What is done.
+    /// The kind of operation.
     pub(crate) kind: Kind,
-    /// Of an append: its range of the file is its own, others have gone on behind it.
+    /// For an append: its range of the file is reserved, and others may have appended after it.
     pub(crate) reserved: bool,
-    /// What is changed; the second one only by renames.
+    /// The places that are changed; the second one only for renames and exchanges.
     pub(crate) places: [Place; 2],
-    /// Inode numbers that stood in these places, zero for none. Of a link: the second one is that
-    /// of the file to be linked. Of what creates: the second one is the file type.
+    /// Inode numbers of what was in these places, zero for nothing. For a link, the second one is the
+    /// inode number of the file to link; for operations that create, the second one is the file type.
     pub(crate) before: [u64; 2],
-    /// Of an append: length of the file.
+    /// For an append: the file's length before.
     pub(crate) offset: u64,
-    /// Of an append: bytes to be added.
+    /// For an append: the number of bytes to append.
     pub(crate) length: u64,
 }
 
 impl Intent {
-    /// Places that it changes.
+    /// Returns the places that it changes.
     pub(crate) fn places(&self) -> &[Place] {
         let both = matches!(self.kind, Kind::Rename | Kind::Exchange);
         &self.places[..if both { 2 } else { 1 }]
@@ -158,22 +158,22 @@ impl Intent {
     }
 }
 
-/// What is recorded of a request.
+/// The recorded progress of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Record {
-    /// Of a slot's two records the one with the higher generation counts.
+    /// Of a slot's two records, the one with the higher generation is current.
     pub(crate) generation: u32,
-    /// Secret of the session that it belongs to: numbers of sessions come again.
+    /// Secret of the session that it belongs to; session numbers can be reused.
     pub(crate) secret: u64,
     /// Sequence number of the request in its slot.
     pub(crate) sequence: u32,
     /// CRC-32C of the request's body.
     pub(crate) body_crc: u32,
-    /// Operations done.
+    /// Number of operations done.
     pub(crate) index: u8,
-    /// All is done, and `results` is the reply.
+    /// All operations are done, and `results` is the reply.
     pub(crate) complete: bool,
-    /// The results were too long to be kept.
+    /// The results were too long to keep.
     pub(crate) lost: bool,
     /// What the next operation was about to do.
     pub(crate) intent: Option<Intent>,
@@ -182,17 +182,17 @@ pub(crate) struct Record {
 }
 
 impl Record {
-    /// Operations that it has results of, a failed one among them.
+    /// Returns the number of results, including that of a failed operation.
     pub(crate) fn results(&self) -> usize {
         towline_wire::reply::parse_results(&self.results).map_or(0, |results| results.len())
     }
 }
 
-/// A record as bytes, and how many of them count.
+/// A record as bytes, and how many of them are used.
 pub(crate) type Image = ([u8; RECORD_BYTES], usize);
 
 impl Record {
-    /// The record's bytes; `results` stand for its own, which are not looked at.
+    /// Encodes the record, with `results` instead of its own results.
     pub(crate) fn image(&self, results: &[u8]) -> Image {
         let lost = self.lost || results.len() > REPLAY_BYTES_MAX;
         let results = if lost { &[] } else { results };
@@ -221,7 +221,7 @@ impl Record {
         (bytes, length)
     }
 
-    /// Reads a record; `None` for bytes that are none: torn, never written, or damaged.
+    /// Parses a record. Returns `None` for invalid bytes: torn, never written, or damaged.
     pub(crate) fn parse(bytes: &[u8; RECORD_BYTES]) -> Option<Self> {
         let word = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
         let long = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
@@ -237,7 +237,7 @@ impl Record {
         let results = &bytes[RESULTS_AT..length];
         let lost = flags & flag::LOST != 0;
         let replies = towline_wire::reply::parse_results(results).ok()?;
-        // A failure is a result too, but its operation is not done.
+        // A failure has a result too, but its operation does not count as done.
         let failed = matches!(replies.last(), Some(Reply::Failed { .. }));
         if !lost && replies.len() != usize::from(index) + usize::from(failed) {
             return None;
@@ -346,7 +346,7 @@ pub(crate) mod tests {
         fn no_bytes_are_too_strange(bytes in proptest::collection::vec(any::<u8>(), RECORD_BYTES), good: bool) {
             let mut bytes: [u8; RECORD_BYTES] = bytes.try_into().unwrap();
             if good {
-                // With a right checksum, so that what lies behind it is reached.
+                // With a correct checksum, so that the checks after it are reached.
                 let length = RESULTS_AT + usize::from(u16::from_le_bytes([bytes[24], bytes[25]]));
                 if length <= RECORD_BYTES {
                     let crc = crc32c::crc32c(&bytes[4..length]);

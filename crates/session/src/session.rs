@@ -1,4 +1,4 @@
-//! A client's identity: what belongs to it and outlives its connections.
+//! A client's identity, and everything of it that outlives its connections.
 
 use crate::files::{Files, SharedFiles, Terms};
 use crate::slots::Slots;
@@ -8,26 +8,26 @@ use towline_store::FileStore;
 
 /// A session.
 pub struct Session {
-    /// Number that names it.
+    /// Session number.
     pub id: u64,
-    /// What a lane has to know to join it.
+    /// Secret that a lane has to know to join the session.
     pub secret: u64,
-    /// Its requests.
+    /// Its slots.
     pub slots: Slots,
     /// True when it belongs to a family.
     pub family: bool,
     /// Its open files, which it may share with other sessions.
     pub files: SharedFiles,
-    /// Where it is kept for a restart of the server.
+    /// Its record for a restart of the server, if it is kept.
     pub journal: Option<Journal>,
-    /// Bit for each slot with a record from before a restart that was not asked for yet.
+    /// A bit for each slot with a record from before a restart that was not asked for yet.
     recorded: u64,
-    /// The client has still to open and lock again what it had before the restart.
+    /// The client still has to reopen and relock what it had before the restart.
     pub reclaiming: bool,
 }
 
 impl Session {
-    /// A new session, on a server whose start `epoch` names.
+    /// Creates a session, on a server with boot epoch `epoch`.
     #[must_use]
     pub fn new(id: u64, secret: u64, epoch: u32) -> Self {
         Self {
@@ -42,7 +42,7 @@ impl Session {
         }
     }
 
-    /// A session that was there before the server started again.
+    /// Restores a session from before a restart of the server.
     #[must_use]
     pub fn kept(id: u64, secret: u64, epoch: u32, kept: Kept) -> Self {
         let Kept { journal, recorded } = kept;
@@ -50,13 +50,14 @@ impl Session {
         Self { journal, recorded, reclaiming: true, ..Self::new(id, secret, epoch) }
     }
 
-    /// Its client begins anew to open and lock what it had. What it has again already, stays: to ask
-    /// for it once more changes nothing.
+    /// Starts over when the client reopens and relocks its files from the beginning. Files and locks
+    /// that it already has again stay; requesting them once more changes nothing.
     pub fn restart_reclaiming(&mut self) {
         self.slots = Slots::default();
     }
 
-    /// True when there may be a record from before a restart of this slot's request; once.
+    /// True when there may be a record from before a restart for this slot's request. True only once per
+    /// slot.
     pub fn take_recorded(&mut self, slot: u16) -> bool {
         let bit = 1u64.checked_shl(slot.into()).unwrap_or(0);
         let recorded = self.recorded & bit != 0;
@@ -67,13 +68,13 @@ impl Session {
 
 /// What a server exports, by name.
 pub trait Exports {
-    /// The store behind a name, and how it is served.
+    /// Returns the store behind a name, and how it is served.
     fn find(&self, name: &[u8]) -> Option<(Arc<dyn FileStore>, Terms)>;
-    /// As `find`, for what a client had open before the server started again: not when the name
-    /// stands for something else now, or for a store that began anew.
+    /// Like `find`, for what a client had open before the server restarted. Returns `None` if the name
+    /// now stands for something else, or for a store that has started over.
     fn find_again(&self, name: &[u8]) -> Option<(Arc<dyn FileStore>, Terms)>;
-    /// All names, each ended by a zero byte.
+    /// Returns all names, each terminated by a zero byte.
     fn names(&self) -> Vec<u8>;
-    /// Counters as JSON.
+    /// Returns the counters as JSON.
     fn statistics(&self) -> Vec<u8>;
 }

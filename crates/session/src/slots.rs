@@ -1,4 +1,4 @@
-//! Slots: which request each one carries, and the reply remembered for when it is asked again.
+//! Slots: the request that each one carries, and the reply remembered in case the request is repeated.
 
 use towline_wire::limits::{REPLAY_BYTES_MAX, SLOTS_MAX};
 use towline_wire::{Header, ProtocolError};
@@ -17,15 +17,15 @@ enum State {
 struct Slot {
     sequence: u32,
     state: State,
-    /// The last reply, where it has to be remembered; else empty. One memory for all of them.
+    /// The last reply if it has to be remembered, else empty. The buffer is reused.
     reply: Vec<u8>,
-    /// A file that the last request left open, if only its reply said so and is not remembered.
+    /// A file that the last request left open, if only its reply said so and that is not remembered.
     left: Option<u64>,
 }
 
 impl Slot {
-    /// A slot that carried nothing yet takes any first sequence number: the session of a client
-    /// that goes on after a restart of the server does not start at one.
+    /// A slot that has carried no request accepts any first sequence number, because a client that
+    /// continues its session after a restart of the server does not start at one.
     fn is_new(&self) -> bool {
         self.sequence == 0 && matches!(self.state, State::Free)
     }
@@ -43,11 +43,11 @@ pub struct Slots(Vec<Slot>);
 /// What to do with a request.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Arrival {
-    /// It is new (or harmless to repeat): execute it.
+    /// It is new, or harmless to repeat: execute it.
     Execute,
     /// It was executed: send this reply again.
     Replay(Vec<u8>),
-    /// It is being executed: its reply will come.
+    /// It is being executed, and its reply will follow.
     Running,
 }
 
@@ -58,13 +58,14 @@ impl Default for Slots {
 }
 
 impl Slots {
-    /// Takes a request into its slot, if it is the one behind the last, and that was answered. False: ask [`Slots::arrive`].
+    /// Takes a request into its slot if it is the next one and the last one was answered. If it returns
+    /// false, call [`Slots::arrive`].
     pub fn begin_next(&mut self, header: &Header) -> bool {
         let slot = &mut self.0[usize::from(header.slot)];
         let is_next = header.sequence == slot.sequence.wrapping_add(1)
             && !matches!(slot.state, State::Running);
         if is_next {
-            // Whoever asks for more has heard of it.
+            // A client that sends the next request has received the last reply.
             slot.left = None;
             slot.begin(header.sequence);
         }
@@ -74,8 +75,7 @@ impl Slots {
     /// Takes a request into its slot.
     ///
     /// # Errors
-    /// Its slot is busy with another request, or its sequence number is neither the last one nor
-    /// the next.
+    /// The slot is busy with another request, or the sequence number is neither the last one nor the next.
     pub fn arrive(&mut self, header: &Header) -> Result<Arrival, ProtocolError> {
         if self.begin_next(header) {
             return Ok(Arrival::Execute);
@@ -98,8 +98,8 @@ impl Slots {
         Ok(Arrival::Execute)
     }
 
-    /// Notes that a slot's request was answered, with the reply if repeating the request would
-    /// yield another one.
+    /// Notes that a slot's request was answered, with the reply if repeating the request would give a
+    /// different one.
     pub fn answer(&mut self, slot: u16, reply: Option<[&[u8]; 2]>) {
         let slot = &mut self.0[usize::from(slot)];
         slot.state = State::Answered;
@@ -112,12 +112,13 @@ impl Slots {
         }
     }
 
-    /// Notes the file that an answered request has left open: when it is asked again nobody has heard of that.
+    /// Notes the file that an answered request has left open. If the request is repeated, the client
+    /// does not know about that file.
     pub fn note_left(&mut self, slot: u16, handle: Option<u64>) {
         self.0[usize::from(slot)].left = handle;
     }
 
-    /// What was left open for a reply that was lost, of a request that is executed again.
+    /// Returns the file left open by a request whose reply was lost, when the request is executed again.
     pub fn take_left(&mut self, slot: u16) -> Option<u64> {
         self.0[usize::from(slot)].left.take()
     }

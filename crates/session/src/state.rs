@@ -1,9 +1,10 @@
-//! What a server knows of its sessions after it was killed: a mapped file.
+//! Keeps what a server has to know about its sessions after it was killed, in a mapped file.
 //!
-//! It is written by storing to memory, without system calls. What was stored is in the file when
-//! the process is killed a moment later; only the loss of the machine's memory loses it, and then
-//! nothing in the file is believed ([`State::open`] compares the boots of the machine). No seal keeps others from shortening a file of
-//! a disk: whoever does ends the server by `SIGBUS`. To write by system calls instead would be one more for each record.
+//! The file is written by storing to memory, without system calls. Stored bytes are in the file even if
+//! the process is killed a moment later. They are lost only with the machine's memory; after that
+//! nothing in the file is trusted ([`State::open`] compares the boots of the machine). No seal prevents
+//! the shortening of a file on a disk, which ends the server by `SIGBUS`. Writing with system calls
+//! instead would cost one for each record.
 //!
 //! | offset | bytes | what |
 //! |---|---|---|
@@ -11,8 +12,8 @@
 //! | 4096 | capacity x 64 | sessions: number, secret, epoch of the server that began it, checksum |
 //! | then | capacity x 80 KiB | for each slot of a session two records in turn, see [`crate::record`] |
 //!
-//! A record is written over the older one of its slot's two, and found torn by its checksum: the
-//! other one then counts.
+//! A record overwrites the older of its slot's two records. If it is torn, its checksum shows that, and
+//! the other record counts.
 
 use crate::record::{GENERATION_AT, Intent, Place, RECORD_BYTES, Record};
 use parking_lot::{Mutex, MutexGuard};
@@ -26,9 +27,9 @@ use towline_wire::limits::SLOTS_MAX;
 
 /// "1TWSTATE" as little-endian bytes.
 const MAGIC: u64 = 0x4554_4154_5357_5431;
-/// Changes with every change of this layout, so that no build reads another's wrongly.
+/// Changes with every change of this layout, so that no build misreads the file of another.
 const VERSION: u32 = 2;
-/// Sessions that can be kept; more are served, but not kept.
+/// Most sessions that can be kept; further ones are served, but not kept.
 pub const SESSIONS_MAX: usize = 4096;
 
 const HEAD_BYTES: usize = 4096;
@@ -40,26 +41,26 @@ const ENTRY_BYTES: usize = 64;
 const SLOT_BYTES: usize = 2 * RECORD_BYTES;
 const AREA_BYTES: usize = SLOTS_MAX * SLOT_BYTES;
 const AREAS_AT: usize = HEAD_BYTES + SESSIONS_MAX * ENTRY_BYTES;
-/// Bytes of the file. It is sparse: a session takes 80 KiB of the disk when it begins.
+/// Size of the file in bytes. It is sparse: a session takes 80 KiB of the disk when it begins.
 pub const STATE_BYTES: usize = AREAS_AT + SESSIONS_MAX * AREA_BYTES;
 
-/// Locks that keep operations on one name, or appends to one file, from each other; as many again
-/// for stores that may hang.
+/// Locks that serialize operations on one name, or appends to one file; the same number again for stores
+/// that may hang.
 const STRIPES: usize = 256;
 
-/// A name of a boot of this machine.
+/// Identifies a boot of this machine.
 pub type Boot = [u8; 16];
 
-/// Why what is in a file cannot be gone on with.
+/// Why the contents of a file cannot be used.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Unusable {
-    /// There is nothing in it.
+    /// It is empty.
     Empty,
-    /// It was written before the machine started again.
+    /// It was written before the machine was rebooted.
     OtherBoot,
-    /// It has holes, as a sparse copy, and the disk has no room for what is to be written there.
+    /// It has holes, like a sparse copy, and the disk has no room for what has to be written there.
     NoRoom,
-    /// It is not what this version writes.
+    /// It is not in the format of this version.
     Damaged(&'static str),
 }
 
@@ -76,11 +77,11 @@ pub struct State {
 #[derive(Default)]
 struct Table {
     free: Vec<u32>,
-    /// Entries of sessions, by number.
+    /// Entries of sessions, by session number.
     entries: HashMap<u64, u32>,
     /// Sessions from before the restart whose clients have not come back yet.
     unclaimed: HashMap<u64, Unclaimed>,
-    /// The last session that began found no room.
+    /// There was no room for the last session that began.
     full: bool,
 }
 
@@ -90,7 +91,7 @@ struct Unclaimed {
     locks: bool,
 }
 
-/// An operation that was under way when the server was killed.
+/// An operation that was in progress when the server was killed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Unresolved {
     entry: u32,
@@ -98,7 +99,7 @@ struct Unresolved {
     intent: Intent,
 }
 
-/// A session's part of the state. Cloning shares it.
+/// A session's part of the state. Clones share it.
 #[derive(Clone)]
 pub struct Journal {
     state: Arc<State>,
@@ -106,21 +107,21 @@ pub struct Journal {
     secret: u64,
 }
 
-/// A session that was there before the server started again.
+/// A session from before a restart of the server.
 pub struct Kept {
     /// Where it is recorded.
     pub journal: Journal,
-    /// Bit for each slot with a record.
+    /// A bit for each slot with a record.
     pub recorded: u64,
 }
 
-/// What an operation found, of which it is not known whether it was done.
+/// What was found out about an operation that may or may not have been done.
 pub(crate) enum Verdict {
-    /// It was: these are its results, behind those that are recorded already.
+    /// It was done; these results follow the recorded ones.
     Done(Vec<u8>),
-    /// It was not.
+    /// It was not done.
     NotDone,
-    /// Of an append: it began, or is done; its range is kept for it.
+    /// For an append: it has begun or is done, and its range is reserved.
     Reserved,
 }
 
@@ -155,7 +156,7 @@ impl State {
         }
     }
 
-    /// Begins anew in memory that is all zero, on a server whose start `epoch` names.
+    /// Starts with empty memory, which is all zero, on a server with boot epoch `epoch`.
     ///
     /// # Errors
     /// `ENOSPC` when the disk has no room for it.
@@ -170,10 +171,10 @@ impl State {
         Ok(state)
     }
 
-    /// Goes on with what a server before this one wrote.
+    /// Continues with the state that a previous server wrote.
     ///
     /// # Errors
-    /// What was written cannot be used; the memory is unchanged.
+    /// The contents cannot be used; the memory is unchanged.
     ///
     /// # Panics
     /// When the memory is shorter than [`STATE_BYTES`].
@@ -201,7 +202,7 @@ impl State {
         Ok(state)
     }
 
-    /// Reads all sessions, and which of their requests were under way.
+    /// Reads all sessions, and which of their requests were in progress.
     fn load(&self) {
         let mut table = self.table.lock();
         let mut unresolved = self.unresolved.lock();
@@ -212,7 +213,8 @@ impl State {
             };
             let has_room = self.memory.allocate(area_at(entry), AREA_BYTES).is_ok();
             if !has_room || table.entries.contains_key(&session) {
-                // Never written by us; of two the one that was seen first is as good as the other.
+                // The server does not write such entries: there is no room for the records, or the
+                // session has another entry, of which either is as good as the other.
                 self.memory.copy_in(entry_at(entry), &[0; ENTRY_BYTES]);
                 table.free.push(entry);
                 continue;
@@ -232,7 +234,7 @@ impl State {
         self.any_unresolved.store(!unresolved.is_empty(), Ordering::Relaxed);
     }
 
-    /// Empties what is no record of this session, so that all generations can be trusted.
+    /// Clears what is not a record of this session, so that all generations can be trusted.
     fn clear_torn(&self, entry: u32, secret: u64, slot: u16) {
         for which in [0, 1] {
             if self.read(entry, secret, slot, which).is_none() {
@@ -241,6 +243,8 @@ impl State {
         }
     }
 
+    /// Returns an entry's session number and secret, and whether the session had locks; `None` if the
+    /// entry is not in use.
     fn read_entry(&self, entry: u32) -> Option<(u64, u64, bool)> {
         let mut bytes = [0; 32];
         self.memory.copy_out(entry_at(entry), &mut bytes);
@@ -253,7 +257,7 @@ impl State {
     /// Keeps a new session; `None` when there is no room for it.
     pub fn begin(self: &Arc<Self>, session: u64, secret: u64) -> Option<Journal> {
         let no_room = |table: &mut Table, why: &dyn fmt::Display| {
-            // Clients come and go, so it is said once until there is room again.
+            // Clients come and go, so warn only once until there is room again.
             if !std::mem::replace(&mut table.full, true) {
                 log::warn!("no room for the state of new sessions, which will not survive: {why}");
             }
@@ -285,7 +289,7 @@ impl State {
         Some(Journal { state: self.clone(), entry, secret })
     }
 
-    /// A session from before the restart whose client has come back.
+    /// Returns a session from before the restart whose client has come back.
     pub fn claim(self: &Arc<Self>, session: u64, secret: u64) -> Option<Kept> {
         let mut table = self.table.lock();
         if table.unclaimed.get(&session)?.secret != secret {
@@ -303,8 +307,8 @@ impl State {
         self.forget(&mut table, session);
     }
 
-    /// Forgets the sessions from before the restart whose clients have not come back. What comes back in this moment either
-    /// stays or is not known any more.
+    /// Forgets the sessions from before the restart whose clients have not come back. A client that
+    /// comes back at this moment either keeps its session or finds it unknown.
     pub fn end_unclaimed(&self) {
         let mut table = self.table.lock();
         for session in std::mem::take(&mut table.unclaimed).into_keys() {
@@ -325,27 +329,27 @@ impl State {
         !self.table.lock().unclaimed.is_empty()
     }
 
-    /// Sessions from before the restart whose clients have not come back yet.
+    /// Returns the sessions from before the restart whose clients have not come back yet.
     #[must_use]
     pub fn unclaimed(&self) -> Vec<u64> {
         self.table.lock().unclaimed.keys().copied().collect()
     }
 
-    /// Those of them that had locks.
+    /// Returns those of them that had locks.
     #[must_use]
     pub fn unclaimed_with_locks(&self) -> Vec<u64> {
         let table = self.table.lock();
         table.unclaimed.iter().filter(|(_, u)| u.locks).map(|(id, _)| *id).collect()
     }
 
-    /// The highest number of a session.
+    /// Returns the highest number of a kept session; 0 if there is none.
     #[must_use]
     pub fn last_session(&self) -> u64 {
         self.table.lock().entries.keys().copied().max().unwrap_or(0)
     }
 
-    /// Notes the exports: name, and device and inode number of the root. Returns the names that
-    /// stood for another root before.
+    /// Notes the exports: name, and device and inode number of the root. Returns the names that stood
+    /// for another root before.
     pub fn note_exports<'a>(&self, exports: &[(&'a [u8], (u64, u64))]) -> Vec<&'a [u8]> {
         let mut old = [0; HEAD_BYTES - EXPORTS_AT];
         self.memory.copy_out(EXPORTS_AT, &mut old);
@@ -381,7 +385,7 @@ impl State {
         Record::parse(&bytes).filter(|record| record.secret == secret)
     }
 
-    /// The record of a slot that counts.
+    /// Returns the current record of a slot.
     fn newest(&self, entry: u32, secret: u64, slot: u16) -> Option<Record> {
         let records = [0, 1].map(|which| self.read(entry, secret, slot, which));
         match records {
@@ -390,7 +394,7 @@ impl State {
         }
     }
 
-    /// Writes a record over the one of the slot that does not count.
+    /// Writes a record over the slot's other record, which is older or empty.
     fn write(&self, entry: u32, slot: u16, record: &mut Record, results: &[u8]) {
         let generation = |which| {
             let at = Self::record_at(entry, slot, which) + GENERATION_AT;
@@ -409,8 +413,8 @@ impl State {
         self.memory.copy_in(at, &bytes[..length]);
     }
 
-    /// Keeps other operations away from these places. Those of stores that may hang have locks of
-    /// their own, so that nobody else waits for them.
+    /// Keeps other operations away from these places. Stores that may hang have locks of their own, so
+    /// that operations of other stores do not wait for them.
     pub(crate) fn guard(
         &self,
         places: &[Place],
@@ -433,7 +437,8 @@ impl State {
         }
     }
 
-    /// Settles what was under way in a place, but for what `own`, an entry and a slot, will itself.
+    /// Settles what was in progress in a place, except for the request of `own` (entry and slot), which
+    /// settles its own.
     fn settle(
         &self,
         own: (u32, u16),
@@ -450,7 +455,8 @@ impl State {
             unresolved.iter().filter(here).copied().collect()
         };
         for concerned in concerned {
-            // A look may take long, and others need the list. Nobody else settles this place.
+            // Looking may take long, and others need the list. The guard keeps others from settling this
+            // place.
             let Some(verdict) = look(&concerned.intent) else { continue };
             let mut unresolved = self.unresolved.lock();
             let before = unresolved.len();
@@ -462,6 +468,7 @@ impl State {
         }
     }
 
+    /// Records what was found out about an operation.
     fn note_verdict(&self, unresolved: &Unresolved, verdict: Verdict) {
         let &Unresolved { entry, slot, intent } = unresolved;
         let Some((_, secret, _)) = self.read_entry(entry) else { return };
@@ -483,7 +490,7 @@ impl State {
     }
 }
 
-/// Generations wrap.
+/// Returns whether generation `a` is newer than `b`; generations wrap.
 fn newer(a: u32, b: u32) -> bool {
     a.wrapping_sub(b) as i32 > 0
 }
@@ -493,9 +500,8 @@ impl Journal {
         &self.state
     }
 
-    /// Finds out, before the request of this slot changes `place`, what became of other requests'
-    /// operations that were under way there when the server was killed; for the clients that will
-    /// ask.
+    /// Called before the request of this slot changes `place`: finds out what became of other requests'
+    /// operations that were in progress there when the server was killed, for the clients that will ask.
     pub(crate) fn settle(
         &self,
         slot: u16,
@@ -505,7 +511,7 @@ impl Journal {
         self.state.settle((self.entry, slot), place, look);
     }
 
-    /// Notes that the session has locks, which others have to wait for after a restart.
+    /// Notes that the session has locks, for which others have to wait after a restart.
     pub fn note_locks(&self) {
         let word = self.state.memory.word32(entry_at(self.entry) + 28);
         if word.load(Ordering::Relaxed) == 0 {
@@ -519,13 +525,13 @@ impl Journal {
         self.state.write(self.entry, slot, record, results);
     }
 
-    /// The record of a slot.
+    /// Returns the record of a slot.
     pub(crate) fn newest(&self, slot: u16) -> Option<Record> {
         self.state.newest(self.entry, self.secret, slot)
     }
 
-    /// Takes the record of a slot whose request has come again, and answers for it from now on. To
-    /// be called while its places are guarded, if it has any.
+    /// Takes over the record of a slot whose request was repeated; the request settles it from now on.
+    /// Must be called while its places are guarded, if it has any.
     pub(crate) fn recall(&self, slot: u16) -> Option<Record> {
         let mut unresolved = self.state.unresolved.lock();
         unresolved.retain(|u| (u.entry, u.slot) != (self.entry, slot));

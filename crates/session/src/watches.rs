@@ -1,8 +1,10 @@
-//! Watches of open files, and what they tell until the client has seen it.
+//! Watches of open files, and their events until the client has seen them.
 //!
-//! All watches of a session, or of a family, tell one [`EventQueue`], which numbers what it is told. What was told to the client stays until
-//! the client says that it was seen: an answer that is lost with its connection loses nothing. Numbers begin elsewhere for each table of open
-//! files and each start of a server, so that one of another queue is known for that: its client is told that it has lost events.
+//! All watches of a session or family report to one [`EventQueue`], which numbers the events. Events
+//! sent to the client are kept until the client says that it has seen them, so an answer that is lost
+//! with its connection loses nothing. Numbers start at a different point for each table of open files
+//! and each run of a server. So a number from another queue is recognized, and its client is told that
+//! it has lost events.
 
 use parking_lot::Mutex;
 use std::collections::VecDeque;
@@ -11,25 +13,25 @@ use towline_store::{Watch, Witness};
 use towline_wire::event::{ALL, DELETE_SELF, Event, IGNORED, ISDIR};
 use towline_wire::limits::EVENTS_BYTES_MAX;
 
-/// Events that a queue keeps: as many as the kernel does for `inotify(7)`, unless it is told otherwise.
+/// Most events that a queue keeps: the kernel's default for `inotify(7)`.
 const EVENTS_MAX: usize = 16384;
-/// Bytes of them.
+/// Most bytes of events that a queue keeps.
 const KEPT_BYTES_MAX: usize = 2 << 20;
 
-/// Called when there is something for a request that waits, from any thread and at once: it must not wait.
+/// Called, from any thread, as soon as there is something for a waiting request. It must not wait.
 pub type Wake = Box<dyn FnOnce() + Send>;
 
-/// The watches of an open file, which end with it. Each tells something that the others do not.
+/// The watches of an open file, which end with it. Each reports something that the others do not.
 #[derive(Clone, Default)]
 pub struct Watches(Vec<(u32, Arc<dyn Watch>)>);
 
 impl Watches {
-    /// What of this nobody tells yet.
+    /// Returns the bits of `mask` that no watch reports yet.
     pub(crate) fn missing(&self, mask: u32) -> u32 {
         self.0.iter().fold(mask, |missing, (told, _)| missing & !told)
     }
 
-    /// Keeps a watch that tells this; not if others tell all of it by now.
+    /// Keeps a watch that reports the bits of `tells`, unless others already report all of them.
     pub(crate) fn keep(&mut self, tells: u32, watch: Box<dyn Watch>) {
         if self.missing(tells) != 0 {
             self.0.push((tells, watch.into()));
@@ -37,16 +39,16 @@ impl Watches {
     }
 }
 
-/// Has a queue told what happens to one watched file.
+/// Queues the events of one watched file.
 pub(crate) struct Teller {
     queue: Arc<EventQueue>,
     handle: u64,
-    /// Bits that it tells of.
+    /// The bits that it reports.
     pub(crate) tells: u32,
 }
 
 impl Teller {
-    /// Of the `missing` bits of an open file. The first watch of a file tells of its end, too.
+    /// Creates a teller for the `missing` bits of an open file. The first one of a file also reports its end.
     pub(crate) fn new(
         queue: Arc<EventQueue>,
         handle: u64,
@@ -74,38 +76,38 @@ impl Witness for Teller {
     }
 }
 
-/// What has happened to the watched files of a session, or of a family.
+/// Events of the watched files of a session or family.
 pub struct EventQueue(Mutex<Queue>);
 
 struct Queue {
-    /// Number of the first that is kept.
+    /// Number of the first event that is kept.
     first: u64,
-    /// Encoded events; `None`: others that are lost.
+    /// Encoded events; `None` stands for lost events.
     kept: VecDeque<Option<Box<[u8]>>>,
-    /// Bytes of them.
+    /// Total size of the kept events in bytes.
     bytes: usize,
-    /// Number behind the last one told, whether or not it was seen.
+    /// Number after the last event told, whether or not it was seen.
     told: u64,
-    /// The last request for events; those before it are over.
+    /// Turn of the last request for events; earlier requests are over.
     turn: u64,
-    /// Wakes that, if it waits.
+    /// Wakes that request, if it waits.
     wake: Option<Wake>,
 }
 
-/// Of what has happened as much as one answer takes.
+/// Events for one answer.
 pub(crate) struct Told {
-    /// Number behind the last event of these.
+    /// Number after the last of these events.
     pub(crate) next: u64,
-    /// Others are lost.
+    /// Other events are lost.
     pub(crate) lost: bool,
-    /// Encoded events.
+    /// The encoded events.
     pub(crate) bytes: Vec<u8>,
 }
 
 impl EventQueue {
-    /// The queue of the table of open files with this owner, on a server whose start `epoch` names.
+    /// Creates the queue for the table of open files with this owner, on a server with boot epoch `epoch`.
     pub(crate) fn new(owner: u64, epoch: u32) -> Self {
-        // Far from those of any other, with room above: numbers are only counted up.
+        // Far from the numbers of any other queue, with room above, because numbers only grow.
         let mixed = (owner ^ u64::from(epoch) << 32).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let first = (mixed >> 2) | 1;
         Self(Mutex::new(Queue {
@@ -118,12 +120,12 @@ impl EventQueue {
         }))
     }
 
-    /// Number of the first event that was not seen.
+    /// Returns the number of the first event that was not seen.
     pub(crate) fn first(&self) -> u64 {
         self.0.lock().first
     }
 
-    /// Notes an event, or that some were lost.
+    /// Queues an event, or with `None` notes that some were lost.
     fn push(&self, event: Option<Box<[u8]>>) {
         let mut queue = self.0.lock();
         queue.push(event);
@@ -134,7 +136,8 @@ impl EventQueue {
         }
     }
 
-    /// A request for events comes: the one before is answered with nothing, if it waits. Yields its turn.
+    /// Begins a request for events and returns its turn. If the request before it still waits, that gets
+    /// an empty answer.
     pub(crate) fn ask(&self) -> u64 {
         let mut queue = self.0.lock();
         queue.turn += 1;
@@ -146,7 +149,8 @@ impl EventQueue {
         turn
     }
 
-    /// Forgets what was `seen`, and tells what has happened since; `None` when the request with this turn has to wait.
+    /// Forgets the events below `seen`, and returns those since; `None` when the request with this turn
+    /// has to wait.
     pub(crate) fn tell(&self, turn: u64, seen: u64) -> Option<Told> {
         let mut queue = self.0.lock();
         if turn != queue.turn {
@@ -157,7 +161,8 @@ impl EventQueue {
         (seen == 0 || !knows || !queue.kept.is_empty()).then(|| queue.tell(!knows))
     }
 
-    /// Has the request with this turn wait until there is something to tell. False: it is to run again at once.
+    /// Makes the request with this turn wait until there is an event. Returns false if it has to run
+    /// again at once.
     pub fn wait(&self, turn: u64, wake: Wake) -> bool {
         let mut queue = self.0.lock();
         let waits = queue.turn == turn && queue.kept.is_empty();
@@ -170,7 +175,8 @@ impl EventQueue {
 
 impl Queue {
     fn push(&mut self, event: Option<Box<[u8]>>) {
-        // As the kernel does: what says the same as the one before is told once, unless that was told already.
+        // Like the kernel, queue an event equal to the one before only once, unless that one was told
+        // already.
         let is_untold = self.told < self.first + self.kept.len() as u64;
         if is_untold && self.kept.back() == Some(&event) {
             return;
@@ -181,7 +187,8 @@ impl Queue {
             return self.push(None);
         }
         if event.is_none() && self.kept.back() == Some(&None) {
-            // Told once that it has to look for itself, and not heard of since: it is told anew, and all else is no use to it.
+            // The client was told that it has lost events, and has not answered since. Replace
+            // everything by a new loss, because the client has to look for itself anyway.
             self.first += self.kept.len() as u64;
             self.kept.clear();
             self.bytes = 0;
@@ -190,7 +197,7 @@ impl Queue {
         self.kept.push_back(event);
     }
 
-    /// Forgets all below this number. False: it is none of these.
+    /// Forgets all events below `seen`. Returns false if `seen` is outside the range kept here.
     fn forget(&mut self, seen: u64) -> bool {
         let count = seen.checked_sub(self.first).and_then(|count| usize::try_from(count).ok());
         let Some(count) = count.filter(|count| *count <= self.kept.len()) else { return false };

@@ -6,34 +6,34 @@ use std::sync::Arc;
 use std::time::Instant;
 use towline_mem::{Aggregate, SharedMemory};
 
-/// What a disk is like.
+/// Properties of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
     /// Smallest unit of requests, a power of two.
     pub block_minimum: u32,
-    /// Unit that is served best, a power of two.
+    /// Unit of requests that performs best, a power of two.
     pub block_preferred: u32,
-    /// Seeks cost time.
+    /// Whether seeks cost time.
     pub rotational: bool,
-    /// The back end cannot be written.
+    /// Whether the back end is read-only.
     pub read_only: bool,
 }
 
-/// How a disk is dealt out to members that work at the same time.
+/// How a disk is striped over members that work in parallel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
-    /// Bytes on one member before the next one's turn; not zero.
+    /// Bytes on one member before the next member's turn; not zero.
     pub chunk: u64,
-    /// Members that hold data of neighbouring chunks; at least one.
+    /// Number of members that hold data of neighbouring chunks; at least one.
     pub members: u32,
-    /// How far the first byte of the disk lies behind the beginning of a chunk.
+    /// Distance of the disk's first byte from the beginning of a chunk.
     pub shift: u64,
 }
 
 impl Layout {
-    /// Where the chunk that holds this byte ends.
+    /// Returns the end of the chunk that contains the byte at `offset`.
     #[must_use]
     pub fn chunk_end(&self, offset: u64) -> u64 {
         offset + self.chunk - (offset + self.shift) % self.chunk
@@ -43,34 +43,34 @@ impl Layout {
 /// A run of bytes of one kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
-    /// Bytes; not zero.
+    /// Length in bytes; not zero.
     pub length: u64,
-    /// No space is allocated.
+    /// Whether no space is allocated.
     pub hole: bool,
-    /// Reads as zeroes.
+    /// Whether it reads as zeros.
     pub zero: bool,
 }
 
-/// Outcome of something that was tried without waiting.
+/// Outcome of an operation that was tried without waiting.
 #[derive(Debug)]
-#[allow(clippy::exhaustive_enums)] // the caller has to handle each
+#[allow(clippy::exhaustive_enums)] // callers must handle each variant
 pub enum Now {
     /// Done, or failed for good.
     Done(io::Result<()>),
-    /// It would wait: do it the other way.
+    /// It would wait: use the blocking call instead.
     WouldBlock,
 }
 
-/// A part of a disk that lies in one piece on one file or device.
+/// A contiguous part of a disk on one file or device.
 #[derive(Clone, Debug)]
 pub struct Place {
-    /// The file; opened with `O_DIRECT` if the disk's mode says so.
+    /// The file; opened with `O_DIRECT` if the disk's cache mode requires that.
     pub file: Arc<OwnedFd>,
-    /// First byte in the file.
+    /// Offset of the first byte in the file.
     pub offset: u64,
-    /// Bytes, at most as many as asked for.
+    /// Length in bytes, at most what was requested.
     pub length: u64,
-    /// The file goes around the page cache.
+    /// Whether the file bypasses the page cache.
     pub direct: bool,
 }
 
@@ -82,64 +82,66 @@ pub enum Direction {
     Write,
 }
 
-/// How zeroes are to be written.
+/// How to write zeros.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ZeroHow {
-    /// Space has to stay or become allocated.
+    /// Space must stay or become allocated.
     pub allocate: bool,
-    /// Fail with `EOPNOTSUPP` rather than write zeroes one by one.
+    /// Fail with `EOPNOTSUPP` rather than write the zeros byte by byte.
     pub fast: bool,
 }
 
-/// What of a disk outlives the object that serves it.
+/// Which properties of a disk outlive the object that serves it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(clippy::exhaustive_structs)] // back ends make it
+#[allow(clippy::exhaustive_structs)] // back ends construct it
 pub struct Continuity {
-    /// Names the bytes: another number stands for other bytes.
+    /// Identifies the contents: another number means other contents.
     pub identity: u64,
-    /// Another number: writes may be lost that were done and not flushed under this one.
+    /// Another number means that writes completed but not flushed under this one may be lost.
     pub epoch: u64,
 }
 
-/// A disk. Ranges are inside [`Geometry::size`] and on its smallest units: callers check.
+/// A disk. Callers make sure that ranges are inside [`Geometry::size`] and aligned to the smallest
+/// unit.
 ///
-/// The defaults are those of a back end that can do nothing without waiting and has no file. Calls may wait for a device unless their documentation says otherwise. Nothing is promised
-/// about the order of writes between two flushes. Overlapping requests at the same time may mix.
+/// The default methods suit a back end that always waits and has no file. Calls may wait for a
+/// device unless their documentation says otherwise. The order of writes between two flushes is
+/// unspecified. The bytes of overlapping concurrent requests may mix.
 pub trait BlockStore: Send + Sync + std::fmt::Debug {
-    /// What the disk is like; its size as of the last [`BlockStore::refresh`]. Does not wait.
+    /// Returns the disk's properties; the size is as of the last [`BlockStore::refresh`]. Does not
+    /// wait.
     fn geometry(&self) -> Geometry;
 
-    /// Looks how large the disk is now, since a file or a device may have grown or shrunk. Does not
-    /// wait for the device. Fronts call it when a client asks for the size, and before they write:
-    /// a write beyond the end of a file that became shorter would make it long again, with zeroes
-    /// where there were bytes.
+    /// Determines the current size, since a file or device may have grown or shrunk. Does not wait
+    /// for the device. Front ends call it when a client asks for the size, and before they write: a
+    /// write beyond the end of a truncated file would extend it again, with zeros where data was.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// Errors of the kernel.
     fn refresh(&self) -> io::Result<u64> {
         Ok(self.geometry().size)
     }
 
-    /// As [`BlockStore::refresh`], but may wait: for disks that [may hang](BlockStore::may_hang).
+    /// Like [`BlockStore::refresh`], but may wait: for disks that [may hang](BlockStore::may_hang).
     ///
     /// # Errors
-    /// What the kernel says.
+    /// Errors of the kernel.
     fn look(&self) -> io::Result<u64> {
         self.refresh()
     }
 
-    /// True: calls that may wait for a device may wait without end. Then threads of the disk's own make them, and the
-    /// memory that these hold meanwhile is bounded.
+    /// Returns true if calls that may wait for a device may wait forever. Separate threads of the
+    /// disk then make these calls, and the memory that they hold meanwhile is bounded.
     fn may_hang(&self) -> bool {
         false
     }
 
-    /// The members it is made of, if there are several.
+    /// Returns how the disk is striped, if it has several members.
     fn layout(&self) -> Option<Layout> {
         None
     }
 
-    /// What outlives this object. `None`: its bytes end with it.
+    /// Returns what outlives this object. `None`: its contents are lost with it.
     fn continuity(&self) -> Option<Continuity> {
         None
     }
@@ -149,7 +151,8 @@ pub trait BlockStore: Send + Sync + std::fmt::Debug {
         Now::WouldBlock
     }
 
-    /// Appends a range to `out` if that needs no waiting; if it is not done, `out` is as it was.
+    /// Appends a range to `out` if that needs no waiting. Otherwise, and on errors, `out` stays as
+    /// it was.
     fn append_now(&self, offset: u64, length: usize, out: &mut Vec<u8>) -> Now {
         let before = out.len();
         out.resize(before + length, 0);
@@ -160,22 +163,23 @@ pub trait BlockStore: Send + Sync + std::fmt::Debug {
         now
     }
 
-    /// How many bytes from `offset`, at most `length`, are a hole;
-    /// 0 when there is none or the back end cannot tell. Looks at metadata at most.
+    /// Returns how many bytes from `offset`, at most `length`, are a hole; 0 if none are or the
+    /// back end cannot tell. Looks at metadata at most.
     fn hole_now(&self, _offset: u64, _length: u64) -> u64 {
         0
     }
 
-    /// The first bytes of a range by reference, if they are in memory: as many as are, at least
-    /// one page. They may be changed by writes until they are sent, as any read may that
-    /// overlaps a write. Does not wait.
+    /// Returns a reference to the first bytes of a range if they are in memory: as many as are, at
+    /// least one page. Writes may change them until they are sent, just as they may change any
+    /// overlapping read. Does not wait.
     fn lend(&self, _offset: u64, _length: u64) -> Option<Aggregate> {
         None
     }
 
-    /// The memory in which the bytes of a range stand, if others may read them there: `tell` gets
-    /// each run in order, where it is in that memory (`None`: nowhere, it is zeroes), and its length.
-    /// They are changed by writes that overlap a read, as for any read. Does not wait.
+    /// Returns the memory that holds the bytes of a range, if other processes may read them there.
+    /// Calls `tell` for each run in order with its place in that memory (`None`: the run is zeros
+    /// and has no place) and its length. Writes that overlap such a read change the bytes, as for
+    /// any read. Does not wait.
     fn in_place(
         &self,
         _offset: u64,
@@ -185,24 +189,27 @@ pub trait BlockStore: Send + Sync + std::fmt::Debug {
         None
     }
 
-    /// The memory that the bytes of a range may be received into, in place of a write, and where in it they belong.
-    /// Others may read and write there meanwhile, as with writes that overlap. Ask anew before each part that comes:
-    /// the disk may have become shorter. After each part tell [`BlockStore::landed`]. `None`: write it. Does not wait.
+    /// Returns the memory that the bytes of a range may be received into instead of being written,
+    /// and the offset in it. Other threads may read and write there meanwhile, as with overlapping
+    /// writes. Ask again before each part that arrives, because the disk may have shrunk. After
+    /// each part call [`BlockStore::landed`]. `None`: use a write. Does not wait.
     fn landing(&self, _offset: u64, _length: u64) -> Option<(&SharedMemory, usize)> {
         None
     }
 
-    /// So many bytes were received to where [`BlockStore::landing`] said: they are written.
+    /// Marks `length` bytes as written, after they were received where [`BlockStore::landing`]
+    /// said.
     fn landed(&self, _offset: u64, _length: u64) {}
 
-    /// Writes if that needs no waiting; with `durable` not before it is on stable storage.
+    /// Writes if that needs no waiting. With `durable`, it completes only when the data is on
+    /// stable storage.
     fn write_now(&self, _offset: u64, _data: &[u8], _durable: bool) -> Now {
         Now::WouldBlock
     }
 
-    /// Where the first bytes of a range lie, for reading or writing them without this trait.
-    /// `None`: there is no such place, use [`BlockStore::read`] and [`BlockStore::write`]. Does
-    /// not wait.
+    /// Returns where the first bytes of a range are stored, for reading or writing them without
+    /// this trait. `None`: there is no such place; use [`BlockStore::read`] and
+    /// [`BlockStore::write`]. Does not wait.
     fn locate(&self, _offset: u64, _length: u64, _direction: Direction) -> Option<Place> {
         None
     }
@@ -210,57 +217,59 @@ pub trait BlockStore: Send + Sync + std::fmt::Debug {
     /// Fills `target`.
     ///
     /// # Errors
-    /// What the device says; `EIO` when the file became shorter than the disk.
+    /// Errors of the device; `EIO` if the file is shorter than the disk.
     fn read(&self, offset: u64, target: &mut [u8]) -> io::Result<()>;
 
-    /// Writes; with `durable` not done before it is on stable storage.
+    /// Writes `data`. With `durable`, returns only when it is on stable storage.
     ///
     /// # Errors
-    /// What the device says.
+    /// Errors of the device.
     fn write(&self, offset: u64, data: &[u8], durable: bool) -> io::Result<()>;
 
-    /// All writes that were done before are on stable storage.
+    /// Puts all completed writes on stable storage.
     ///
     /// # Errors
-    /// What the device says; then nothing is known about any of them.
+    /// Errors of the device. The state of all these writes is then unknown.
     fn flush(&self) -> io::Result<()>;
 
-    /// A range reads as zeroes afterwards.
+    /// Makes a range read as zeros.
     ///
     /// # Errors
-    /// What the device says; `EOPNOTSUPP` when it was to be fast and cannot be.
+    /// Errors of the device; `EOPNOTSUPP` if `how.fast` is set and there is no fast way.
     fn zero(&self, offset: u64, length: u64, how: ZeroHow) -> io::Result<()>;
 
-    /// The contents of a range are no longer needed. It may do nothing.
+    /// Tells the disk that the contents of a range are no longer needed. It may do nothing.
     ///
     /// # Errors
-    /// What the device says.
+    /// Errors of the device.
     fn trim(&self, offset: u64, length: u64) -> io::Result<()>;
 
-    /// Brings a range into memory, if there is a cache.
+    /// Reads a range into memory, if there is a cache.
     ///
     /// # Errors
-    /// What the device says.
+    /// Errors of the device.
     fn cache(&self, offset: u64, length: u64) -> io::Result<()>;
 
-    /// Of a store that only pretends to take time, for measurements: when it is done with so many bytes that are
-    /// asked for now, and whom to ask for them then, which does not wait.
+    /// For a store that simulates a slow device: returns when it will be done with a request for
+    /// `bytes` bytes made now, and the store to use then, which does not wait.
     fn later(&self, _bytes: u64) -> Option<(Instant, Arc<dyn BlockStore>)> {
         None
     }
 
-    /// Waits until a range is in memory, so that [`BlockStore::lend`] finds it, if there is a cache.
+    /// Waits until a range is in memory, so that [`BlockStore::lend`] finds it, if there is a
+    /// cache.
     ///
     /// # Errors
-    /// What the device says.
+    /// Errors of the device.
     fn populate(&self, offset: u64, length: u64) -> io::Result<()> {
         self.cache(offset, length)
     }
 
-    /// Tells the extents of a range, in order, until `tell` says false; neighbours may be alike.
+    /// Calls `tell` for each extent of a range, in order, until it returns false. Neighbours may be
+    /// of the same kind.
     ///
     /// # Errors
-    /// What the device says.
+    /// Errors of the device.
     fn extents(
         &self,
         offset: u64,
@@ -268,21 +277,24 @@ pub trait BlockStore: Send + Sync + std::fmt::Debug {
         tell: &mut dyn FnMut(Extent) -> bool,
     ) -> io::Result<()>;
 
-    /// [`BlockStore::resize`] can be.
+    /// Returns whether [`BlockStore::resize`] is supported.
     fn resizes(&self) -> bool {
         false
     }
 
-    /// Bytes beyond which [`BlockStore::resize`] fails with `EFBIG`, as far as that is known beforehand.
+    /// Returns the size in bytes beyond which [`BlockStore::resize`] fails with `EFBIG`, as far as
+    /// known beforehand.
     fn size_max(&self) -> u64 {
         u64::MAX
     }
 
-    /// Makes the disk so many bytes long, not zero. What is added reads as zeroes. Callers do so one at a time.
+    /// Sets the size of the disk to `size` bytes, not zero. Added bytes read as zeros. Callers do
+    /// this one at a time.
     ///
     /// # Errors
-    /// `EOPNOTSUPP` where that cannot be; `EINVAL` for a length that is not in whole blocks (of a disk of several
-    /// members: stripes), or none; `EFBIG` for one that it cannot grow to; what the device says.
+    /// `EOPNOTSUPP` if unsupported; `EINVAL` for zero or a size that is not in whole blocks (on a
+    /// disk of several members: stripes); `EFBIG` for a size beyond what the disk can grow to;
+    /// errors of the device.
     fn resize(&self, _size: u64) -> io::Result<()> {
         Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP))
     }

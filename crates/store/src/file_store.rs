@@ -1,35 +1,36 @@
-//! The traits of a tree of files.
+//! Traits for trees of files.
 
 use crate::{Watch, Witness};
 use std::sync::Arc;
 use towline_mem::Aggregate;
 use towline_wire::{Attr, Errno, StatFs, Timestamp};
 
-/// On whose behalf an operation runs.
+/// The user on whose behalf an operation runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Caller {
-    /// User.
+    /// User ID.
     pub uid: u32,
-    /// Primary group.
+    /// Primary group ID.
     pub gid: u32,
-    /// Further groups.
+    /// Supplementary group IDs.
     pub groups: Arc<[u32]>,
-    /// True when the server shall act as this user; false: as the user who runs the server, and
-    /// then permission checks of the memory store are those of a single owner who may do all.
+    /// True: the server acts as this user. False: it acts as the user that it runs as, and the
+    /// memory store lets the caller do everything.
     pub enforce: bool,
 }
 
-/// How to open.
+/// How to open a file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OpenHow {
-    /// `O_*` of Linux; `O_CLOEXEC`, `O_NONBLOCK` and unknown bits are ignored, and so is `O_APPEND`,
-    /// as each write says whether it appends.
+    /// `O_*` flags of Linux. `O_CLOEXEC`, `O_NONBLOCK` and unknown bits are ignored. So is
+    /// `O_APPEND`: each write says whether it appends.
     pub flags: u32,
-    /// Permission bits of a new file, and the client's umask ([`towline_wire::request::UMASK_SHIFT`]).
+    /// Permission bits of a new file, and the client's umask
+    /// ([`towline_wire::request::UMASK_SHIFT`]).
     pub mode: u32,
 }
 
-/// Attributes to change; `None` leaves one as it is.
+/// Attributes to change. `None` leaves an attribute as it is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SetAttr {
     /// Permission bits.
@@ -44,25 +45,25 @@ pub struct SetAttr {
     pub times: Option<(Timestamp, Timestamp)>,
 }
 
-/// What [`OpenFile::read`] found.
+/// The result of [`OpenFile::read`].
 #[derive(Debug)]
 pub enum ReadOutcome {
-    /// The bytes: fewer than asked only at the end of the file, none at or behind it.
+    /// The bytes read: fewer than requested only at the end of the file, and none at or beyond it.
     Ready(Aggregate),
-    /// The read would wait for a device: read again with `wait` on a thread that may block.
+    /// The read would wait for a device. Repeat it with `wait` set, on a thread that may block.
     WouldBlock,
 }
 
 /// Receives directory entries.
 pub trait Listing {
-    /// Whether attributes shall say which files have no extended ones, where that costs something
-    /// to find out (`attr_flag::NO_XATTRS`).
+    /// Returns whether attributes should say which files have no extended attributes
+    /// (`attr_flag::NO_XATTRS`), even where finding out is expensive.
     fn wants_xattrs(&self) -> bool {
         false
     }
 
-    /// Takes one entry; `attr` is present when attributes were asked for and could be had.
-    /// Returns false when there is no room for it: the listing then ends before this entry.
+    /// Takes one entry. `attr` is present if attributes were requested and could be read. Returns
+    /// false if there is no room for the entry; the listing then ends before it.
     fn entry(
         &mut self,
         cookie: u64,
@@ -73,40 +74,40 @@ pub trait Listing {
     ) -> bool;
 }
 
-/// What to do with extended attributes.
+/// An operation on the extended attributes of a file.
 #[derive(Clone, Copy, Debug)]
 pub enum XattrAction<'a> {
-    /// Value of the named one.
+    /// Returns the value of the named attribute.
     Get(&'a [u8]),
-    /// Names, each ended by a zero byte.
+    /// Returns the names, each terminated by a zero byte.
     List,
-    /// Sets a value; flags: `XATTR_CREATE` 1, `XATTR_REPLACE` 2, or zero.
+    /// Sets the named attribute to a value. Flags: `XATTR_CREATE` 1, `XATTR_REPLACE` 2, or zero.
     Set(&'a [u8], &'a [u8], u32),
-    /// Removes one.
+    /// Removes the named attribute.
     Remove(&'a [u8]),
 }
 
-/// Where a path starts: an open directory of the same store. With an empty path it names that
-/// open file itself, of whatever type.
+/// An open directory of the same store and a path that starts there. An empty path names the open
+/// file itself, whatever its type.
 pub type Source<'a> = (&'a dyn OpenFile, &'a [u8]);
 
 /// A tree of files.
 ///
-/// Paths are bytes; they are resolved below the root of the store, whatever `..` and symbolic links
-/// they contain: a path that would leave it fails with `EXDEV`.
+/// Paths are bytes. They are resolved below the root of the store, whatever `..` and symbolic links
+/// they contain: a path that would leave the store fails with `EXDEV`.
 pub trait FileStore: Send + Sync {
-    /// Opens the root directory (as with `O_PATH | O_DIRECTORY`: it need not be readable).
+    /// Opens the root directory as with `O_PATH | O_DIRECTORY`, so it need not be readable.
     fn root(&self) -> Result<Arc<dyn OpenFile>, Errno>;
 
-    /// The directory at `path` from the root, and what is below it, as a store of its own: the same
-    /// files, but a path that would leave that directory fails with `EXDEV`. While somebody has such a
-    /// store, whoever asks for the same directory gets the same one.
+    /// Returns a store of its own for the directory at `path` (from the root) and everything below
+    /// it: the same files, but a path that would leave the directory fails with `EXDEV`. Calls for
+    /// the same directory return the same store as long as someone holds it.
     ///
     /// # Errors
     /// As `openat(2)` with `O_PATH` and `O_DIRECTORY`.
     fn below(&self, caller: &Caller, path: &[u8]) -> Result<Arc<dyn FileStore>, Errno>;
 
-    /// `openat(2)`: opens or creates, and tells the attributes of what was opened.
+    /// `openat(2)`: opens or creates a file, and also returns its attributes.
     fn open(
         &self,
         caller: &Caller,
@@ -117,7 +118,7 @@ pub trait FileStore: Send + Sync {
     /// `fstatat(2)`.
     fn stat(&self, caller: &Caller, at: Source<'_>, follow: bool) -> Result<Attr, Errno>;
 
-    /// Changes attributes and tells the new ones.
+    /// Changes attributes and returns the new ones.
     fn set_attr(
         &self,
         caller: &Caller,
@@ -132,7 +133,7 @@ pub trait FileStore: Send + Sync {
     /// `mkdirat(2)`.
     fn make_directory(&self, caller: &Caller, at: Source<'_>, mode: u32) -> Result<Attr, Errno>;
 
-    /// `mknodat(2)`; `mode` has type and permission bits.
+    /// `mknodat(2)`. `mode` has the type and permission bits.
     fn make_node(
         &self,
         caller: &Caller,
@@ -147,7 +148,8 @@ pub trait FileStore: Send + Sync {
     /// `readlinkat(2)`.
     fn read_link(&self, caller: &Caller, at: Source<'_>) -> Result<Vec<u8>, Errno>;
 
-    /// `linkat(2)`; with an empty source path links the open file (also one of `O_TMPFILE`).
+    /// `linkat(2)`. With an empty source path, links the open file, even one opened with
+    /// `O_TMPFILE`.
     fn link(
         &self,
         caller: &Caller,
@@ -156,10 +158,10 @@ pub trait FileStore: Send + Sync {
         to: Source<'_>,
     ) -> Result<Attr, Errno>;
 
-    /// `unlinkat(2)`; `directory`: as with `AT_REMOVEDIR`.
+    /// `unlinkat(2)`. `directory` stands for `AT_REMOVEDIR`.
     fn unlink(&self, caller: &Caller, at: Source<'_>, directory: bool) -> Result<(), Errno>;
 
-    /// `renameat2(2)`; flags `RENAME_NOREPLACE` 1, `RENAME_EXCHANGE` 2.
+    /// `renameat2(2)`. Flags: `RENAME_NOREPLACE` 1, `RENAME_EXCHANGE` 2.
     fn rename(
         &self,
         caller: &Caller,
@@ -168,7 +170,7 @@ pub trait FileStore: Send + Sync {
         flags: u32,
     ) -> Result<(), Errno>;
 
-    /// `getxattr(2)` and its kin; returns the value or the names, empty for changes.
+    /// `getxattr(2)` and related calls. Returns the value or the names, and nothing for changes.
     fn xattr(
         &self,
         caller: &Caller,
@@ -177,7 +179,8 @@ pub trait FileStore: Send + Sync {
         action: XattrAction<'_>,
     ) -> Result<Vec<u8>, Errno>;
 
-    /// `copy_file_range(2)` between two open files of this store; returns bytes copied.
+    /// `copy_file_range(2)` between two open files of this store. Returns the number of bytes
+    /// copied.
     fn copy_range(
         &self,
         from: &dyn OpenFile,
@@ -193,47 +196,47 @@ pub trait FileStore: Send + Sync {
     /// `syncfs(2)`.
     fn sync(&self) -> Result<(), Errno>;
 
-    /// True when a call on this store may wait for a device, so that `sync` and waiting reads
+    /// Returns true if a call on this store may wait for a device, so that `sync` and waiting reads
     /// belong on threads that may block.
     fn may_block(&self) -> bool;
 
-    /// True when any call on this store, and dropping one of its files, may wait without end, since
-    /// it asks another machine or another process. Then all of that belongs on threads that may
-    /// block, and reads never refer to pages of files.
+    /// Returns true if any call on this store, or dropping one of its files, may wait forever
+    /// because it asks another machine or another process. All of these then belong on threads that
+    /// may block, and reads never refer to pages of files.
     fn may_hang(&self) -> bool {
         false
     }
 
-    /// To be called when something was mounted or unmounted somewhere: looks whether
-    /// [`FileStore::may_hang`] has become true by that, and tells because of which type of file
-    /// system.
+    /// Checks whether [`FileStore::may_hang`] has become true because of a mount, and if so returns
+    /// the type of the file system responsible. Call it after anything was mounted or unmounted.
     fn look_at_mounts(&self) -> Option<String> {
         None
     }
 
-    /// True when the files are still there after the server was killed and started again.
+    /// Returns true if the files survive when the server is killed and restarted.
     fn survives_restart(&self) -> bool;
 }
 
-/// An open file, directory or `O_PATH` handle. Access is checked when it is opened: reading one
-/// not open for reading, or writing one not open for writing, fails with `EBADF`.
+/// An open file, directory or `O_PATH` handle. Access is checked at open: reading a file that is
+/// not open for reading, or writing one that is not open for writing, fails with `EBADF`.
 pub trait OpenFile: Send + Sync + std::any::Any {
-    /// For stores to find their own type again.
+    /// Lets stores find their own type again.
     fn as_any(&self) -> &dyn std::any::Any;
 
     /// `fstat(2)`.
     fn stat(&self) -> Result<Attr, Errno>;
 
-    /// Bytes at `offset`, without copying where the store can. With `wait` false it must not wait
-    /// for a device.
+    /// Reads bytes at `offset`, without copying where the store can. If `wait` is false, the call
+    /// does not wait for a device.
     fn read(&self, offset: u64, length: usize, wait: bool) -> Result<ReadOutcome, Errno>;
 
-    /// Writes all of `data` at `offset`, or at the end with `append` (atomically with regard to
-    /// other appends); returns the bytes written and where they begin. Fewer than all only when
-    /// space ran out after some.
+    /// Writes all of `data` at `offset`, or at the end with `append` (atomic with respect to other
+    /// appends). Returns the number of bytes written and the offset of the first one. It writes
+    /// fewer than all only if space runs out part-way.
     fn write(&self, offset: u64, data: &[u8], append: bool) -> Result<(usize, u64), Errno>;
 
-    /// Lists a directory from `cookie` on (zero: from the start). True: the end was reached.
+    /// Lists a directory from `cookie` on (zero: from the start). Returns true if it reached the
+    /// end.
     fn read_directory(
         &self,
         cookie: u64,
@@ -244,33 +247,37 @@ pub trait OpenFile: Send + Sync + std::any::Any {
     /// `fdatasync(2)`, or `fsync(2)` with `full`.
     fn sync(&self, full: bool) -> Result<(), Errno>;
 
-    /// `fallocate(2)`: modes zero, `KEEP_SIZE` 1, `PUNCH_HOLE|KEEP_SIZE` 3, `ZERO_RANGE` 16 (also
-    /// with `KEEP_SIZE`); others `EOPNOTSUPP`.
+    /// `fallocate(2)` with the modes zero, `KEEP_SIZE` 1, `PUNCH_HOLE|KEEP_SIZE` 3 and `ZERO_RANGE`
+    /// 16 (also with `KEEP_SIZE`). Others fail with `EOPNOTSUPP`.
     fn allocate(&self, mode: u32, offset: u64, length: u64) -> Result<(), Errno>;
 
     /// `lseek(2)` with `SEEK_DATA` 3 or `SEEK_HOLE` 4.
     fn seek(&self, offset: u64, whence: u32) -> Result<u64, Errno>;
 
-    /// The path that leads to this open file now, from the root of its store and without links; `.` for the
-    /// root itself. Anything but a directory keeps the name that it was opened by, followed by ` (deleted)` when that was
-    /// removed, as in `/proc/self/fd`; where a store does not know it `ENOTDIR`. `ENOENT` for a directory that was removed, `EXDEV`
-    /// for what has left the store.
+    /// Returns the current path of this open file from the root of its store, without links; `.`
+    /// for the root itself. Anything but a directory keeps the name that it was opened by, followed
+    /// by ` (deleted)` once that name is removed, as in `/proc/self/fd`. `ENOTDIR` if the store
+    /// does not know the path, `ENOENT` for a directory that was removed, `EXDEV` for a file that
+    /// has left the store.
     fn path(&self) -> Result<Vec<u8>, Errno>;
 
-    /// Has `witness` told what happens to this file, or to the entries of this directory, from now on: `mask` has bits of
-    /// [`towline_wire::event`] that it wants to hear of; `DELETE_SELF` and `IGNORED` are told in any case. Works for what was opened with `O_PATH`, too.
+    /// Reports to `witness` what happens from now on to this file, or to the entries of this
+    /// directory. `mask` has the bits of [`towline_wire::event`] to report; `DELETE_SELF` and
+    /// `IGNORED` are always reported. Works for files opened with `O_PATH`, too.
     ///
-    /// That a file has no name any more when this is called is not told: look at its number of links after that. What happened a
-    /// moment before may be told. Whether the caller may read the file, which `inotify_add_watch(2)` asks for, is looked at as far as the store knows who opened it:
-    /// `memory` does not.
+    /// A file that has already lost its last name is not reported: check its number of links after
+    /// this call. Events from a moment before may be reported. The store checks whether the caller
+    /// may read the file, as `inotify_add_watch(2)` requires, only as far as it knows who opened
+    /// it; `memory` does not.
     ///
     /// # Errors
-    /// `EOPNOTSUPP` where the store cannot tell, `ENOSPC` where the user may watch no more.
+    /// `EOPNOTSUPP` if the store cannot report changes, `ENOSPC` if the user has reached the limit
+    /// of watches.
     fn watch(&self, mask: u32, witness: Arc<dyn Witness>) -> Result<Box<dyn Watch>, Errno> {
         let _ = (mask, witness);
         Err(Errno::EOPNOTSUPP)
     }
 
-    /// Names this inode: two open files of a store are the same file when these are equal.
+    /// Identifies the inode: two open files of a store are the same file if these values are equal.
     fn identity(&self) -> (u64, u64);
 }

@@ -1,10 +1,12 @@
-//! What a server exports: trees of files and disks, each behind one trait.
+//! Stores: the back ends of the file trees and disks that a server exports.
 //!
-//! [`FileStore`] resolves paths and changes names; [`OpenFile`] reads and writes. Flags, modes and
-//! error numbers are those of Linux. Back ends: [`directory`], a tree of the local file system, and
-//! [`memory`], a file system of our own in memfd pages.
+//! A [`FileStore`] is a tree of files: it resolves paths and changes names; an [`OpenFile`] of it
+//! reads and writes. Flags, modes and error numbers are those of Linux. Its back ends are
+//! [`directory`], a tree of the local file system, and [`memory`], Towline's own file system in
+//! memfd pages.
 //!
-//! [`BlockStore`] is a disk; back ends in [`block`]: files and devices, memory, stripes of others.
+//! A [`BlockStore`] is a disk. Its back ends are in [`block`]: files and devices, memory, and
+//! stripes of other disks.
 //!
 //! Calls may block on the file system unless their documentation says otherwise.
 

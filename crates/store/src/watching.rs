@@ -1,21 +1,23 @@
-//! Being told what happens to files, by whomever, as by `inotify(7)`.
+//! Reports of changes to files, whoever makes them, as by `inotify(7)`.
 
-/// Who is told of what happens to a file that is watched. It is called where the change is made or noticed, under locks of the store: it must not
-/// wait, must not call the store, and must not drop an open file or a watch. So whoever holds a lock that it takes must not do so either.
+/// Receives the events of a watched file. The store calls it where the change is made or noticed,
+/// while holding locks of the store. So it must not wait, call the store, or drop an open file or a
+/// watch; nor may any thread do so while it holds a lock that the witness takes.
 pub trait Witness: Send + Sync {
-    /// Something happened: one of the `IN_*` bits of [`towline_wire::event`], with `ISDIR` where it happened to a directory.
-    /// `name` is that of an entry of the watched directory, empty where it happened to the watched file itself. The two halves
-    /// of a move have the same `cookie`, which all else has zero. `IGNORED` is the last that is told.
+    /// Reports an event: one of the `IN_*` bits of [`towline_wire::event`], with `ISDIR` if it
+    /// happened to a directory. `name` is the name of an entry of the watched directory, or empty
+    /// if the event is about the watched file itself. The two halves of a move have the same
+    /// `cookie`, which is zero for other events. `IGNORED` is the last event.
     ///
-    /// A file is gone, and `DELETE_SELF` and `IGNORED` are told, when it has lost its last name, even if somebody still has it open: whoever
-    /// watches it has.
+    /// A file counts as gone, with `DELETE_SELF` and `IGNORED`, when it loses its last name, even
+    /// if it is still open: the watch itself keeps it open.
     fn saw(&self, mask: u32, cookie: u32, name: &[u8]);
 
-    /// Something happened that is not known any more.
+    /// Reports that events were lost.
     fn lost(&self);
 }
 
-/// A watch, as long as it is held. What is under way when it is dropped may still be told.
+/// A watch, active until dropped. Events already under way at the drop may still be reported.
 pub trait Watch: Send + Sync {}
 
 #[cfg(test)]

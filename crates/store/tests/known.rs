@@ -1,7 +1,7 @@
-//! Directories whose place is known: whatever others change, the next request sees it.
+//! Tests of known directories: whatever other processes change, the next request sees it.
 //!
-//! A program of its own, since from the first `requests_arrived` on every store that its thread
-//! uses relies on being told.
+//! This is a program of its own, since after the first call of `requests_arrived` every store that
+//! the thread uses relies on further calls.
 
 #![allow(clippy::unwrap_used)] // a test that cannot go on should say where
 
@@ -19,14 +19,14 @@ fn caller() -> Caller {
     Caller { uid: 0, gid: 0, groups: Arc::new([]), enforce: false }
 }
 
-/// Inode and size that a request for `path` finds, as a server would execute it.
+/// Returns the inode that a request for `path` finds, as a server would execute it.
 fn look(store: &DirectoryStore, path: &str) -> Result<u64, Errno> {
     requests_arrived(Instant::now());
     let root = store.root()?;
     store.stat(&caller(), (&*root, path.as_bytes()), true).map(|attr| attr.inode)
 }
 
-/// What a store finds that knows nothing yet.
+/// Returns the inode that a fresh store finds, which knows no directory yet.
 fn truth(root: &Path, path: &str) -> Result<u64, Errno> {
     look(&DirectoryStore::new(root, false).unwrap(), path)
 }
@@ -68,7 +68,7 @@ proptest! {
         let temporary = tempfile::tempdir().unwrap();
         let root = temporary.path();
         let store = DirectoryStore::new(root, false).unwrap();
-        // Changes fail where something is missing or in the way; that is part of the play.
+        // Changes may fail where something is missing or in the way; that is part of the test.
         for step in steps {
             match step {
                 Step::Look(d, n) => {
@@ -96,7 +96,7 @@ proptest! {
                     let _ = fs::create_dir_all(root.join(DIRECTORIES[d]));
                 }
                 Step::Link(d, e) => {
-                    // Relative, so that it stays inside.
+                    // Relative, so that the link stays inside.
                     let up = "../".repeat(DIRECTORIES[d].matches('/').count());
                     let _ = symlink(format!("{up}{}", DIRECTORIES[e]), root.join(DIRECTORIES[d]));
                 }
@@ -144,7 +144,7 @@ fn links_in_a_known_directory_never_lead_out() {
     }
 }
 
-/// True while this process watches a directory, as it does each that it knows.
+/// Returns true if this process watches a directory, as it does each known one.
 fn is_watched(directory: &Path) -> bool {
     let watch = format!(" ino:{:x} ", fs::metadata(directory).unwrap().ino());
     fs::read_dir("/proc/self/fdinfo")
@@ -190,7 +190,7 @@ fn changes_of_other_threads_are_seen_at_once() {
     let store = DirectoryStore::new(root, false).unwrap();
     let (changed, wait) = std::sync::mpsc::channel();
     let (seen, go_on) = std::sync::mpsc::channel();
-    // The ends of the channels are moved in, so that a failure here ends the other thread.
+    // The scope owns the ends of the channels, so that a failure here ends the other thread.
     std::thread::scope(move |scope| {
         scope.spawn(move || {
             for _ in 0..300 {
@@ -202,7 +202,7 @@ fn changes_of_other_threads_are_seen_at_once() {
             }
         });
         while wait.recv().is_ok() {
-            // Often enough that it is known, and found in the quiet queue.
+            // Often enough that the directory becomes known, and is used while the queue is quiet.
             for _ in 0..6 {
                 assert_eq!(look(&store, "a/f"), truth(root, "a/f"));
             }

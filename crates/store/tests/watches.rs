@@ -1,4 +1,5 @@
-//! Watches of a directory store that need a process of their own, as all of one process share a queue.
+//! Tests of directory store watches that need a process of their own, since all watches of a
+//! process share one queue.
 
 #![allow(clippy::unwrap_used)] // a test that cannot go on should say where
 
@@ -13,10 +14,10 @@ use towline_wire::event::{ACCESS, ALL, ATTRIB, CREATE, DELETE, IGNORED, MODIFY};
 use towline_wire::request::open_flag;
 use towline_wire::{Attr, Errno};
 
-/// No event takes so long.
+/// More time than any event takes.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A witness that waits at each event until it may go on, which none ever should.
+/// A witness that waits at each event until it may go on, which no real witness may do.
 #[derive(Default)]
 struct Slow {
     state: Mutex<State>,
@@ -67,7 +68,7 @@ fn user(uid: u32, enforce: bool) -> Caller {
     Caller { uid, gid: uid, groups: Arc::new([]), enforce }
 }
 
-/// Longer than the queue of the kernel.
+/// Causes more events than the kernel's queue can hold.
 fn overflow(slow: &Slow, change: impl Fn()) {
     let length = std::fs::read_to_string("/proc/sys/fs/inotify/max_queued_events").unwrap();
     let length: u32 = length.trim().parse().unwrap();
@@ -98,9 +99,9 @@ fn what_was_lost_is_told_to_all() {
     slow.state.lock().may_go_on = true;
     slow.changed.notify_all();
     slow.wait_for(|state| state.losses == 2);
-    // That it is gone was not to be heard of.
+    // Its removal was among the lost events.
     other.wait_for(|state| state.losses == 1 && state.seen.contains(&IGNORED));
-    // It goes on as before.
+    // The watch continues as before.
     slow.state.lock().seen.clear();
     files[0].write(0, b"z", false).unwrap();
     slow.wait_for(|state| state.seen.contains(&MODIFY));
@@ -131,10 +132,10 @@ fn who_may_not_read_may_not_watch() {
     assert_eq!(watch(&user(1234, true)), Ok(()));
 }
 
-/// What the kernel watches of an inode for this process.
+/// Returns the events that the kernel watches on an inode for this process.
 fn kernel_mask(inode: u64) -> Option<u32> {
     let infos = std::fs::read_dir("/proc/self/fdinfo").unwrap();
-    // Another test may close one meanwhile.
+    // Another test may close a descriptor meanwhile.
     let infos = infos.filter_map(|info| std::fs::read_to_string(info.ok()?.path()).ok());
     let text: String = infos.collect();
     let this = format!(" ino:{inode:x} ");

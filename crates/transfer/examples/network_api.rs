@@ -1,5 +1,5 @@
-//! The network API in the papers' words, two programs in one process, linked over a Unix socket:
-//! the client imports buffers, globalizes them, packs the descriptor and sends it; the server
+//! Shows the network API in the papers' terms, with two programs in one process, linked over a Unix
+//! socket. The client imports buffers, globalizes them, packs the descriptor and sends it. The server
 //! unpacks it, opens a context, works on the data, and acknowledges by closing the context.
 //!
 //! `cargo run --release -p towline-transfer --example network_api`
@@ -20,7 +20,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let client = Node::new(Options::default())?;
     let server = client.connect(&Address::Unix(path))?;
 
-    // Import: ordinary memory, shared memory and a file become local aggregates, uncopied.
+    // Import: ordinary memory, shared memory and a file become local aggregates, without copying.
     let memory = import::shared_memory(BYTES, Access::Read)?;
     memory.copy_in(0, &vec![2; BYTES]);
     let mut file = tempfile::tempfile()?;
@@ -33,18 +33,18 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     ];
     println!("the client's buffers, and what the server did with them:");
     for (name, aggregate) in buffers {
-        // Globalize: the buffers get a name that any node may hold. Pack: the name as bytes.
+        // Globalize: the buffers get a name that any node may hold. Pack: the name becomes bytes.
         let global = client.globalize(aggregate, Access::Read)?;
         let descriptor = global.pack()?;
         client.send(server, &descriptor)?;
         let answer = client.receive(LIMIT)?;
         println!("  {name:<18} descriptor of {} bytes; {}", descriptor.len(), text(&answer.bytes));
-        // The server closed its context: the buffers are the client's again.
+        // The server has closed its context, so the buffers belong to the client again.
         client.acknowledged(&global, 1, LIMIT)?;
         client.reclaim(&global, LIMIT)?;
     }
 
-    // Buffers for the server to write into: it opens them for writing, and closing brings it back.
+    // Buffers for the server to write to: it opens them for writing, and closing brings the data back.
     let global = client.globalize(import::host(vec![0; 100_000]), Access::ReadWrite)?;
     client.send(server, &global.pack()?)?;
     let answer = client.receive(LIMIT)?;
@@ -69,17 +69,17 @@ fn serve(node: &Node) -> Result<(), Error> {
             Err(Error::TimedOut) => continue,
             Err(error) => return Err(error),
         };
-        // Unpack: every field is checked; the owner checks again what it names.
+        // Unpack: every field is checked; the owner checks again whether the buffers exist.
         let global = Global::unpack(&message.bytes)?;
         let writable = global.parts().all(|part| part.access == Access::ReadWrite);
         let intent = if writable { Intent::Write } else { Intent::Read };
 
         let start = Instant::now();
-        // Choice::Forced(Strategy::Pull), for example, would take the choice from the rule.
+        // Choice::Forced(Strategy::Pull), for example, would override the rule.
         let mut context = node.open(&global, intent, Choice::Automatic)?;
         let opened = start.elapsed();
         let ways: Vec<_> = context.ways().map(|(way, bytes)| format!("{way} {bytes}")).collect();
-        // Work: add up what is there, or write something.
+        // Work: add up the bytes, or write some.
         let result = if writable {
             context.write_at(0, &vec![7; global.len() as usize])?;
             "wrote sevens".to_string()

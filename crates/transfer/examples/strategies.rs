@@ -1,6 +1,6 @@
-//! Prints GB/s of each strategy over each link, beside memcpy: open a context, copy its bytes into
-//! memory of the program, close it. Each figure is the fastest of many short rounds: on a busy machine
-//! that is the one that others disturbed least.
+//! Prints the GB/s of each strategy over each link, next to memcpy: open a context, copy its bytes into
+//! memory of the program, close it. Each figure is the fastest of many short rounds, which on a busy
+//! machine is the one disturbed least.
 //!
 //! `cargo run --release -p towline-transfer --example strategies`
 
@@ -81,7 +81,7 @@ fn link(name: &str, rings: bool) -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// The way back: data is written into the owner's shared memory.
+/// Measures the way back: data is written into the owner's shared memory.
 fn write_back(name: &str, owner: &Node, writer: &Node) -> Result<(), Error> {
     let (from, _) = owner.peers()[0];
     owner.grant_push(from, 8)?;

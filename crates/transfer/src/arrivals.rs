@@ -1,4 +1,4 @@
-//! What comes over a link: data goes to its place, control messages to those who handle them.
+//! Handles what arrives over a link: puts data in its place, and dispatches control messages.
 
 use crate::choose::Strategy;
 use crate::counters::Way;
@@ -20,7 +20,7 @@ fn wrong(what: &'static str) -> ProtocolError {
 }
 
 impl State {
-    /// Receives what has come from a peer, up to a share that leaves others their turn.
+    /// Receives what has arrived from a peer, up to a share that leaves a turn to other peers.
     pub(crate) fn receive_from(&mut self, id: PeerId) {
         const ROUNDS: usize = 64;
         let Some(peer) = self.peers.get_mut(&id) else { return };
@@ -46,7 +46,7 @@ impl State {
 }
 
 impl Arrivals<'_> {
-    /// Checks a data message: `Ok(false)` for data that nobody wants any more.
+    /// Checks a data message. Returns `Ok(false)` for data that is no longer wanted.
     fn check_data(&self, header: &Header) -> Result<bool, ProtocolError> {
         let number = operation_of(header);
         let end = header.offset.checked_add(header.payload_bytes.into());
@@ -85,7 +85,7 @@ impl Arrivals<'_> {
                     pushed.map_or((0, 0, false), |p| (p.length, p.buffers.len(), p.holders > 0));
                 let missing = end.div_ceil(BUFFER_BYTES).saturating_sub(buffers as u64);
                 let reserve = self.state.peers.get(&self.peer).map_or(0, |peer| peer.push_in.len());
-                // When the payload is in, its buffers were taken and none is missing.
+                // When the payload is complete, its buffers were already taken, so none is missing.
                 if header.offset != length || closed || missing > reserve as u64 {
                     return Err(wrong("push into memory that was not granted"));
                 }
@@ -115,6 +115,7 @@ impl Arrivals<'_> {
         Ok(())
     }
 
+    /// Returns the memory for data that [`Self::check_data`] has accepted.
     fn place_of(&mut self, header: &Header, done: usize) -> Option<&mut [u8]> {
         let number = operation_of(header);
         let at = header.offset + done as u64;
@@ -190,7 +191,7 @@ impl Arrivals<'_> {
         Ok(())
     }
 
-    /// A message of the program on the other side.
+    /// Queues a message from the peer's program.
     fn arrived(
         &mut self,
         pushed: Option<(u64, Vec<crate::message::Range>)>,

@@ -1,7 +1,7 @@
-//! Which strategy moves the data: the one place where that is decided.
+//! Chooses the strategy that moves the data; the only place where that is decided.
 //!
 //! The limits are those of the wire ([`towline_wire::limits::INLINE_BYTES_MAX`], the payload that a
-//! request may carry) and of the network layer; the file protocol uses the same constants.
+//! request may carry) and of the network layer. The file protocol uses the same constants.
 
 use crate::PartKind;
 use std::fmt::Write;
@@ -11,53 +11,53 @@ use towline_wire::limits::{FRAGMENT_BYTES_MAX, INLINE_BYTES_MAX};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Strategy {
-    /// Rides in the control message: at most 16 KiB.
+    /// The data is part of the control message: at most 16 KiB.
     Inline,
-    /// The side that has the data sends it into memory that was granted beforehand.
+    /// The side that has the data sends it into memory granted beforehand.
     Push,
-    /// The side that wants the data asks for it, grant by grant, into buffers of its pool.
+    /// The side that wants the data requests it, grant by grant, into buffers of its pool.
     Pull,
-    /// A pull without messages: the receiver reads the owner's memory, both being processes of one
-    /// user on one machine.
+    /// A pull without messages: the receiver reads the owner's memory. Both are processes of one user on
+    /// one machine.
     PullDirect,
-    /// The owner's memory is mapped by the receiver; nothing is moved.
+    /// The receiver maps the owner's memory; nothing is moved.
     Map,
 }
 
-/// Who decides.
+/// How the strategy is chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Choice {
-    /// The rule of this file.
+    /// By [`choose`].
     #[default]
     Automatic,
-    /// The caller; the operation fails if that strategy cannot be used.
+    /// By the caller. The operation fails if that strategy cannot be used.
     Forced(Strategy),
 }
 
 /// What is known when the strategy is chosen.
 #[derive(Clone, Copy, Debug)]
 pub struct Situation {
-    /// Bytes to move.
+    /// Number of bytes to move.
     pub length: u64,
-    /// The least capable kind of memory among the parts, as [`least_capable`] finds it.
+    /// The least capable kind of memory among the parts, from [`least_capable`].
     pub kind: PartKind,
-    /// The link passes descriptors: it runs over a Unix socket, shared memory, or in the process.
+    /// The link passes descriptors: it runs over a Unix socket, shared memory, or inside the process.
     pub passes_descriptors: bool,
-    /// The other side's memory was read by way of trial: same machine, user and process table.
+    /// A trial read of the other side's memory succeeded: same machine, user and process table.
     pub reads_memory: bool,
-    /// Bytes of the other side's memory granted beforehand to whoever chooses.
+    /// Bytes of the other side's memory that were granted beforehand to the choosing side.
     pub granted: u64,
-    /// Data is written back to its owner, not fetched.
+    /// The data is written back to its owner, not fetched.
     pub writes: bool,
 }
 
-/// From here on a mapping costs no more than a pull (measured by the example `strategies`), and it
-/// takes nothing from the pool.
+/// From this size on a mapping costs no more than a pull (measured with the example `strategies`), and
+/// it needs no buffers of the pool.
 pub const MAP_BYTES_MIN: u64 = 64 * 1024;
-/// Most that is pushed unasked: one fragment. Beyond that the receiver should decide when.
+/// Most bytes pushed without a request: one fragment. Beyond that the receiver should decide when.
 pub const PUSH_BYTES_MAX: u64 = FRAGMENT_BYTES_MAX as u64;
 
-/// The rule.
+/// Returns the best strategy for a situation.
 #[must_use]
 pub fn choose(situation: &Situation) -> Strategy {
     let Situation { length, kind, passes_descriptors, reads_memory, granted, writes } = *situation;
@@ -75,8 +75,8 @@ pub fn choose(situation: &Situation) -> Strategy {
     }
 }
 
-/// The kind which limits what can be done with all of them: files before memory, memory before
-/// what can be mapped.
+/// Returns the kind that limits what can be done with all parts: files before memory, memory before
+/// mappable memory.
 #[must_use]
 pub fn least_capable(kinds: impl IntoIterator<Item = PartKind>) -> PartKind {
     let rank = |kind: &PartKind| match kind {
@@ -89,7 +89,7 @@ pub fn least_capable(kinds: impl IntoIterator<Item = PartKind>) -> PartKind {
     kinds.into_iter().min_by_key(rank).unwrap_or(PartKind::Host)
 }
 
-/// The rule as a table: what would be chosen for each link, kind of memory and length.
+/// Returns the rule as a table: the choice for each link, kind of memory and length.
 #[must_use]
 pub fn table() -> String {
     const KIB: u64 = 1024;

@@ -1,4 +1,4 @@
-//! Starting operations and waiting for them: for one, for any, for those of a group.
+//! Starts operations and waits for them: for one, for any, or for those of a group.
 
 use crate::choose::{Choice, Situation, Strategy, choose, least_capable};
 use crate::context::{Context, Piece};
@@ -17,10 +17,10 @@ use std::time::Duration;
 use towline_wire::limits::INLINE_BYTES_MAX;
 
 impl Node {
-    /// Opens a context on a global aggregate and waits until its data is here.
+    /// Opens a context on a global aggregate and waits until its data has arrived.
     ///
     /// # Errors
-    /// As [`Node::start_open`] and [`Node::wait`].
+    /// See [`Node::start_open`] and [`Node::wait`].
     pub fn open(&self, global: &Global, intent: Intent, choice: Choice) -> Result<Context, Error> {
         let operation = self.start_open(global, intent, choice, None)?;
         match self.wait(operation, None)? {
@@ -29,14 +29,15 @@ impl Node {
         }
     }
 
-    /// Begins to open a context. Owners that are not linked are connected to first, which waits.
-    /// Memory is taken from the pool, all that is needed at once and in the order of the calls; the
-    /// operation waits for it if others have it.
+    /// Starts to open a context. First connects to owners that are not linked yet, and waits for that.
+    /// The operation then takes all the pool memory that it needs, in the order of the calls, and waits
+    /// while other operations occupy it.
     ///
     /// # Errors
-    /// `Unreachable`: no link to an owner, and none can be had; `TooLarge`: more than the whole pool;
-    /// `Strategy`: the forced one cannot be used; `Invalid`: too many parts, or for writing where
-    /// the descriptor says that it may only be read; `Refused(ESTALE)` for our own buffers.
+    /// `Unreachable`: there is no link to an owner, and none can be established; `TooLarge`: needs more
+    /// than the whole pool; `Strategy`: the forced one cannot be used; `Invalid`: too many parts, or for
+    /// writing although the descriptor allows only reading; `Refused(ESTALE)` for this node's own
+    /// buffers.
     pub fn start_open(
         &self,
         global: &Global,
@@ -97,7 +98,7 @@ impl Node {
     /// Waits for one operation.
     ///
     /// # Errors
-    /// `TimedOut`: it goes on; `Refused`, `PeerLost` and others: what became of it; `NoOperation`.
+    /// `TimedOut`: the operation continues; `Refused`, `PeerLost` and others: why it failed; `NoOperation`.
     pub fn wait(&self, operation: OperationId, limit: Option<Duration>) -> Result<Finished, Error> {
         self.0.wait_until(limit, |state| {
             match state.operations.get(&operation.0).map(|op| op.is_finished) {
@@ -108,10 +109,10 @@ impl Node {
         })?
     }
 
-    /// Waits for any operation that is in no group; the one that finished first is taken.
+    /// Waits for any operation without a group, and takes the one that finished first.
     ///
     /// # Errors
-    /// `TimedOut`; `NoOperation`: none is under way and none has finished.
+    /// `TimedOut`; `NoOperation`: none is in progress and none has finished.
     pub fn wait_any(
         &self,
         limit: Option<Duration>,
@@ -125,7 +126,7 @@ impl Node {
         })?
     }
 
-    /// A new group of operations.
+    /// Creates a group of operations.
     #[must_use]
     pub fn group(&self) -> Group {
         self.0.with(|state| {
@@ -138,7 +139,7 @@ impl Node {
     /// Waits for any operation of a group.
     ///
     /// # Errors
-    /// As [`Node::wait_any`].
+    /// See [`Node::wait_any`].
     pub fn wait_group(
         &self,
         group: Group,
@@ -153,8 +154,8 @@ impl Node {
         })?
     }
 
-    /// Gives an operation up, finished or not: its buffers and leases are given back. What was being
-    /// written may be with its owner in part.
+    /// Gives up an operation, finished or not: its buffers and leases are returned. Part of what was
+    /// being written may have reached its owner.
     ///
     /// # Errors
     /// `NoOperation`.
@@ -163,7 +164,7 @@ impl Node {
             state.fail(operation.0, Error::TimedOut);
             self.result(state, operation.0)
         });
-        // An open context is given up here, without the lock.
+        // An open context is dropped here, without holding the lock.
         match result {
             Err(Error::NoOperation) => Err(Error::NoOperation),
             _ => Ok(()),
@@ -191,7 +192,7 @@ impl Node {
     }
 }
 
-/// Enters an operation into the state.
+/// Adds an operation to the state.
 pub(crate) fn start(
     state: &mut State,
     number: u64,
@@ -203,7 +204,7 @@ pub(crate) fn start(
     state.enter(number, job, runs, group.map(|group| group.0));
 }
 
-/// The run that brings the parts of one owner here.
+/// Returns the run that fetches the parts of one owner.
 fn fetch(
     state: &State,
     peer: PeerId,
@@ -242,7 +243,7 @@ fn fetch(
         writes: false,
     };
     let strategy = match choice {
-        // Data that will be written has no use for the owner's, unless that is where it is written.
+        // Data that will be overwritten is not fetched, unless it is written where the owner has it.
         Choice::Automatic => choose(&situation),
         Choice::Forced(strategy) => forced(strategy, &situation, intent)?,
     };
@@ -258,13 +259,13 @@ fn fetch(
     Ok(run)
 }
 
-/// Whether the strategy that the caller wants can be used.
+/// Checks whether the strategy that the caller wants can be used.
 fn forced(strategy: Strategy, s: &Situation, intent: Intent) -> Result<Strategy, Error> {
     match strategy {
         Strategy::Inline if s.length > INLINE_BYTES_MAX as u64 => {
             Err(Error::Strategy("inline data is at most 16 KiB"))
         }
-        // Written data can be pushed to its owner; what is there already is brought by a pull.
+        // Written data can be pushed to its owner; the existing data is fetched with a pull.
         Strategy::Push if intent != Intent::Read => Ok(Strategy::Pull),
         Strategy::Push => Err(Error::Strategy("the owner did not push this data with a message")),
         Strategy::PullDirect if !s.reads_memory && intent != Intent::Write => {

@@ -1,4 +1,4 @@
-//! Contexts: access to the bytes of a global aggregate, from the opening to the acknowledgement.
+//! Contexts: access to the bytes of a global aggregate, from opening to acknowledgement.
 
 use crate::choose::{Choice, Situation, Strategy, choose};
 use crate::completion::start;
@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use towline_mem::{Aggregate, PoolBuffer, Segment};
 
-/// The part of a context that one owner has.
+/// The part of a context that belongs to one owner.
 #[derive(Debug)]
 pub(crate) struct Piece {
     peer: PeerId,
@@ -22,12 +22,13 @@ pub(crate) struct Piece {
     length: u64,
     way: Way,
     memory: Memory,
-    /// Ranges that were written and have to go back, in order, not touching each other.
+    /// Ranges that were written and have to be written back, sorted and not touching each other.
     dirty: Vec<(u64, u64)>,
 }
 
-/// The data of a global aggregate, here. Closing it acknowledges, and gives back what was written;
-/// dropping it gives up: what was written is lost, except into mapped memory, where it is already.
+/// The data of a global aggregate, at this node. Closing it acknowledges, and writes back what was
+/// written. Dropping it gives up: what was written is lost, except in mapped memory, where it already
+/// is.
 #[derive(Debug)]
 pub struct Context {
     node: Node,
@@ -54,7 +55,7 @@ impl Piece {
         Self { peer, held, ranges, length, way, memory, dirty: Vec::new() }
     }
 
-    /// All bytes, by reference.
+    /// Returns all bytes, by reference.
     fn aggregate(&self) -> Aggregate {
         match &self.memory {
             Memory::InPlace(aggregate) => aggregate.clone(),
@@ -88,7 +89,7 @@ impl Piece {
         match &mut self.memory {
             Memory::InPlace(_) if self.peer == OWN => {
                 state.apply(OWN, &self.ranges, offset, bytes).map_err(Error::Refused)?;
-                // Buffers may have moved: what others hold keeps its old bytes.
+                // The write may have replaced buffers; other holders keep the old bytes.
                 let now = state.resolve(&self.ranges, true).map_err(Error::Refused)?;
                 self.memory = Memory::InPlace(now);
             }
@@ -150,7 +151,7 @@ fn add_range(ranges: &mut Vec<(u64, u64)>, mut from: u64, mut until: u64) {
     ranges.insert(at, (from, until));
 }
 
-/// The part of `ranges` from byte `from` to byte `until` of them all.
+/// Returns the part of `ranges` from byte `from` to byte `until` of all their bytes.
 fn cut(ranges: &[Range], from: u64, until: u64) -> Vec<Range> {
     let (mut cut, mut before) = (Vec::new(), 0);
     for range in ranges {
@@ -170,27 +171,27 @@ impl Context {
         Self { node, pieces, intent, choice, length }
     }
 
-    /// Bytes.
+    /// Returns the length in bytes.
     #[must_use]
     pub fn len(&self) -> u64 {
         self.length
     }
 
-    /// True for no bytes.
+    /// True when there are no bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.length == 0
     }
 
-    /// Which way the bytes came, owner by owner.
+    /// Returns the way that the bytes took and their number, for each owner.
     pub fn ways(&self) -> impl Iterator<Item = (Way, u64)> {
         self.pieces.iter().map(|piece| (piece.way, piece.length))
     }
 
-    /// Copies bytes from `offset` on into `target`.
+    /// Copies the bytes at `offset` into `target`.
     ///
     /// # Errors
-    /// `Invalid`: beyond the end; reading a file of our own failed.
+    /// `Invalid`: beyond the end; an error in reading a file of this node.
     pub fn read_at(&self, offset: u64, target: &mut [u8]) -> Result<(), Error> {
         self.check(offset, target.len())?;
         let (mut before, end) = (0, offset + target.len() as u64);
@@ -205,18 +206,19 @@ impl Context {
         Ok(())
     }
 
-    /// All bytes, copied.
+    /// Copies all bytes.
     ///
     /// # Errors
-    /// As [`Context::read_at`].
+    /// See [`Context::read_at`].
     pub fn to_vec(&self) -> Result<Vec<u8>, Error> {
         let mut bytes = vec![0; self.length as usize];
         self.read_at(0, &mut bytes)?;
         Ok(bytes)
     }
 
-    /// All bytes by reference, to be sent on or written to a file. Its buffers stay occupied as long
-    /// as it is kept; after the context is closed, mapped memory may change under it.
+    /// Returns all bytes by reference, for sending them on or writing them to a file. The context's
+    /// buffers stay in use as long as the aggregate is kept. After the context is closed, mapped memory
+    /// may change.
     #[must_use]
     pub fn aggregate(&self) -> Aggregate {
         let mut all = Aggregate::new();
@@ -226,12 +228,12 @@ impl Context {
         all
     }
 
-    /// Writes bytes at `offset`. The owners have them when the context is closed; where their memory
-    /// is mapped, or our own, at once.
+    /// Writes bytes at `offset`. The owners get them when the context is closed; if their memory is
+    /// mapped, or belongs to this node, at once.
     ///
     /// # Errors
-    /// `Invalid`: the context was opened for reading, the range goes beyond the end, or an aggregate
-    /// of the context is kept; `Refused(EACCES)`: our own buffers, globalized for reading.
+    /// `Invalid`: the context was opened for reading, the range goes beyond the end, or an aggregate of
+    /// the context is kept; `Refused(EACCES)`: buffers of this node that were globalized for reading.
     pub fn write_at(&mut self, offset: u64, bytes: &[u8]) -> Result<(), Error> {
         if self.intent == Intent::Read {
             return Err(Error::Invalid("context was opened for reading"));
@@ -258,27 +260,27 @@ impl Context {
         }
     }
 
-    /// Closes the context: writes back, acknowledges, and waits until the owners have it all.
+    /// Closes the context: writes back, acknowledges, and waits until the owners have everything.
     ///
     /// # Errors
-    /// As [`Node::wait`]; the owners may have a part of what was written.
+    /// See [`Node::wait`]; the owners may have part of what was written.
     pub fn close(self) -> Result<(), Error> {
         let node = self.node.clone();
         let operation = self.start_close(None);
         node.wait(operation, None).map(|_| ())
     }
 
-    /// As [`Context::close`], waiting at most so long; the closing goes on beyond that.
+    /// Like [`Context::close`], but waits at most `limit`; closing continues after that.
     ///
     /// # Errors
-    /// `TimedOut`, and as [`Context::close`].
+    /// `TimedOut`, and those of [`Context::close`].
     pub fn close_within(self, limit: Duration) -> Result<(), Error> {
         let node = self.node.clone();
         let operation = self.start_close(None);
         node.wait(operation, Some(limit)).map(|_| ())
     }
 
-    /// Begins to close the context; the operation ends when the owners have what was written.
+    /// Starts to close the context. The operation ends when the owners have what was written.
     #[must_use]
     pub fn start_close(mut self, group: Option<Group>) -> OperationId {
         let (pieces, choice) = (std::mem::take(&mut self.pieces), self.choice);
@@ -301,7 +303,7 @@ impl Context {
     }
 }
 
-/// A run that brings bytes back to their owner.
+/// Returns a run that writes bytes back to their owner.
 fn write_back(
     state: &State,
     peer: PeerId,
@@ -323,7 +325,7 @@ fn write_back(
         Choice::Forced(Strategy::Inline) if fits_inline => Strategy::Inline,
         Choice::Forced(Strategy::Push) => Strategy::Push,
         Choice::Forced(Strategy::Pull) => Strategy::Pull,
-        // The others have no way back of their own.
+        // The other strategies cannot write back.
         _ => automatic,
     };
     let way = match strategy {
@@ -343,7 +345,7 @@ impl Drop for Context {
             return;
         }
         let leases: Vec<Held> = pieces.iter().map(|piece| piece.held).collect();
-        drop(pieces); // buffers return before others are fed
+        drop(pieces); // return the buffers before waiting operations are fed
         self.node.0.with(|state| {
             for lease in leases {
                 state.give_back(lease, false);

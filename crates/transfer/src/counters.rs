@@ -1,23 +1,22 @@
-//! Which way data went: one line of counters for each way.
+//! Counters for each way in which data is moved.
 
 use std::fmt;
 
-/// How the bytes of one operation moved.
+/// The way in which the bytes of an operation are moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Way {
-    /// In the control message that answers the request, or that carries the write-back.
+    /// In the control message that answers the request or carries the write-back.
     Inline,
-    /// In messages that the side with the data sent on its own, into memory granted beforehand.
+    /// In messages that the side with the data sends on its own, into memory granted beforehand.
     Push,
-    /// In messages that the side without the data granted one by one.
+    /// In messages that the side without the data grants one by one.
     Pull,
-    /// Read by the receiver from the owner's memory (`process_vm_readv(2)`): a pull without
-    /// messages.
+    /// The receiver reads them from the owner's memory (`process_vm_readv(2)`): a pull without messages.
     PullDirect,
-    /// Not at all: the receiver mapped the owner's memory.
+    /// Not moved: the receiver maps the owner's memory.
     Map,
-    /// Not at all: the node opened its own buffers.
+    /// Not moved: the node opened its own buffers.
     Own,
 }
 
@@ -26,7 +25,7 @@ impl Way {
     pub const ALL: [Self; 6] =
         [Self::Inline, Self::Push, Self::Pull, Self::PullDirect, Self::Map, Self::Own];
 
-    /// Its name in tables.
+    /// Returns the name for tables.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -46,33 +45,33 @@ impl fmt::Display for Way {
     }
 }
 
-/// Counts of one way. Bytes are counted where they are sent and where they arrive; copies are
-/// counted by the node whose thread makes them, so that the sum over both nodes, divided by the
-/// bytes, says how often the data was copied.
+/// Counters of one way. Bytes are counted both where they are sent and where they arrive. Copies are
+/// counted by the node whose thread makes them, so the sum over both nodes divided by the bytes is the
+/// number of times that the data was copied.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Operations begun at this node, as receiver of the data.
+    /// Operations that this node started as receiver of the data.
     pub operations: u64,
     /// Bytes that arrived in contexts (or, for write-backs, in buffers) of this node.
     pub bytes_in: u64,
-    /// Bytes of this node's memory that went to others.
+    /// Bytes of this node's memory that went to other nodes.
     pub bytes_out: u64,
-    /// Bytes that a thread of this node copied, in the kernel or outside, counted once a copy.
+    /// Bytes that a thread of this node copied, in the kernel or outside it; each copy counts.
     pub bytes_copied: u64,
 }
 
-/// Counts of all ways of a node.
+/// Counters of all ways of a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WayCounts([Counts; 6]);
 
 impl WayCounts {
-    /// The counts of one way.
+    /// Returns the counters of one way.
     #[must_use]
     pub fn of(&self, way: Way) -> Counts {
         self.0[way as usize]
     }
 
-    /// Bytes that came in or went out by messages: zero at a node that only routes descriptors.
+    /// Returns the sum of bytes that came in and went out; zero at a node that only routes descriptors.
     #[must_use]
     pub fn bytes_moved(&self) -> u64 {
         self.0.iter().map(|counts| counts.bytes_in + counts.bytes_out).sum()

@@ -1,4 +1,4 @@
-//! Global aggregates as bytes: pack and unpack.
+//! Encodes and decodes global aggregates: pack and unpack.
 //!
 //! | bytes | field |
 //! |---|---|
@@ -8,7 +8,7 @@
 //! | 2 | number of parts |
 //! | | each part: home 1, kind 1, access 1, handle 4, generation 8, offset 8, length 8 |
 //!
-//! There is one encoding of an aggregate, and what is not that one is refused.
+//! Each aggregate has exactly one encoding; any other is refused.
 
 use crate::global::{Access, Global, Home, Part, PartKind, same_home};
 use crate::limits::{ADDRESSES_MAX, DESCRIPTOR_BYTES_MAX, HOMES_MAX, PARTS_MAX};
@@ -24,7 +24,7 @@ const MAGIC: u32 = 0x3147_5754; // "TWG1" as little-endian bytes
 const SOCKET_NAME_BYTES_MAX: usize = 107;
 
 impl Global {
-    /// The bytes of this descriptor; no data is touched.
+    /// Encodes this descriptor; touches no data.
     ///
     /// # Errors
     /// `Invalid`: more than 1024 parts, 64 owners or 64 KiB.
@@ -54,8 +54,8 @@ impl Global {
         Ok(out)
     }
 
-    /// Reads a descriptor. Its bytes may come from anywhere: a descriptor that is accepted is well
-    /// formed, but whether its handles name anything is for their owners to say.
+    /// Decodes a descriptor. The bytes may come from anywhere: an accepted descriptor is well formed,
+    /// but only their owners know whether its handles are valid.
     ///
     /// # Errors
     /// What is wrong with the bytes, and where.

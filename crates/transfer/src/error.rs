@@ -1,4 +1,4 @@
-//! What can go wrong, each kind apart.
+//! The errors of this crate.
 
 use std::fmt;
 use std::io;
@@ -9,37 +9,37 @@ use towline_wire::{Errno, ProtocolError};
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Error {
-    /// The system refused something here.
+    /// An error of the local system.
     Io(io::Error),
-    /// Bytes that should be a descriptor or a message are none.
+    /// The bytes are not a valid descriptor or message.
     Protocol(ProtocolError),
-    /// The owner of the buffers refused. `ESTALE`: no such buffers, or not any more; `EACCES`: not
-    /// for writing; `ERANGE`: beyond their end; `EOPNOTSUPP`: not by this strategy; `EAGAIN`: the
-    /// peer holds too many leases; else what reading or writing the buffers said.
+    /// The owner of the buffers refused. `ESTALE`: the buffers do not exist, or no longer; `EACCES`: not
+    /// for writing; `ERANGE`: beyond their end; `EOPNOTSUPP`: not with this strategy; `EAGAIN`: the peer
+    /// holds too many leases; otherwise an error in reading or writing the buffers.
     Refused(Errno),
-    /// The peer closed, died, or broke the protocol.
+    /// The peer closed the link, died, or broke the protocol.
     PeerLost,
-    /// Not done in the time given; an operation goes on, and can be waited for again or cancelled.
+    /// Not finished in the time given. An operation continues, and can be waited for again or cancelled.
     TimedOut,
-    /// It needs more memory than the whole pool has.
+    /// The operation needs more memory than the whole pool has.
     TooLarge {
         /// Bytes needed, in whole buffers.
         needed: u64,
-        /// Bytes of the pool.
+        /// Size of the pool in bytes.
         pool: u64,
     },
-    /// No link to the owner, and none of its addresses may be or can be connected to.
+    /// There is no link to the owner, and no address of it may be or can be connected to.
     Unreachable {
         /// The owner's node number.
         node: u64,
-        /// The address tried last, and what it said.
+        /// The address tried last, and its error.
         last: Option<(Address, io::Error)>,
     },
-    /// The strategy that was asked for cannot be used here.
+    /// The requested strategy cannot be used here.
     Strategy(&'static str),
-    /// The range, or the intent, does not fit the aggregate.
+    /// The range or the intent does not fit the aggregate.
     Invalid(&'static str),
-    /// The operation is unknown: never started, or its result was taken already.
+    /// The operation is unknown: it was never started, or its result was already taken.
     NoOperation,
 }
 

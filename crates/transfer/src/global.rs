@@ -1,4 +1,4 @@
-//! Global aggregates: names of buffers that any node may hold, without their data.
+//! Global aggregates: names of buffers that any node may hold, without the data.
 
 use crate::Error;
 use crate::limits::{HOMES_MAX, PARTS_MAX};
@@ -6,16 +6,16 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use towline_net::address::Address;
 
-/// What may be done with buffers that were globalized.
+/// What other nodes may do with globalized buffers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Only read.
+    /// Read them.
     Read,
-    /// Read and written back.
+    /// Read them and write to them.
     ReadWrite,
 }
 
-/// What kind of memory the owner has, as far as other nodes care.
+/// The owner's kind of memory, as far as it matters to other nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PartKind {
@@ -23,10 +23,10 @@ pub enum PartKind {
     Host,
     /// A buffer of a pool.
     Registered,
-    /// Shared memory that cannot be given away: only a part of it was globalized, or it is not
-    /// sealed as its access demands.
+    /// Shared memory that must not be passed on: only part of it was globalized, or its seals do not fit
+    /// its access.
     Shared,
-    /// A whole memfd, which can be given away and mapped.
+    /// A whole memfd, which can be passed on and mapped.
     Mappable,
     /// Pages of a file.
     File,
@@ -35,36 +35,36 @@ pub enum PartKind {
 /// The node that owns buffers, and how to reach it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Home {
-    /// Number of the node, random.
+    /// The node's number, random.
     pub node: u64,
-    /// Number of its machine: nodes with the same one can use each other's Unix sockets.
+    /// Number of its machine. Nodes with the same number can use each other's Unix sockets.
     pub host: u64,
-    /// Where it listens; empty when it can only be reached by those it is linked with.
+    /// The addresses at which it listens; empty when only nodes linked to it can reach it.
     pub addresses: Vec<Address>,
 }
 
 /// One range of an owner's buffers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Part {
-    /// Who owns it.
+    /// The owner.
     pub home: Arc<Home>,
-    /// Which entry of the owner's table.
+    /// Index of the entry in the owner's table.
     pub handle: u32,
-    /// Generation of that entry: 64 random bits, new each time, so that handles cannot be guessed
-    /// and old ones name nothing.
+    /// Generation of that entry: 64 random bits, new each time, so that handles cannot be guessed and
+    /// old ones refer to nothing.
     pub generation: u64,
-    /// Kind of memory. A hint: the owner knows best.
+    /// Kind of memory. A hint, because only the owner knows for sure.
     pub kind: PartKind,
-    /// What may be done with it. A hint as well: the owner checks.
+    /// The allowed access. Also a hint, because the owner checks it.
     pub access: Access,
-    /// First byte within the entry.
+    /// Offset of the first byte within the entry.
     pub offset: u64,
-    /// Bytes, at least one.
+    /// Length in bytes, at least one.
     pub length: u64,
 }
 
-/// An ordered list of ranges of buffers of any owners: control information only. It can be split
-/// and combined, packed into bytes, sent to others, and opened by a [`crate::Context`].
+/// An ordered list of ranges of buffers of any owners: only control information. It can be split and
+/// combined, packed into bytes, sent to other nodes, and opened as a [`crate::Context`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Global {
     parts: VecDeque<Part>,
@@ -72,33 +72,33 @@ pub struct Global {
 }
 
 impl Global {
-    /// No bytes.
+    /// Returns an aggregate of no bytes.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Bytes named by all parts.
+    /// Returns the number of bytes in all parts.
     #[must_use]
     pub fn len(&self) -> u64 {
         self.length
     }
 
-    /// True when no bytes are named.
+    /// True when there are no bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.length == 0
     }
 
-    /// The parts, in order.
+    /// Returns the parts, in order.
     pub fn parts(&self) -> impl ExactSizeIterator<Item = &Part> {
         self.parts.iter()
     }
 
-    /// Adds a part at the end. Neighbours in the owner's buffers become one part.
+    /// Adds a part at the end. Parts that are adjacent in the owner's buffers are joined.
     ///
     /// # Errors
-    /// `Invalid`: the part is empty or ends beyond 2^64, or all together do.
+    /// `Invalid`: the part is empty or ends beyond 2^64, or the total length is more than that.
     pub fn append(&mut self, part: Part) -> Result<(), Error> {
         self.length = self.grown(&part)?;
         if let Some(last) = self.parts.back_mut()
@@ -114,7 +114,7 @@ impl Global {
     /// Adds a part at the front.
     ///
     /// # Errors
-    /// As [`Global::append`].
+    /// See [`Global::append`].
     pub fn prepend(&mut self, part: Part) -> Result<(), Error> {
         self.length = self.grown(&part)?;
         if let Some(first) = self.parts.front_mut()
@@ -131,7 +131,7 @@ impl Global {
     /// Adds all parts of `other` at the end.
     ///
     /// # Errors
-    /// `Invalid`: the lengths together are beyond 2^64; nothing is added.
+    /// `Invalid`: the total length is more than 2^64; nothing is added.
     pub fn concatenate(&mut self, other: Self) -> Result<(), Error> {
         if self.length.checked_add(other.length).is_none() {
             return Err(Error::Invalid("aggregate longer than 2^64 bytes"));
@@ -139,7 +139,7 @@ impl Global {
         other.parts.into_iter().try_for_each(|part| self.append(part))
     }
 
-    /// Takes the first `count` bytes off and returns them; all of them if there are fewer.
+    /// Removes the first `count` bytes, or all if there are fewer, and returns them.
     #[must_use]
     pub fn split_to(&mut self, count: u64) -> Self {
         let mut head = Self::new();
@@ -161,7 +161,7 @@ impl Global {
         head
     }
 
-    /// Refuses what is too long to be packed or opened.
+    /// Refuses aggregates that are too long to be packed or opened.
     pub(crate) fn check_limits(&self) -> Result<(), Error> {
         if self.parts.len() > PARTS_MAX {
             return Err(Error::Invalid("aggregate of more than 1024 parts"));
@@ -172,7 +172,7 @@ impl Global {
         Ok(())
     }
 
-    /// The different owners, in the order in which they first occur.
+    /// Returns the distinct owners, in the order in which they first occur.
     pub(crate) fn homes(&self) -> Vec<&Arc<Home>> {
         let mut homes: Vec<&Arc<Home>> = Vec::new();
         for part in &self.parts {

@@ -1,7 +1,7 @@
-//! The first message of each side of a link: who I am, and what this link can be.
+//! The first message of each side of a link, which identifies the node and says what the link can be.
 //!
-//! Both have the same fixed length, so they are read exactly, together with the descriptors that
-//! come with the answer over a Unix socket.
+//! Both greetings have the same fixed length, so they are read exactly, together with the descriptors
+//! that accompany the answer over a Unix socket.
 
 use crate::ProtocolError;
 use std::io;
@@ -15,7 +15,7 @@ const MAGIC: u64 = 0x3153_4e41_5254_4c57; // "WLTRANS1" as little-endian bytes
 const BODY_BYTES: usize = 48;
 pub(crate) const GREETING_BYTES: usize = HEADER_BYTES + BODY_BYTES;
 
-/// Asked for, or agreed to.
+/// Features that a side asks for, or agrees to.
 pub(crate) mod want {
     /// Rings in shared memory instead of the socket.
     pub(crate) const SHARED_MEMORY: u32 = 1;
@@ -23,16 +23,16 @@ pub(crate) mod want {
     pub(crate) const DESCRIPTORS: u32 = 2;
 }
 
-/// Who a node is.
+/// A node's identity, and the features that it wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Greeting {
     pub(crate) wants: u32,
-    /// Process number, as the node itself sees it.
+    /// The process number, as the node itself sees it.
     pub(crate) process: u32,
     pub(crate) node: u64,
     pub(crate) host: u64,
-    /// Where `proof_value` is in the memory of the node, so that others of the same user can find
-    /// out whether they can read it. Zero over TCP.
+    /// Address of `proof_value` in the node's memory, by which other processes of the same user can
+    /// check whether they can read that memory. Zero over TCP.
     pub(crate) proof_address: u64,
     pub(crate) proof_value: u64,
 }
@@ -74,7 +74,7 @@ impl Greeting {
     }
 }
 
-/// A greeting that is on its way in.
+/// A greeting that is being received.
 #[derive(Debug, Default)]
 pub(crate) struct Incoming {
     bytes: Vec<u8>,
@@ -82,8 +82,8 @@ pub(crate) struct Incoming {
 }
 
 impl Incoming {
-    /// Receives what there is; the greeting once it is whole, and then nothing more is taken from
-    /// the socket.
+    /// Receives what is there. Returns the greeting once it is complete, and takes nothing more from the
+    /// socket then.
     pub(crate) fn receive(
         &mut self,
         socket: BorrowedFd<'_>,
@@ -117,7 +117,7 @@ impl Incoming {
     }
 }
 
-/// Sends a greeting; it is small enough for the empty buffer of a new connection.
+/// Sends a greeting, which is small enough for the empty buffer of a new connection.
 pub(crate) fn send(link: &Link, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
     let Some(socket) = link.fd() else { return Err(io::ErrorKind::Unsupported.into()) };
     match towline_net::send_descriptors(socket, bytes, descriptors)? {

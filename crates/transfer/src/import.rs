@@ -1,17 +1,17 @@
-//! Imports: buffers of a program as local aggregates. Nothing is copied.
+//! Imports a program's buffers as local aggregates, without copying.
 
 use crate::{Access, Error};
 use std::fs::File;
 use std::sync::Arc;
 use towline_mem::{Aggregate, Segment, SharedMemory};
 
-/// Ordinary memory.
+/// Imports ordinary memory.
 #[must_use]
 pub fn host(bytes: Vec<u8>) -> Aggregate {
     Aggregate::from_vec(bytes)
 }
 
-/// All of a shared memory: what can be mapped by others, if it was made by [`shared_memory`].
+/// Imports all of a shared memory. Other nodes can map it if [`shared_memory`] created it.
 #[must_use]
 pub fn shared(memory: &Arc<SharedMemory>) -> Aggregate {
     let mut aggregate = Aggregate::new();
@@ -19,8 +19,8 @@ pub fn shared(memory: &Arc<SharedMemory>) -> Aggregate {
     aggregate
 }
 
-/// New shared memory of `length` bytes that others can map for this access and no other. For
-/// reading it is sealed: only this process can change it.
+/// Creates shared memory of `length` bytes that other nodes can map for this access and no other. For
+/// reading it is sealed, so that only this process can change it.
 ///
 /// # Errors
 /// `length` is zero; what `memfd_create(2)` or `mmap(2)` say.
@@ -32,7 +32,7 @@ pub fn shared_memory(length: usize, access: Access) -> Result<Arc<SharedMemory>,
     Ok(Arc::new(memory))
 }
 
-/// Part of a file. What another process does to the file shows, as with local readers.
+/// Imports part of a file. Changes that other processes make to the file are visible, as to local readers.
 ///
 /// # Errors
 /// The file ends before the range does; what `fstat(2)` says.

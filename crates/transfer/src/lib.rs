@@ -1,20 +1,20 @@
-//! Buffers that any node can name, and data that moves when somebody needs it.
+//! Buffers that any node can name, and whose data moves when it is needed.
 //!
-//! A [`Node`] imports buffers ([`import`]) and gives them a global name ([`Node::globalize`]). The
-//! name, a [`Global`], is control information: it is split, combined, packed into a few bytes
-//! ([`Global::pack`]) and sent anywhere without its data. Whoever unpacks it opens a [`Context`],
-//! which brings the data by one of a few strategies ([`choose`]), works on it, and closes the
-//! context; that acknowledges, and the owner can take its buffers back ([`Node::reclaim`]).
+//! A [`Node`] imports buffers ([`import`]) and gives them a global name ([`Node::globalize`]). The name,
+//! a [`Global`], is control information: it is split, combined, packed into a few bytes
+//! ([`Global::pack`]) and sent anywhere without its data. A receiver unpacks it and opens a [`Context`],
+//! which brings the data by one of a few strategies ([`choose`]), works on it, and closes the context.
+//! Closing acknowledges, and then the owner can take its buffers back ([`Node::reclaim`]).
 //!
-//! There is no thread behind a node. Calls that wait make progress for all; an owner has to be in
-//! one of them ([`Node::receive`], [`Node::acknowledged`], [`Node::serve`]) for others to be served.
+//! A node has no thread of its own. Calls that wait make progress for all operations; an owner has to be
+//! in one of them ([`Node::receive`], [`Node::acknowledged`], [`Node::serve`]) for other nodes to be
+//! served.
 //!
-//! What a peer sends is checked before it is used: descriptors and handles may be forged. What is
-//! not checked is who a peer is; links are not authenticated yet, so that nodes listen beyond their
-//! machine only when told to ([`Options::insecure`]).
+//! Everything a peer sends is checked before it is used, because descriptors and handles may be forged.
+//! A peer's identity is not checked: links are not authenticated, so nodes listen beyond their machine
+//! only when told to ([`Options::insecure`]).
 //!
-//! Read in this order: `global.rs`, `choose.rs`, `message.rs`, `receiver.rs`, `owner.rs`,
-//! `writeback.rs`.
+//! Reading order: `global.rs`, `choose.rs`, `message.rs`, `receiver.rs`, `owner.rs`, `writeback.rs`.
 #![forbid(unsafe_code)]
 
 mod arrivals;
@@ -52,12 +52,12 @@ pub use operation::{Finished, Group, OperationId};
 pub use towline_net::address::Address;
 pub use towline_wire::{Errno, ProtocolError};
 
-/// What a context is opened for.
+/// The purpose for which a context is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Intent {
     /// Reading.
     Read,
-    /// Writing; the bytes that are there now do not come.
+    /// Writing; the existing bytes are not fetched.
     Write,
     /// Reading and writing.
     ReadWrite,

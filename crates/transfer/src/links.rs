@@ -1,4 +1,4 @@
-//! Links to other nodes: listening, connecting, greeting.
+//! Links to other nodes: listening, connecting and greeting.
 
 use crate::Error;
 use crate::global::Home;
@@ -19,11 +19,11 @@ use towline_net::address::{Address, Listener, connect_abstract, connect_tcp, con
 use towline_net::{Doorbell, Link, LinkKind, SHM_BYTES, ShmLink, ShmSide};
 use towline_wire::Kind;
 
-/// Time for a connection and its greeting to come about.
+/// Time limit for a connection and its greeting.
 const CONNECT: Duration = Duration::from_secs(5);
 
 impl Shared {
-    /// Connects to an address; the link is ready when this returns.
+    /// Connects to an address. The link is ready when this returns.
     pub(crate) fn connect(&self, address: &Address) -> Result<PeerId, Error> {
         let link = match address {
             Address::Tcp(at) => connect_tcp(&at.ip().to_string(), at.port(), CONNECT)?,
@@ -48,8 +48,8 @@ impl Shared {
         }
     }
 
-    /// A link to the node of `home`: one that is there, or a new one to its nearest address that may
-    /// be connected to.
+    /// Returns a link to the node of `home`: an existing one, or a new one to the nearest of its
+    /// addresses that may be connected to.
     pub(crate) fn reach(&self, home: &Home) -> Result<PeerId, Error> {
         let (found, own_host, reach) =
             self.with(|state| (state.peer_of(home.node), state.home.host, state.options.reach));
@@ -62,7 +62,7 @@ impl Shared {
             .filter(|address| match (reach, address) {
                 (Reach::Linked, _) => false,
                 (Reach::SameHost, Address::Tcp(_)) => address.is_local(),
-                // A path of another machine may be a socket here, but not of that node.
+                // A path from another machine may be a socket here, but not of that node.
                 (_, Address::Tcp(_)) => true,
                 _ => home.host == own_host,
             })
@@ -92,7 +92,7 @@ impl Shared {
 }
 
 impl State {
-    /// Who we are, as told over a link of this kind.
+    /// Returns this node's greeting for a link of this kind.
     fn greeting(&self, link: &Link) -> Greeting {
         let is_unix = link.kind() == LinkKind::Unix;
         let rings = if self.options.rings { want::SHARED_MEMORY } else { 0 };
@@ -127,7 +127,7 @@ impl State {
         id
     }
 
-    /// Takes the connections that wait at a listener.
+    /// Accepts the connections that wait at a listener.
     pub(crate) fn accept(&mut self, listener: &Listener) {
         const ROUNDS: usize = 16;
         for _ in 0..ROUNDS {
@@ -135,7 +135,7 @@ impl State {
                 Ok(link) if self.check_room().is_ok() => {
                     self.add(Peer::new(link, true));
                 }
-                // Beyond the limit it is closed at once.
+                // A connection beyond the limit is closed at once.
                 Ok(_) => {}
                 Err(_) => return,
             }
@@ -165,9 +165,9 @@ impl State {
         }
     }
 
-    /// Both know each other: agrees on what the link is from now on.
+    /// After both sides have greeted: agrees on what the link is from now on.
     fn begin(&mut self, id: PeerId, hello: Greeting, given: Vec<OwnedFd>) -> io::Result<()> {
-        // Out of the table while it changes hands, so that nobody else refers to its link.
+        // Take the peer out of the table meanwhile, so that nothing else refers to its link.
         let Some(mut peer) = self.peers.remove(&id) else { return Ok(()) };
         if hello.node == self.home.node {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "a link to itself"));
@@ -193,7 +193,7 @@ impl State {
         Ok(())
     }
 
-    /// Finds out who is at the other end of a Unix socket, and whether its memory can be read.
+    /// Finds out which user is at the other end of a Unix socket, and whether its memory can be read.
     fn know(&self, peer: &mut Peer, hello: &Greeting) -> io::Result<()> {
         let Some(socket) = peer.link.fd() else { return Ok(()) };
         let who = sockopt::socket_peercred(socket)?;
@@ -216,8 +216,8 @@ impl State {
     }
 }
 
-/// Lets the system ask a silent TCP peer whether it lives, so that its leases do not stay for ever.
-/// Without it the link works as well.
+/// Makes the system check whether a silent TCP peer is alive, so that its leases do not stay for ever.
+/// The link works without it too.
 fn notice_silence(link: &Link) {
     let (LinkKind::Tcp, Some(socket)) = (link.kind(), link.fd()) else { return };
     let limit = Duration::from_secs(STALL_SECONDS);
@@ -226,7 +226,7 @@ fn notice_silence(link: &Link) {
     let _ = sockopt::set_socket_keepalive(socket, true);
 }
 
-/// The side that accepted: answers, and gives what was agreed on.
+/// The accepting side: sends the answer, with what was agreed on.
 fn offer(link: Link, answer: Greeting) -> io::Result<(Link, Option<OwnedFd>)> {
     let bytes = answer.to_bytes(Kind::Welcome);
     debug_assert_eq!(bytes.len(), GREETING_BYTES);
@@ -246,7 +246,7 @@ fn offer(link: Link, answer: Greeting) -> io::Result<(Link, Option<OwnedFd>)> {
     Ok((ring, Some(near.into())))
 }
 
-/// The side that called: takes what it was given.
+/// The calling side: takes what it was given.
 fn take(link: Link, agreed: u32, given: Vec<OwnedFd>) -> io::Result<(Link, Option<OwnedFd>)> {
     let wrong = || io::Error::new(io::ErrorKind::InvalidData, "answer without what it promises");
     let shared = agreed & want::SHARED_MEMORY != 0;

@@ -1,7 +1,7 @@
-//! What nodes tell each other: the bodies of `Request` messages, each with a tag byte.
+//! The messages between nodes: the bodies of `Request` messages, each with a tag byte.
 //!
-//! Data goes in `Data` messages: `offset` is the place in the transfer, words a and b are the low
-//! and high half of the operation's number, the flags say whose number it is ([`stream`]).
+//! Data is sent in `Data` messages: `offset` is the position in the transfer, words a and b are the low
+//! and high half of the operation's number, and the flags say which side chose that number ([`stream`]).
 
 use crate::ProtocolError;
 use crate::choose::Strategy;
@@ -11,13 +11,13 @@ use towline_mem::Region;
 use towline_wire::codec::{Field, Reader};
 use towline_wire::{Header, Kind};
 
-/// Which transfer a `Data` message belongs to, in its flags.
+/// The kind of transfer that a `Data` message belongs to, in its flags.
 pub(crate) mod stream {
     /// An answer to the receiver's `Fetch`.
     pub(crate) const FETCH: u8 = 0;
-    /// A write-back that the receiver asked for with `Grant`.
+    /// A write-back that the receiver requested with `Grant`.
     pub(crate) const UPDATE: u8 = 1;
-    /// Pushed by the sender into memory granted by `PushGrant`.
+    /// Pushed by the sender into memory granted with `PushGrant`.
     pub(crate) const PUSH: u8 = 2;
 }
 
@@ -31,7 +31,7 @@ pub(crate) struct Range {
 }
 
 impl Range {
-    /// Of a part, whose owner is known from the link it goes over.
+    /// Returns the range of a part, whose owner is known from the link.
     pub(crate) fn of(part: &Part) -> Self {
         Self {
             handle: part.handle,
@@ -42,19 +42,19 @@ impl Range {
     }
 }
 
-/// A range of a memory that was given away.
+/// A range of a memory that was passed to the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
-    /// Which of the memories that went with the message.
+    /// Index among the memories passed with the message.
     pub(crate) memory: u8,
     pub(crate) offset: u64,
     pub(crate) length: u64,
 }
 
-/// What a `Fetch` wants.
+/// What a `Fetch` requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Want {
-    /// A lease only; the receiver will write.
+    /// Only a lease; the receiver will write.
     Lease,
     /// The data, by this strategy.
     Data(Strategy),
@@ -62,35 +62,35 @@ pub(crate) enum Want {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Control<'a> {
-    /// A message of the program, and if data went before it, the number of that push and the ranges
-    /// of the sender's buffers that it is.
+    /// A message of the program. If data was pushed before it: the number of that push, and the ranges
+    /// of the sender's buffers that were pushed.
     Message { pushed: Option<(u64, Vec<Range>)>, bytes: &'a [u8] },
-    /// So many bytes of the message window are free again.
+    /// Frees `bytes` bytes of the message window.
     Window { bytes: u32 },
-    /// Asks the owner for ranges of its buffers, and for a lease on them until `Close`.
+    /// Requests ranges of the owner's buffers, and a lease on them until `Close`.
     Fetch { operation: u64, want: Want, granted: u64, ranges: Vec<Range> },
-    /// The sender of `operation`'s data may send all before `until`; `owner`: by the receiver of a
-    /// write-back, else by that of a fetch.
+    /// The sender of `operation`'s data may send everything before `until`. `owner` is true if this
+    /// comes from the receiver of a write-back, false if from that of a fetch.
     Grant { operation: u64, owner: bool, until: u64 },
     /// All data of a fetch was sent (inline: it is the payload), or a write-back was applied.
     Done { operation: u64 },
-    /// The answer to a direct fetch: where the data is in the owner's memory.
+    /// The answer to a direct fetch: the places of the data in the owner's memory.
     Regions { operation: u64, regions: Vec<Region> },
-    /// The answer to a mapping fetch: so many memories went before, over the other
-    /// socket, and the data is in these places of them.
+    /// The answer to a mapping fetch: `memories` memories were sent before, over the other socket, and
+    /// the data is at these places in them.
     Mapped { operation: u64, memories: u8, places: Vec<Place> },
-    /// An operation of the receiver of this message failed at the sender's side.
+    /// An operation that the receiver of this message started has failed at the sender.
     Failed { operation: u64, errno: u16 },
-    /// The receiver of data is done with it: acknowledges, and gives the lease back.
+    /// The receiver of data is done with it: acknowledges, and returns the lease.
     Close { operation: u64, acknowledged: bool },
-    /// So many buffers of a fragment each are granted to whoever pushes.
+    /// Grants `buffers` buffers of one fragment each, to push into.
     PushGrant { buffers: u32 },
-    /// Writes back: inline (the payload), after grants, or from what was pushed as `pushed`.
+    /// Writes back: inline (the payload), after grants, or from the data pushed as `pushed`.
     Update { operation: u64, strategy: Strategy, pushed: u64, ranges: Vec<Range> },
 }
 
 impl Control<'_> {
-    /// The body of this message.
+    /// Encodes the body of this message.
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(64);
         match self {
@@ -174,7 +174,7 @@ impl Control<'_> {
 }
 
 impl<'a> Control<'a> {
-    /// Reads a body.
+    /// Decodes a body.
     pub(crate) fn decode(body: &'a [u8]) -> Result<Self, ProtocolError> {
         let mut reader = Reader::new(body);
         let r = &mut reader;
@@ -318,7 +318,7 @@ fn decode_places(reader: &mut Reader<'_>) -> Result<Vec<Place>, ProtocolError> {
         .collect()
 }
 
-/// The header of a data message.
+/// Returns the header of a data message.
 pub(crate) fn data_header(flags: u8, operation: u64, offset: u64, length: u64) -> Header {
     let mut header = Header::new(Kind::Data, 0, 0);
     header.flags = flags;
@@ -329,12 +329,12 @@ pub(crate) fn data_header(flags: u8, operation: u64, offset: u64, length: u64) -
     header
 }
 
-/// The operation of a data message.
+/// Returns the operation number of a data message.
 pub(crate) fn operation_of(header: &Header) -> u64 {
     u64::from(header.word_a) | u64::from(header.word_b) << 32
 }
 
-/// A control message as the bytes that are sent, for a payload of so many bytes behind it.
+/// Encodes a control message that a payload of `payload_bytes` bytes follows.
 pub(crate) fn control_bytes(control: &Control<'_>, payload_bytes: u64) -> Vec<u8> {
     let body = control.encode();
     let mut header = Header::new(Kind::Request, 0, 0);

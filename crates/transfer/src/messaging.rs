@@ -1,4 +1,4 @@
-//! Messages between nodes: control information, and perhaps data that is pushed along with it.
+//! Messages between nodes: control information, possibly with data pushed along.
 
 use crate::choose::{Choice, Situation, Strategy, choose, least_capable};
 use crate::limits::{MESSAGE_BYTES_MAX, MESSAGE_COST_BYTES, PUSHED_PARTS_MAX};
@@ -9,8 +9,8 @@ use crate::{Error, Global, Node, PeerHandle};
 use std::time::Duration;
 
 impl Node {
-    /// Sends a message, such as a packed descriptor, to another node. Waits while the peer has not
-    /// taken 128 KiB of earlier ones.
+    /// Sends a message, such as a packed descriptor, to another node. Waits while 128 KiB of earlier
+    /// messages to the peer have not been received.
     ///
     /// # Errors
     /// `Invalid`: longer than 64 KiB; `PeerLost`.
@@ -18,13 +18,14 @@ impl Node {
         self.send_message(peer, bytes, None).map(|_| ())
     }
 
-    /// Sends a message about `data`, which is all of this node, and pushes the data along with it if
-    /// the choice says so. Returns true when it was pushed; else the receiver brings it when it
+    /// Sends a message about `data`, which belongs to this node, and pushes the data along with it if
+    /// that is the choice. Returns true if it was pushed; otherwise the receiver fetches it when it
     /// opens a context.
     ///
     /// # Errors
-    /// As [`Node::send`]; `Refused`: no buffers of this node; `Strategy`: it should be pushed, but
-    /// the peer has not granted that much, or it has more than 256 parts.
+    /// Those of [`Node::send`]; `Invalid`: data of another node; `Refused(ESTALE)`: the buffers were
+    /// reclaimed; `Strategy`: a push was requested, but the peer has not granted enough memory, or the
+    /// data has more than 256 parts.
     pub fn send_data(
         &self,
         peer: PeerHandle,
@@ -67,7 +68,7 @@ impl Node {
         })?
     }
 
-    /// The next message of any peer.
+    /// Receives the next message of any peer.
     ///
     /// # Errors
     /// `TimedOut`.
@@ -90,7 +91,7 @@ impl Node {
 }
 
 impl State {
-    /// Pushes data to a peer if that is the choice; returns what its message has to say of it.
+    /// Pushes data to a peer if that is the choice. Returns the push's number and ranges, for the message.
     fn push_if(
         &mut self,
         peer: PeerId,
@@ -134,20 +135,20 @@ impl State {
     }
 }
 
-/// A message from another node. Data that was pushed with it stays while it is kept; dropping it
-/// lets the owner know.
+/// A message from another node. Data that was pushed with it stays as long as the message is kept;
+/// dropping the message tells the owner.
 #[derive(Debug)]
 pub struct Message {
-    /// Where it came from.
+    /// The peer that sent it.
     pub peer: PeerHandle,
-    /// What was sent.
+    /// The content.
     pub bytes: Vec<u8>,
     pushed: Option<u64>,
     node: Node,
 }
 
 impl Message {
-    /// True when its data came with it.
+    /// True when its data was pushed with it.
     #[must_use]
     pub fn is_pushed(&self) -> bool {
         self.pushed.is_some()

@@ -1,4 +1,4 @@
-//! A node: the place where a program's buffers have names, and from which it uses those of others.
+//! A node: names a program's buffers, and gives it access to those of other nodes.
 
 use crate::Error;
 use crate::counters::WayCounts;
@@ -16,31 +16,33 @@ use towline_mem::{Aggregate, Pool, Segment};
 use towline_net::address::{Address, Listener};
 use towline_net::{Counters, Doorbell, local_pair};
 
-/// Which nodes a descriptor may make this one connect to: descriptors come from others, and the
-/// addresses in them too.
+/// The nodes that a descriptor may make this one connect to. Descriptors, and the addresses in them,
+/// come from other nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Reach {
-    /// None: only owners that are linked already.
+    /// None: only owners that are already linked.
     Linked,
-    /// Those on this machine.
+    /// Nodes on this machine.
     #[default]
     SameHost,
-    /// Any.
+    /// Any nodes.
     Anywhere,
 }
 
-/// What a node may use.
+/// The resources and features that a node may use.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// Buffers of the pool, 256 KiB each: all that data from others can occupy. At least 1.
+    /// Number of buffers in the pool, 256 KiB each: all the memory that other nodes' data can occupy. At
+    /// least 1.
     pub pool_buffers: usize,
-    /// Most links at once.
+    /// Most links at the same time.
     pub peers_max: usize,
-    /// Who may be connected to because a descriptor says so.
+    /// The nodes that may be connected to because a descriptor names them.
     pub reach: Reach,
-    /// Links over Unix sockets move to rings in shared memory, if the other side wants that too.
+    /// Move links over Unix sockets to rings in shared memory, if the other side wants that too.
     pub rings: bool,
-    /// Processes of the same user may read our memory, and we theirs, where the system allows it.
+    /// Allow processes of the same user to read this process's memory, and read theirs, if the system
+    /// permits it.
     pub direct: bool,
     /// Listen beyond this machine, although peers are not authenticated.
     pub insecure: bool,
@@ -63,12 +65,12 @@ impl Default for Options {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PeerHandle(pub(crate) PeerId);
 
-/// How the contexts on buffers ended so far.
+/// How the contexts on buffers have ended so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Acknowledged {
-    /// Closed by who had them open.
+    /// Contexts that were closed.
     pub closed: u64,
-    /// Gone with a lost link.
+    /// Contexts that were lost with their link.
     pub lost: u64,
 }
 
@@ -83,10 +85,10 @@ impl std::fmt::Debug for Node {
 }
 
 impl Node {
-    /// A node without links.
+    /// Creates a node without links.
     ///
     /// # Errors
-    /// The system gives no random numbers or no eventfd.
+    /// The system returns no random numbers or no eventfd.
     pub fn new(options: Options) -> Result<Self, Error> {
         const SCRATCH_BYTES: usize = 256 * 1024;
         let options = Options { pool_buffers: options.pool_buffers.max(1), ..options };
@@ -120,14 +122,14 @@ impl Node {
         Ok(Self(Arc::new(Shared::new(state, Doorbell::new(bell()?), proof))))
     }
 
-    /// The number of this node.
+    /// Returns the number of this node.
     #[must_use]
     pub fn number(&self) -> u64 {
         self.0.with(|state| state.home.node)
     }
 
-    /// Listens at an address, which goes into the descriptors of buffers that are globalized from
-    /// now on. Returns it with the port that the system chose.
+    /// Listens at an address, which becomes part of the descriptors of buffers globalized from now on.
+    /// Returns the address with the port that the system chose.
     ///
     /// # Errors
     /// `Invalid`: a fifth address, or one beyond this machine without [`Options::insecure`]; what
@@ -157,17 +159,17 @@ impl Node {
         Ok(bound)
     }
 
-    /// Where this node listens.
+    /// Returns the addresses at which this node listens.
     #[must_use]
     pub fn addresses(&self) -> Vec<Address> {
         self.0.with(|state| state.home.addresses.clone())
     }
 
-    /// Connects to another node, making progress for all meanwhile.
+    /// Connects to another node, and makes progress for all operations meanwhile.
     ///
     /// # Errors
-    /// What `connect(2)` says; `TimedOut`: nobody answered for 5 seconds; `PeerLost`: what answered
-    /// is no node.
+    /// What `connect(2)` says; `TimedOut`: no answer for 5 seconds; `PeerLost`: the answer is not from a
+    /// node.
     pub fn connect(&self, address: &Address) -> Result<PeerHandle, Error> {
         self.0.connect(address).map(PeerHandle)
     }
@@ -175,7 +177,7 @@ impl Node {
     /// Links two nodes of this process.
     ///
     /// # Errors
-    /// No descriptors are left for the socket that passes them.
+    /// There are no descriptors left for the socket that passes them.
     pub fn join(one: &Self, other: &Self) -> Result<(PeerHandle, PeerHandle), Error> {
         let (near, far) = local_pair();
         let (channel, other_channel) = UnixStream::pair()?;
@@ -190,12 +192,12 @@ impl Node {
         Ok((add(one, near, channel, b)?, add(other, far, other_channel, a)?))
     }
 
-    /// Closes a link: the peer's leases fall, operations over it fail.
+    /// Closes a link: the peer's leases end, and operations over the link fail.
     pub fn disconnect(&self, peer: PeerHandle) {
         self.0.with(|state| state.lose(peer.0));
     }
 
-    /// The links that are ready, with the numbers of the nodes at their ends.
+    /// Returns the links that are ready, with the numbers of the nodes at the other end.
     #[must_use]
     pub fn peers(&self) -> Vec<(PeerHandle, u64)> {
         self.0.with(|state| {
@@ -204,7 +206,7 @@ impl Node {
         })
     }
 
-    /// Gives buffers a global name. They are the node's until [`Node::reclaim`].
+    /// Gives buffers a global name. They belong to the node until [`Node::reclaim`].
     ///
     /// # Errors
     /// `Invalid`: no bytes, or more than 1024 slices.
@@ -246,12 +248,12 @@ impl Node {
         })
     }
 
-    /// Takes buffers back: no new context can be opened on them, and when the open ones are closed
-    /// or lost the buffers are returned, with what was written back to them.
+    /// Takes buffers back. No new context can be opened on them. When the open ones are closed or lost,
+    /// the buffers are returned, with what was written back to them.
     ///
     /// # Errors
-    /// `Refused(ESTALE)`: the name is of no buffers of this node; `TimedOut`: contexts are still
-    /// open, and can be closed; call again.
+    /// `Refused(ESTALE)`: the name is not of buffers of this node; `TimedOut`: contexts are still open
+    /// and can be closed; call again.
     pub fn reclaim(&self, global: &Global, limit: Option<Duration>) -> Result<Aggregate, Error> {
         let mut handles: Vec<(u32, u64)> = Vec::new();
         for part in global.parts() {
@@ -290,10 +292,11 @@ impl Node {
         })?
     }
 
-    /// Waits until so many contexts on the buffers of `global` have ended, and says how.
+    /// Waits until `count` contexts on the buffers of the first part of `global` have ended, and returns
+    /// how they ended.
     ///
     /// # Errors
-    /// `Refused(ESTALE)`: no buffers of this node; `TimedOut`.
+    /// `Refused(ESTALE)`: not buffers of this node; `TimedOut`.
     pub fn acknowledged(
         &self,
         global: &Global,
@@ -310,7 +313,7 @@ impl Node {
         })?
     }
 
-    /// Grants a peer memory to push into: so many buffers of the pool, kept for it until the link
+    /// Grants a peer memory to push into: `buffers` buffers of the pool, reserved for it until the link
     /// ends. A node that only routes descriptors grants none.
     ///
     /// # Errors
@@ -330,28 +333,28 @@ impl Node {
         })
     }
 
-    /// Counts of every way that data took.
+    /// Returns the counters of every way in which data was moved.
     #[must_use]
     pub fn counts(&self) -> WayCounts {
         self.0.with(|state| state.counts)
     }
 
-    /// Counts of the network layer: system calls, messages, bytes.
+    /// Returns the counters of the network layer: system calls, messages, bytes.
     #[must_use]
     pub fn net_counters(&self) -> Arc<Counters> {
         self.0.with(|state| state.counters.clone())
     }
 
-    /// Buffers of the pool in use now, and the most that were at once.
+    /// Returns the number of pool buffers in use, and the most that were in use at once.
     #[must_use]
     pub fn pool_in_use(&self) -> (usize, usize) {
         self.0.with(|state| state.pool.in_use())
     }
 
-    /// Makes progress for at most `limit`: for owners that have nothing to wait for.
+    /// Makes progress for at most `limit`; for owners that have nothing to wait for.
     ///
     /// # Errors
-    /// None but those of the system.
+    /// Only those of the system.
     pub fn serve(&self, limit: Duration) -> Result<(), Error> {
         match self.0.wait_until::<()>(Some(limit), |_| None) {
             Ok(()) | Err(Error::TimedOut) => Ok(()),
@@ -366,14 +369,15 @@ fn random() -> Result<u64, Error> {
     while done < bytes.len() {
         done += rustix::rand::getrandom(&mut bytes[done..], rustix::rand::GetRandomFlags::empty())?;
     }
-    // Zero stands for nothing in several places.
+    // Zero means "none" in several places.
     Ok(u64::from_le_bytes(bytes).max(1))
 }
 
-/// A number that the nodes of one running machine share: from the identity of its boot.
+/// Returns a number that all nodes on the running machine share, derived from its boot identity.
 fn machine_number() -> u64 {
     let identity = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let digits: String = identity.chars().filter(char::is_ascii_hexdigit).take(16).collect();
-    // Without it nodes take each other for strangers, and use no Unix sockets from descriptors.
+    // Without it nodes treat each other as being on different machines, and ignore Unix sockets in
+    // descriptors.
     u64::from_str_radix(&digits, 16).unwrap_or_else(|_| u64::from(std::process::id()))
 }

@@ -1,4 +1,4 @@
-//! Operations: what was started and can be waited for.
+//! Operations that were started and can be waited for.
 
 use crate::choose::{Choice, Strategy};
 use crate::context::Context;
@@ -9,33 +9,33 @@ use crate::{Error, Intent};
 use std::sync::Arc;
 use towline_mem::{Aggregate, PoolBuffer};
 
-/// Names something that was started at a node: opening a context, or closing one.
+/// Identifies an operation of a node: opening or closing a context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct OperationId(pub(crate) u64);
 
-/// A set of operations whose results are taken in the order in which they finish: one per thread
-/// spares threads from each other's results.
+/// A set of operations whose results are taken in the order in which they finish. With one group per
+/// thread, threads do not get each other's results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Group(pub(crate) u64);
 
-/// What an operation came to.
+/// The result of an operation.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Finished {
-    /// The data is here.
+    /// The data has arrived.
     Opened(Context),
-    /// What was written is with the owners, and they were told.
+    /// The owners have what was written, and the acknowledgement was sent.
     Closed,
 }
 
-/// How far a run is.
+/// The progress of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
-    /// For buffers.
+    /// Waiting for buffers.
     Waiting,
-    /// The owner was asked.
+    /// Requested from the owner.
     Asked,
-    /// All is in place.
+    /// Everything is in place.
     Done,
 }
 
@@ -49,15 +49,15 @@ pub(crate) struct Run {
     pub(crate) way: Way,
     /// `None`: only a lease.
     pub(crate) strategy: Option<Strategy>,
-    /// Where data lands, a fragment a buffer.
+    /// The buffers for the data, one fragment in each.
     pub(crate) buffers: Vec<PoolBuffer>,
     pub(crate) received: u64,
     pub(crate) granted: u64,
-    /// What is read in place: mapped, pushed before, or our own.
+    /// Data that is read in place: mapped, pushed before, or this node's own.
     pub(crate) in_place: Aggregate,
-    /// The push that `in_place` is of.
+    /// The number of the push that `in_place` belongs to.
     pub(crate) pushed: Option<u64>,
-    /// A write-back: what is still to be sent, and how much was.
+    /// For a write-back: what is still to be sent, and how much was sent.
     pub(crate) source: Aggregate,
     pub(crate) sent: u64,
 }
@@ -82,7 +82,7 @@ impl Run {
         }
     }
 
-    /// Buffers that its data needs in our pool.
+    /// Returns the number of pool buffers that its data needs.
     pub(crate) fn buffers_needed(&self) -> u64 {
         let lands = match self.way {
             Way::Inline | Way::Pull | Way::PullDirect => self.source.is_empty(),
@@ -92,14 +92,14 @@ impl Run {
     }
 }
 
-/// What an operation does.
+/// The work of an operation.
 #[derive(Debug)]
 pub(crate) enum Job {
     Open {
         intent: Intent,
         choice: Choice,
     },
-    /// Contexts to close once all was written back: peer, number, and whether it is a push.
+    /// Closes contexts once everything was written back: the leases, and whether to acknowledge.
     Close {
         leases: Vec<Held>,
         acknowledged: bool,
@@ -124,13 +124,13 @@ pub(crate) struct Operation {
     pub(crate) is_finished: bool,
 }
 
-/// Number of a run on the wire. Operations have fewer than 2^16 runs, and their own numbers stay
-/// below 2^47.
+/// Returns the number of a run on the wire. Operations have fewer than 2^16 runs, and their own numbers
+/// stay below 2^47.
 pub(crate) fn wire_number(operation: u64, run: usize) -> u64 {
     operation << 16 | run as u64
 }
 
-/// The operation and the run of a number on the wire.
+/// Returns the operation and the run of a number on the wire.
 pub(crate) fn from_wire(number: u64) -> (u64, usize) {
     (number >> 16, (number & 0xffff) as usize)
 }
@@ -138,8 +138,8 @@ pub(crate) fn from_wire(number: u64) -> (u64, usize) {
 /// The memory of one run of an open context.
 #[derive(Debug)]
 pub(crate) enum Memory {
-    /// Buffers of the pool, a fragment each.
+    /// Buffers of the pool, one fragment in each.
     Buffers(Vec<Arc<PoolBuffer>>),
-    /// Memory that is read, and perhaps written, where it is.
+    /// Memory that is read, and possibly written, in place.
     InPlace(Aggregate),
 }

@@ -1,7 +1,7 @@
-//! The owner's side: other nodes read our buffers; see `writeback.rs` for the way back.
+//! The owner's side: other nodes read this node's buffers; see `writeback.rs` for the way back.
 //!
-//! Every request is checked here, whatever its descriptor said: that the handle is of this
-//! generation, the range inside, the access granted. What is refused changes nothing.
+//! Every request is checked here, whatever its descriptor says: the handle's generation, the range and
+//! the access. A refused request changes nothing.
 
 use crate::choose::Strategy;
 use crate::counters::Way;
@@ -15,14 +15,14 @@ use towline_net::send_descriptors;
 use towline_wire::limits::INLINE_BYTES_MAX;
 use towline_wire::{Errno, ProtocolError};
 
-/// Numbers of pushes, which the owner chooses, have this bit; those of requests do not.
+/// Set in the numbers of pushes, which the side that pushes chooses; not set in those of requests.
 pub(crate) const PUSH_BIT: u64 = 1 << 63;
 
-/// Bytes of the tag that goes with each descriptor: operation, length of the memory.
+/// Size of the tag that is sent with each descriptor: operation, length of the memory.
 pub(crate) const TAG_BYTES: usize = 16;
 
 impl State {
-    /// The slices of our buffers that `ranges` name.
+    /// Returns the slices of this node's buffers that `ranges` name.
     pub(crate) fn resolve(&self, ranges: &[Range], writes: bool) -> Result<Aggregate, Errno> {
         let mut found = Aggregate::new();
         for range in ranges {
@@ -75,9 +75,10 @@ impl State {
         Ok(())
     }
 
-    /// A context is closed: acknowledged, given up, or (`None`) lost with its link.
+    /// Ends a lease, because its context was closed (acknowledged or given up) or, with `None`, lost
+    /// with its link.
     pub(crate) fn end_lease(&mut self, peer: PeerId, operation: u64, acknowledged: Option<bool>) {
-        // An unknown one ended before: a context is closed again when its operation had failed.
+        // An unknown lease has already ended: a context is closed again if its operation had failed.
         let Some(lease) = self.leases.remove(&(peer, operation)) else { return };
         for handle in lease.handles {
             if let Some(Some(entry)) = self.entries.get_mut(handle as usize) {
@@ -91,7 +92,7 @@ impl State {
         }
     }
 
-    /// A peer asks for ranges of our buffers.
+    /// Handles a peer's request for ranges of this node's buffers.
     pub(crate) fn fetch(
         &mut self,
         id: PeerId,
@@ -111,7 +112,7 @@ impl State {
         Ok(())
     }
 
-    /// Refuses what no honest peer sends.
+    /// Refuses requests that no honest peer sends.
     pub(crate) fn check_request(&self, id: PeerId, operation: u64) -> Result<(), ProtocolError> {
         if operation & PUSH_BIT != 0 {
             return Err(ProtocolError { what: "operation has the number of a push", at: 0 });
@@ -122,6 +123,7 @@ impl State {
         Ok(())
     }
 
+    /// Begins a lease and answers a fetch by its strategy.
     fn answer_fetch(
         &mut self,
         id: PeerId,
@@ -157,7 +159,7 @@ impl State {
                 let regions = regions(&data).filter(|_| same_user).ok_or(Errno::EOPNOTSUPP)?;
                 self.counts.at(Way::PullDirect).bytes_out += data.len();
                 self.post(id, &Control::Regions { operation, regions });
-                // Held, so that a write-back does not move the memory while it is read.
+                // Hold the data, so that a write-back does not move the memory while it is read.
                 if let Some(lease) = self.leases.get_mut(&(id, operation)) {
                     lease.direct = data;
                 }
@@ -168,7 +170,7 @@ impl State {
         Ok(())
     }
 
-    /// Sends what is granted of a fetch, a fragment a message, and when that was all, says so.
+    /// Sends what is granted of a fetch, one fragment per message, and reports when that was everything.
     pub(crate) fn send_granted(&mut self, id: PeerId, operation: u64, until: u64) {
         while let Some(lease) = self.leases.get_mut(&(id, operation)) {
             if lease.rest.is_empty() {
@@ -212,7 +214,7 @@ impl State {
             }
             places.push(Place { memory: index as u8, offset: slice.offset, length: slice.length });
         }
-        // All of the memory becomes visible, so all of it must have been globalized.
+        // All of the memory becomes visible to the peer, so all of it must have been globalized.
         for range in ranges {
             let entry = self.entry(range.handle, range.generation)?;
             let whole = |memory: &Arc<SharedMemory>| {
@@ -236,7 +238,7 @@ impl State {
             tag.extend_from_slice(&(memory.len() as u64).to_le_bytes());
             match send_descriptors(channel, &tag, &[memory.fd()]) {
                 Ok(TAG_BYTES) => {}
-                // The peer does not take what it asked for.
+                // The peer does not receive what it requested.
                 Ok(_) | Err(_) => return Err(Errno::EAGAIN),
             }
         }
@@ -246,7 +248,7 @@ impl State {
         Ok(())
     }
 
-    /// Grants of either direction.
+    /// Handles a grant, for a write-back (`owner`) or a fetch.
     pub(crate) fn granted(&mut self, id: PeerId, operation: u64, owner: bool, until: u64) {
         if owner {
             self.send_update(id, operation, until);
@@ -256,8 +258,8 @@ impl State {
     }
 }
 
-/// True for shared memory that can be given away: all of it was globalized, and its seals allow what
-/// the access does and no more.
+/// True for shared memory that can be passed on: all of it was globalized, and its seals permit the
+/// access and no more.
 pub(crate) fn is_mappable(slice: &Slice, access: Access) -> bool {
     let Segment::Shared(memory, _) = &slice.segment else { return false };
     let whole = slice.offset == 0 && slice.length == memory.len() as u64;
@@ -269,7 +271,7 @@ pub(crate) fn is_mappable(slice: &Slice, access: Access) -> bool {
         }
 }
 
-/// The same bytes without file pages: what rides in a control message has to be readable for sure.
+/// Returns the same bytes without file pages, because reading data for a control message must not fail later.
 fn unpaged(data: Aggregate) -> Result<Aggregate, Errno> {
     if data.slices().any(|slice| matches!(slice.segment, Segment::File(_))) {
         return data.to_vec().map(Aggregate::from_vec).map_err(|error| errno_of(&error));
@@ -284,7 +286,8 @@ fn errno_of(error: &std::io::Error) -> Errno {
     }
 }
 
-/// Where memory is in our address space; `None` for what is no memory, or too many pieces.
+/// Returns the data's places in this process's address space; `None` if some of it is not in memory or
+/// there are too many pieces.
 fn regions(data: &Aggregate) -> Option<Vec<Region>> {
     if data.slices().len() > REGIONS_MAX {
         return None;

@@ -1,5 +1,5 @@
-//! Waiting. No thread works for a node on its own: of the threads that wait, one polls for all, and
-//! what it finds is done before it looks whether its own wish is fulfilled.
+//! Waiting. A node has no thread of its own: one of the waiting threads polls for all, and handles what
+//! it finds before it checks whether its own condition is met.
 
 use crate::Error;
 use crate::state::{Peer, PeerId, State};
@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 use towline_net::address::Listener;
 use towline_net::{Doorbell, Link};
 
-/// How long to look at rings in shared memory before sleeping.
+/// How long to spin on rings in shared memory before sleeping.
 const SPIN: Duration = Duration::from_micros(20);
-/// How long to sleep when a link has nothing that wakes: one inside the process.
+/// How long to sleep if a link cannot wake a sleeper: one inside the process.
 const LOCAL_PAUSE: Duration = Duration::from_micros(20);
 /// Longest sleep, after which stalled peers are looked for.
 const SLEEP: Duration = Duration::from_secs(1);
@@ -22,7 +22,7 @@ pub(crate) struct Shared {
     pub(crate) state: Mutex<State>,
     changed: Condvar,
     waker: Doorbell,
-    /// What others of our user read to find out that they can.
+    /// The value that other processes of the same user read to find out whether they can.
     _proof: Box<u64>,
 }
 
@@ -31,7 +31,7 @@ impl Shared {
         Self { state: Mutex::new(state), changed: Condvar::new(), waker, _proof: proof }
     }
 
-    /// Changes the state, and lets what follows from it happen.
+    /// Changes the state, and performs what follows from the change.
     pub(crate) fn with<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
         let mut state = self.state.lock();
         let result = change(&mut state);
@@ -39,17 +39,18 @@ impl Shared {
         result
     }
 
+    /// Feeds waiting operations, sends what is queued, and wakes the polling thread.
     fn after(&self, state: &mut MutexGuard<'_, State>) {
         state.feed();
         state.flush_all();
         if state.led {
-            // The thread that polls has to see new links, blocked ones, and its own result.
+            // The polling thread has to see new links, blocked links, and its own result.
             self.waker.ring();
             self.changed.notify_all();
         }
     }
 
-    /// Waits until `ready` finds something, making progress for all meanwhile.
+    /// Waits until `ready` returns something, and makes progress for all operations meanwhile.
     pub(crate) fn wait_until<T>(
         &self,
         limit: Option<Duration>,
@@ -80,12 +81,12 @@ impl Shared {
         }
     }
 
-    /// Waits once for anything, at most `limit`, and handles it.
+    /// Waits once, for any event and at most `limit`, and handles it.
     fn turn(&self, state: &mut MutexGuard<'_, State>, limit: Duration) {
         state.flush_all();
         let watch = Watch::of(state);
         let found = MutexGuard::unlocked(state, || watch.wait(&self.waker, limit));
-        drop(watch); // a link that is greeted changes hands, and must have no other holder
+        drop(watch); // a link that is greeted is replaced, and must have no other holder
         for peer in found.peers {
             if state.peers.get(&peer).is_some_and(Peer::is_ready) {
                 if let Some(peer) = state.peers.get_mut(&peer) {
@@ -99,7 +100,7 @@ impl Shared {
         for listener in found.listeners {
             state.accept(&listener);
         }
-        // A peer that closed may have left something in its ring, which was received before.
+        // A peer that closed may have left data in its ring, which was received above.
         for peer in found.closed {
             state.lose(peer);
         }
@@ -109,7 +110,7 @@ impl Shared {
     }
 }
 
-/// What a thread waits for, without the lock.
+/// What a thread waits for, without holding the lock.
 struct Watch {
     peers: Vec<(PeerId, Arc<Link>, bool)>,
     listeners: Vec<Arc<Listener>>,
@@ -144,7 +145,7 @@ impl Watch {
                     std::hint::spin_loop();
                 }
             }
-            // All of them, so that each one rings.
+            // Prepare all of them, so that each one rings.
             if self.rings().filter(|(link, blocked)| !link.prepare_wait(*blocked)).count() > 0 {
                 limit = Duration::ZERO;
             }
@@ -177,7 +178,7 @@ impl Watch {
         let limit =
             Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: limit.subsec_nanos().into() };
         if poll(&mut fds, Some(&limit)).is_err() {
-            return Found::default(); // interrupted: the caller comes again
+            return Found::default(); // interrupted: the caller tries again
         }
         let mut events = fds.iter().map(PollFd::revents);
         if events.next().is_some_and(|event| !event.is_empty()) {
@@ -200,7 +201,7 @@ impl Watch {
                     {
                         bell.clear();
                     }
-                    found.peers.push(*id); // looking into the ring costs less than asking
+                    found.peers.push(*id); // checking the ring costs less than asking the kernel
                 }
                 Link::Local(_) => found.peers.push(*id),
                 _ => {

@@ -1,4 +1,4 @@
-//! The receiver's side: contexts are opened on buffers of other nodes, and written back.
+//! The receiver's side: opens contexts on buffers of other nodes, and writes them back.
 
 use crate::Error;
 use crate::choose::Strategy;
@@ -16,7 +16,7 @@ use towline_net::{Wait, receive_descriptors};
 use towline_wire::Errno;
 
 impl State {
-    /// Enters an operation whose runs are prepared; it starts when it has its buffers.
+    /// Adds an operation whose runs are prepared. It starts when it has its buffers.
     pub(crate) fn enter(&mut self, number: u64, job: Job, runs: Vec<Run>, group: Option<u64>) {
         let unfinished = runs.len();
         let operation = Operation { job, runs, unfinished, error: None, group, is_finished: false };
@@ -29,8 +29,8 @@ impl State {
         }
     }
 
-    /// Takes the buffers that an operation needs; false: there are not enough yet, it keeps what
-    /// it got. Starts it when it has all.
+    /// Takes the buffers that an operation needs, and starts it when it has all of them. Returns false
+    /// if there are not enough yet; the operation keeps those it got.
     pub(crate) fn feed_operation(&mut self, number: u64) -> bool {
         let Some(operation) = self.operations.get_mut(&number) else { return true };
         if operation.is_finished {
@@ -48,6 +48,7 @@ impl State {
         true
     }
 
+    /// Starts one run: requests its data from the owner, or starts to write it back.
     fn start_run(&mut self, number: u64, index: usize) {
         let Some(operation) = self.operations.get_mut(&number) else { return };
         let writes = matches!(operation.job, Job::Close { .. });
@@ -56,7 +57,7 @@ impl State {
             return;
         }
         if run.stage == Stage::Done {
-            // Nothing to move: its own buffers, or pushed before.
+            // Nothing to move: its own buffers, or data pushed before.
             let (way, length) = (run.way, run.length);
             self.counts.at(way).operations += 1;
             if way == Way::Own {
@@ -105,7 +106,7 @@ impl State {
                 let data = std::mem::take(&mut run.source);
                 let push = PUSH_BIT | self.number();
                 if !self.push(peer, push, data) {
-                    // Another operation used the grant since this was chosen.
+                    // Another operation has used the grant since the strategy was chosen.
                     self.fail(number, Error::Strategy("peer has granted no memory to push into"));
                     return;
                 }
@@ -118,7 +119,7 @@ impl State {
         }
     }
 
-    /// Sends data into memory that `peer` granted; false: it did not grant enough.
+    /// Sends data into memory that `peer` granted. Returns false if it did not grant enough.
     pub(crate) fn push(&mut self, peer: PeerId, number: u64, mut data: Aggregate) -> bool {
         let Some(to) = self.peers.get_mut(&peer) else { return false };
         let buffers = u32::try_from(data.len().div_ceil(BUFFER_BYTES)).unwrap_or(u32::MAX);
@@ -150,7 +151,7 @@ impl State {
         }
     }
 
-    /// The run with this number if it was asked for and belongs to `peer`.
+    /// Returns the run with this number if it was requested and belongs to `peer`.
     pub(crate) fn asked(&mut self, peer: Option<PeerId>, number: u64) -> Option<&mut Run> {
         let (operation, index) = from_wire(number);
         let operation = self.operations.get_mut(&operation).filter(|op| !op.is_finished)?;
@@ -158,7 +159,7 @@ impl State {
         (run.stage == Stage::Asked && peer.is_none_or(|peer| peer == run.peer)).then_some(run)
     }
 
-    /// Data of a fetch landed.
+    /// Handles the arrival of data of a fetch.
     pub(crate) fn received(&mut self, peer: PeerId, number: u64, count: u64) {
         let Some(run) = self.asked(Some(peer), number) else { return };
         run.received += count;
@@ -177,7 +178,7 @@ impl State {
         }
     }
 
-    /// The owner says that it sent, or applied, everything.
+    /// Handles the owner's report that it has sent or applied everything.
     pub(crate) fn done(
         &mut self,
         peer: PeerId,
@@ -216,7 +217,7 @@ impl State {
         Ok(())
     }
 
-    /// The owner says where its memory is: it is read from there.
+    /// Handles the owner's answer to a direct fetch: reads its memory at these places.
     pub(crate) fn read_regions(
         &mut self,
         peer: PeerId,
@@ -246,7 +247,7 @@ impl State {
         Ok(())
     }
 
-    /// The owner gave its memory: it is mapped.
+    /// Handles the owner's answer to a mapping fetch: maps the memory that it passed.
     pub(crate) fn map(
         &mut self,
         peer: PeerId,
@@ -258,7 +259,8 @@ impl State {
         let Some(channel) = self.peers.get(&peer).and_then(|peer| peer.channel.as_ref()) else {
             return Err(ProtocolError { what: "memory given over a link that cannot", at: 0 });
         };
-        // Taken even if nobody wants them any more, so that the next are the right ones.
+        // Receive the descriptors even if they are no longer wanted, so that the next ones are the right
+        // ones.
         let mut given = Vec::new();
         for _ in 0..memories {
             let mut tag = [0; TAG_BYTES];
@@ -317,7 +319,7 @@ impl State {
         Ok(())
     }
 
-    /// The other side cannot do its part of an operation.
+    /// Handles the other side's report that it cannot do its part of an operation.
     pub(crate) fn failed(&mut self, number: u64, peer: PeerId, errno: u16) {
         let (operation, _) = from_wire(number);
         if self.asked(Some(peer), number).is_some() {
@@ -336,7 +338,7 @@ impl State {
         }
     }
 
-    /// An operation fails as a whole: whatever it has is given back.
+    /// Fails an operation as a whole: everything it holds is given back.
     pub(crate) fn fail(&mut self, number: u64, error: Error) {
         let Some(operation) = self.operations.get_mut(&number) else { return };
         if operation.is_finished {
@@ -375,6 +377,7 @@ impl State {
         }
     }
 
+    /// Marks an operation as finished, and ends the leases of contexts that it closes.
     fn finish(&mut self, number: u64) {
         let Some(operation) = self.operations.get_mut(&number) else { return };
         operation.is_finished = true;
@@ -397,7 +400,7 @@ impl State {
         }
     }
 
-    /// A link is lost: what was asked for over it does not come.
+    /// Fails the operations that wait for something over a lost link.
     pub(crate) fn fail_runs_of(&mut self, peer: PeerId) {
         let needs = |op: &Operation| {
             !op.is_finished
@@ -410,7 +413,8 @@ impl State {
         }
     }
 
-    /// What of the peer's pushed data covers all of `ranges`, and the number of that push.
+    /// Finds pushed data of the peer that covers all of `ranges`; returns the number of that push and
+    /// the data.
     pub(crate) fn find_pushed(&self, peer: PeerId, ranges: &[Range]) -> Option<(u64, Aggregate)> {
         let cover = |pushed: &crate::state::Pushed| {
             let mut found = Aggregate::new();
@@ -443,8 +447,8 @@ impl State {
     }
 }
 
-/// Copies an owner's memory into the buffers of a run. The proof is read along with it: it says that
-/// this is still the process that we were greeted by.
+/// Copies an owner's memory into the buffers of a run. Reads the proof along with it, which shows that
+/// the process is still the one that sent the greeting.
 fn read_regions(direct: crate::state::Direct, regions: &[Region], run: &mut Run) -> io::Result<()> {
     let mut proof = [0; 8];
     let mut from = vec![Region { address: direct.proof_address, length: 8 }];

@@ -1,5 +1,5 @@
-//! Everything a node knows, behind one lock. The parts that work on it are in `owner.rs` (other
-//! nodes use our buffers), `receiver.rs` (we use theirs), `arrivals.rs` (what comes over links) and
+//! The whole state of a node, behind one lock. The code that works on it is in `owner.rs` (other nodes
+//! use our buffers), `receiver.rs` (we use theirs), `arrivals.rs` (what arrives over links) and
 //! `progress.rs` (waiting).
 
 use crate::counters::{Way, WayCounts};
@@ -23,45 +23,45 @@ use towline_wire::limits::FRAGMENT_BYTES_MAX;
 pub(crate) type PeerId = u64;
 pub(crate) const OWN: PeerId = 0;
 
-/// Bytes of a buffer of the pool, and of a fragment.
+/// Size of a buffer of the pool, and of a fragment.
 pub(crate) const BUFFER_BYTES: u64 = FRAGMENT_BYTES_MAX as u64;
 
-/// Buffers that were globalized.
+/// Globalized buffers.
 #[derive(Debug)]
 pub(crate) struct Entry {
     pub(crate) generation: u64,
     pub(crate) slices: Vec<Slice>,
     pub(crate) length: u64,
     pub(crate) access: Access,
-    /// Contexts that are open on it.
+    /// Number of contexts open on it.
     pub(crate) leases: u64,
     pub(crate) acknowledged: u64,
-    /// Leases that ended because their link did.
+    /// Number of leases that ended because their link was lost.
     pub(crate) lost: u64,
-    /// Being reclaimed: no new contexts.
+    /// It is being reclaimed: no new contexts.
     pub(crate) closing: bool,
 }
 
-/// A context that another node (or this one) has open on our buffers.
+/// A context that another node, or this one, has open on this node's buffers.
 #[derive(Debug, Default)]
 pub(crate) struct Lease {
     pub(crate) handles: Vec<u32>,
-    /// What is still to be sent of it.
+    /// Data that is still to be sent.
     pub(crate) rest: Aggregate,
-    /// What the peer reads by itself.
+    /// Data that the peer reads directly.
     pub(crate) direct: Aggregate,
     pub(crate) sent: u64,
     pub(crate) granted: u64,
 }
 
-/// A write-back that is pulled into our buffers.
+/// A write-back that is pulled into this node's buffers.
 #[derive(Debug)]
 pub(crate) struct Landing {
     pub(crate) ranges: Vec<Range>,
     pub(crate) length: u64,
     /// Bytes that are in place.
     pub(crate) applied: u64,
-    /// Where the next ones land; granted to the sender if there is one.
+    /// Buffer for the next bytes; if there is one, it is granted to the sender.
     pub(crate) buffer: Option<PoolBuffer>,
     pub(crate) granted_at: Instant,
 }
@@ -71,9 +71,9 @@ pub(crate) struct Landing {
 pub(crate) struct Pushed {
     pub(crate) buffers: Vec<Arc<PoolBuffer>>,
     pub(crate) length: u64,
-    /// Which of the peer's buffers it is, once a message said so.
+    /// The ranges of the peer's buffers that it belongs to, known once a message named them.
     pub(crate) ranges: Vec<Range>,
-    /// Messages and contexts that refer to it.
+    /// Number of messages and contexts that refer to it.
     pub(crate) holders: u32,
     /// A context was opened on it and closed.
     pub(crate) acknowledged: bool,
@@ -91,7 +91,7 @@ pub(crate) struct Direct {
 #[derive(Debug)]
 pub(crate) struct Peer {
     pub(crate) link: Arc<Link>,
-    /// Some while the other side has not said who it is.
+    /// `Some` until the other side has greeted.
     pub(crate) greeting: Option<greeting::Incoming>,
     pub(crate) inbound: bool,
     pub(crate) since: Instant,
@@ -103,16 +103,17 @@ pub(crate) struct Peer {
     pub(crate) channel: Option<OwnedFd>,
     pub(crate) same_user: bool,
     pub(crate) direct: Option<Direct>,
-    /// Bytes of messages that the peer still takes.
+    /// Bytes of messages that the peer still accepts.
     pub(crate) window_out: usize,
-    /// Bytes of messages from the peer that the program has not taken.
+    /// Bytes of messages from the peer that the program has not received.
     pub(crate) window_in: usize,
-    /// Buffers of the peer that we may push into.
+    /// Number of the peer's buffers that this node may push into.
     pub(crate) push_out: u32,
-    /// Buffers of ours that the peer may push into.
+    /// This node's buffers that the peer may push into.
     pub(crate) push_in: Vec<PoolBuffer>,
-    /// How many buffers the peer should have for pushing.
+    /// Number of buffers that the peer should have for pushing.
     pub(crate) push_target: usize,
+    /// Number of granted buffers that hold pushed data.
     pub(crate) push_used: usize,
     pub(crate) leases: usize,
     pub(crate) landings: usize,
@@ -148,14 +149,14 @@ impl Peer {
     }
 }
 
-/// Who waits for buffers of the pool; served in order, each with all it needs.
+/// Waits for buffers of the pool. Served in order, each with everything it needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Hungry {
     Operation(u64),
     Landing(PeerId, u64),
 }
 
-/// A message that the program has not taken.
+/// A message that the program has not received.
 #[derive(Debug)]
 pub(crate) struct Arrived {
     pub(crate) peer: PeerId,
@@ -177,9 +178,9 @@ pub(crate) struct State {
     pub(crate) landings: HashMap<(PeerId, u64), Landing>,
     pub(crate) pushed: HashMap<(PeerId, u64), Pushed>,
     pub(crate) operations: HashMap<u64, Operation>,
-    /// Finished operations that are in no group, oldest first.
+    /// Finished operations without a group, oldest first.
     pub(crate) finished: VecDeque<u64>,
-    /// Finished operations of each group, and how many are not finished.
+    /// Finished operations of each group, oldest first.
     pub(crate) groups: HashMap<u64, VecDeque<u64>>,
     pub(crate) hungry: VecDeque<Hungry>,
     pub(crate) feeding: bool,
@@ -190,11 +191,12 @@ pub(crate) struct State {
     /// A thread is polling for all.
     pub(crate) led: bool,
     pub(crate) looked_for_stalls: Instant,
-    /// Address and value of the proof that others can read our memory.
+    /// Address and value of the proof that other processes can read this node's memory.
     pub(crate) proof: (u64, u64),
 }
 
 impl State {
+    /// Returns a new number, unique within the node.
     pub(crate) fn number(&mut self) -> u64 {
         self.next_number += 1;
         self.next_number
@@ -213,7 +215,7 @@ impl State {
         self.post_with(peer, control, Aggregate::new());
     }
 
-    /// Queues a data message; when its bytes cannot be read, `failed` is told instead.
+    /// Queues a data message. If its bytes cannot be read, the peer gets [`Control::Failed`] after it.
     pub(crate) fn post_data(
         &mut self,
         peer: PeerId,
@@ -256,7 +258,7 @@ impl State {
         }
     }
 
-    /// Forgets a peer: its leases fall, operations that need it fail, its memory returns.
+    /// Forgets a peer: its leases end, operations that need it fail, and its memory is returned.
     pub(crate) fn lose(&mut self, id: PeerId) {
         if self.peers.remove(&id).is_none() {
             return;
@@ -272,7 +274,7 @@ impl State {
         self.fail_runs_of(id);
     }
 
-    /// Closes links whose peer holds things up: it did not greet, or uses no memory granted to it.
+    /// Closes links whose peer holds things up: it has not greeted, or does not use memory granted to it.
     pub(crate) fn cut_stalled(&mut self) {
         const PAUSE: Duration = Duration::from_secs(1);
         if self.looked_for_stalls.elapsed() < PAUSE {
@@ -297,9 +299,9 @@ impl State {
         }
     }
 
-    /// Gives buffers of the pool to those who wait for them, in order, and to peers that may push.
+    /// Gives buffers of the pool to those that wait for them, in order, and to peers that may push.
     pub(crate) fn feed(&mut self) {
-        // What fails while it is started gives its buffers back, which leads here again.
+        // An operation that fails while it is started returns its buffers, which calls this again.
         if std::mem::replace(&mut self.feeding, true) {
             return;
         }
@@ -342,8 +344,7 @@ impl State {
         }
     }
 
-    /// One holder of pushed data is done with it. With the last one its buffers return, and its
-    /// owner is told.
+    /// Removes one holder of pushed data. With the last one its buffers are returned, and its owner is told.
     pub(crate) fn release_pushed(&mut self, peer: PeerId, number: u64, acknowledged: bool) {
         let Some(pushed) = self.pushed.get_mut(&(peer, number)) else { return };
         pushed.acknowledged |= acknowledged;
@@ -362,7 +363,7 @@ impl State {
         }
     }
 
-    /// The entry that a handle names.
+    /// Returns the entry of a handle.
     pub(crate) fn entry(&self, handle: u32, generation: u64) -> Result<&Entry, Errno> {
         self.entries
             .get(handle as usize)
@@ -371,7 +372,7 @@ impl State {
             .ok_or(Errno::ESTALE)
     }
 
-    /// The peer to use for a node, if there is a link to it.
+    /// Returns the peer to use for a node, if there is a link to it.
     pub(crate) fn peer_of(&self, node: u64) -> Option<PeerId> {
         self.peers
             .iter()
@@ -384,7 +385,7 @@ impl State {
         self.peers.get(&peer).filter(|peer| peer.is_ready()).ok_or(Error::PeerLost)
     }
 
-    /// Counts data that goes out.
+    /// Counts outgoing data.
     pub(crate) fn count_out(&mut self, peer: PeerId, way: Way, data: &Aggregate) {
         let Some(peer) = self.peers.get(&peer) else { return };
         let copied = bytes_copied_sending(data, peer.link.kind());
@@ -394,8 +395,8 @@ impl State {
     }
 }
 
-/// Bytes that the sender's thread copies when `data` leaves over a link: none for pages that the
-/// socket takes by reference, twice those of files that have to be read before.
+/// Returns the bytes that the sender's thread copies when `data` is sent over a link: none for pages
+/// that the socket takes by reference, and twice the length of files that have to be read first.
 fn bytes_copied_sending(data: &Aggregate, link: LinkKind) -> u64 {
     let is_socket = matches!(link, LinkKind::Tcp | LinkKind::Unix);
     data.slices()

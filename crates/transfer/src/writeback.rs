@@ -1,4 +1,4 @@
-//! The owner's side of what comes back: a context on our buffers was written to and is closed.
+//! The owner's side of write-backs: a context on this node's buffers was written to and is closed.
 
 use crate::choose::Strategy;
 use crate::counters::Way;
@@ -12,7 +12,7 @@ use towline_mem::{Segment, Slice};
 use towline_wire::{Errno, ProtocolError};
 
 impl State {
-    /// A peer writes back.
+    /// Handles a peer's write-back.
     pub(crate) fn update(
         &mut self,
         id: PeerId,
@@ -92,7 +92,7 @@ impl State {
         Ok(())
     }
 
-    /// Takes a buffer for the next fragment of a write-back and grants it; false: there is none.
+    /// Takes a buffer for the next fragment of a write-back and grants it. Returns false if there is none.
     pub(crate) fn feed_landing(&mut self, id: PeerId, operation: u64) -> bool {
         let Some(landing) = self.landings.get_mut(&(id, operation)) else { return true };
         let Some(buffer) = self.pool.take() else { return false };
@@ -103,7 +103,7 @@ impl State {
         true
     }
 
-    /// A fragment of a write-back landed.
+    /// Handles the arrival of a fragment of a write-back.
     pub(crate) fn landed(&mut self, id: PeerId, operation: u64, count: u64) {
         let Some(mut landing) = self.landings.remove(&(id, operation)) else { return };
         let Some(buffer) = landing.buffer.take() else { return };
@@ -137,7 +137,7 @@ impl State {
         counts.bytes_copied += copied;
     }
 
-    /// Writes bytes into our buffers, from `skip` bytes into the ranges on.
+    /// Writes bytes into this node's buffers, starting `skip` bytes into the ranges.
     pub(crate) fn apply(
         &mut self,
         peer: PeerId,
@@ -154,7 +154,7 @@ impl State {
         };
         for range in ranges {
             let entry = self.entry(range.handle, range.generation)?;
-            // Buffers that are being reclaimed change only by contexts that are open on them.
+            // Buffers that are being reclaimed change only through contexts that are open on them.
             if entry.closing && !holds(range.handle) {
                 return Err(Errno::ESTALE);
             }
@@ -174,7 +174,7 @@ impl State {
     }
 }
 
-/// Writes into an entry's memory from `at` on.
+/// Writes into an entry's memory at offset `at`.
 fn write_slices(slices: &mut [Slice], at: u64, bytes: &[u8]) -> Result<(), Errno> {
     let (mut before, end) = (0, at + bytes.len() as u64);
     for slice in slices {
@@ -184,7 +184,7 @@ fn write_slices(slices: &mut [Slice], at: u64, bytes: &[u8]) -> Result<(), Errno
             let offset = slice.offset + (from - before);
             let start = offset as usize;
             match &mut slice.segment {
-                // Who else holds the bytes, such as a message on its way, keeps the old ones.
+                // Other holders of the bytes, such as a message being sent, keep the old ones.
                 Segment::Host(memory) => {
                     Arc::make_mut(memory)[start..start + part.len()].copy_from_slice(part);
                 }

@@ -1,4 +1,4 @@
-//! Peers that forge, flood, stall or die: they are refused or cut off, and others do not notice.
+//! Peers that forge, flood, stall or die are refused or cut off, and other peers do not notice.
 #![allow(clippy::unwrap_used)] // a test that cannot go on should say where
 
 mod common;
@@ -14,7 +14,7 @@ use towline_wire::{Header, Kind};
 
 const GREETING_BYTES: usize = 80;
 
-/// A peer that speaks bytes.
+/// A peer that sends raw bytes.
 struct Raw(TcpStream);
 
 impl Raw {
@@ -37,7 +37,7 @@ impl Raw {
         self.0.write_all(&message)
     }
 
-    /// True when the node closed the link.
+    /// True when the node has closed the link.
     fn is_cut(&mut self) -> bool {
         let mut bytes = [0; 4096];
         loop {
@@ -146,7 +146,7 @@ fn forged_names_are_refused_and_nothing_else_happens() {
             }
         }
     }
-    // A descriptor that claims more than was granted.
+    // A descriptor that claims more access than was granted.
     let claimed = of(Part { access: Access::ReadWrite, length: 100, ..good });
     let refused = s.honest.open(&claimed, Intent::Write, Choice::Automatic);
     assert!(matches!(refused, Err(Error::Refused(Errno::EACCES))), "{refused:?}");
@@ -217,7 +217,7 @@ fn a_peer_that_asks_and_does_not_read_is_bounded() {
     let s = scene(8);
     let mut raw = Raw::connect(&s.owner);
     raw.0.set_write_timeout(Some(Duration::from_secs(2))).unwrap();
-    // Opens, closes and opens again without ever reading an answer, until the node has enough.
+    // Opens, closes and opens again without ever reading an answer, until the node closes the link.
     let mut cut = false;
     for operation in 0..2_000_000u64 {
         let mut body = vec![9];
@@ -231,7 +231,7 @@ fn a_peer_that_asks_and_does_not_read_is_bounded() {
     }
     assert!(cut, "the node went on answering to nobody");
     s.others_do_not_notice();
-    // Leases are bounded too: more are refused with EAGAIN, which is no fault.
+    // Leases are bounded too: further ones are refused with EAGAIN, which is not a protocol error.
     let mut raw = Raw::connect(&s.owner);
     for operation in 0..1000 {
         raw.control(&fetch(operation, 3, 0, &s.part())).unwrap();
@@ -276,7 +276,7 @@ fn messages_that_nobody_takes_are_bounded() {
 fn slow_writers_hold_no_more_than_the_pool() {
     let s = scene(4);
     let part = Part { length: 300_000, ..s.writable.parts().next().unwrap().clone() };
-    // Forty offers to write, of which nobody sends a byte.
+    // Forty write-backs announced, and not a byte of them sent.
     let mut slow: Vec<Raw> = (0..10).map(|_| Raw::connect(&s.owner)).collect();
     for (operation, raw) in slow.iter_mut().enumerate() {
         for number in 0..4 {
@@ -285,7 +285,7 @@ fn slow_writers_hold_no_more_than_the_pool() {
     }
     s.others_do_not_notice(); // reading needs no memory of the owner
     assert!(s.owner.pool_in_use().1 <= 4);
-    // When they go, whoever waits gets its turn.
+    // When they are gone, waiting operations continue.
     drop(slow);
     let mut context = s.honest.open(&s.writable, Intent::Write, Choice::Automatic).unwrap();
     context.write_at(0, &vec![9; 400_000]).unwrap();
@@ -315,7 +315,7 @@ fn a_lost_peer_gives_its_leases_back() {
         drop(context);
         assert_eq!(receiver.pool_in_use().0, 0);
         drop(served);
-        // Nobody there: an operation under way ends with an error, not never.
+        // With no owner left, an operation in progress ends with an error instead of waiting for ever.
         let (owner, receiver) = (node(via, options(via)), node(via, options(via)));
         let served = serve(&owner);
         link(via, &receiver, &owner);
@@ -346,12 +346,12 @@ fn an_operation_that_was_given_up_leaves_nothing() {
     receiver.cancel(operation).unwrap();
     assert_eq!(receiver.pool_in_use().0, 0);
     assert!(matches!(receiver.cancel(operation), Err(Error::NoOperation)));
-    // The owner answers what nobody waits for any more; the link goes on, the lease is back.
+    // The owner answers an operation that was given up; the link goes on, and the lease has ended.
     let _served = serve(&owner);
     let context = receiver.open(&global, Intent::Read, choice).unwrap();
     assert!(context.to_vec().unwrap() == bytes(600_000, 1));
     context.close().unwrap();
-    // One that has finished can be given up as well.
+    // A finished operation can be given up as well.
     let operation = receiver.start_open(&global, Intent::Read, choice, None).unwrap();
     receiver.serve(Duration::from_millis(100)).unwrap();
     receiver.cancel(operation).unwrap();
@@ -392,7 +392,7 @@ fn threads_wait_without_taking_each_others_results() {
         })
         .collect();
     threads.into_iter().for_each(|thread| thread.join().unwrap());
-    // Any: of two that are under way each comes once.
+    // Any: of two operations in progress, each is returned once.
     let choice = Choice::Automatic;
     let mut started: Vec<_> = (0..2)
         .map(|_| s.honest.start_open(&s.readable, Intent::Read, choice, None).unwrap())

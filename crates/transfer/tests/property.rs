@@ -1,5 +1,5 @@
-//! Random buffers, random cutting and joining of their names, random ways to bring them: the bytes
-//! that arrive are those that plain vectors say.
+//! Random buffers, random splitting and joining of their names, random strategies to fetch them: the
+//! bytes that arrive must match plain vectors.
 #![allow(clippy::unwrap_used)] // a test that cannot go on should say where
 
 mod common;
@@ -12,7 +12,7 @@ use towline_transfer::{
     import,
 };
 
-/// Two owners that are served for the whole program, and a receiver linked to both.
+/// Two owners that are served until the program ends, and a receiver linked to both.
 struct Bench {
     owners: [Node; 2],
     receiver: Node,
@@ -27,7 +27,7 @@ fn bench(via: Via) -> Bench {
         std::mem::forget(serve(&owners[index]));
         link(via, &receiver, &owners[index])
     });
-    // Nobody drops the nodes, and so nothing else removes their sockets.
+    // The nodes are never dropped, so nothing else removes their sockets.
     for node in owners.iter().chain([&receiver]) {
         if let [Address::Unix(socket)] = &node.addresses()[..] {
             std::fs::remove_file(socket).unwrap();
@@ -53,13 +53,13 @@ struct Buffer {
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// Takes a part of a buffer's name and puts it at the end, or the front.
+    /// Takes part of a buffer's name and adds it at the end or the front.
     Add { buffer: usize, from: u64, length: u64, front: bool },
-    /// Keeps what is before, or behind, this place.
+    /// Keeps what is before, or after, this place.
     Split { at: u64, head: bool },
-    /// Through bytes and back.
+    /// Packs and unpacks.
     Pack,
-    /// Takes the first bytes to the end.
+    /// Moves the first bytes to the end.
     Rotate { count: u64 },
 }
 
@@ -102,7 +102,7 @@ fn globalize(owner: &Node, buffer: &Buffer) -> (Global, Vec<u8>) {
     (owner.globalize(local, Access::Read).unwrap(), data)
 }
 
-/// The name after all steps, and the bytes that it is of.
+/// Returns the name after all steps, and its bytes.
 fn build(buffers: &[(Global, Vec<u8>)], steps: &[Step]) -> (Global, Vec<u8>) {
     let (mut name, mut model) = (Global::new(), Vec::new());
     for step in steps {
@@ -161,7 +161,8 @@ fn check(bench: &Bench, buffers: &[Buffer], steps: &[Step], choice: Choice) {
                 assert!(context.aggregate().to_vec().unwrap() == model, "{choice:?}");
                 context.close().unwrap();
             }
-            // Forced where it cannot be: too long, no memory, not mappable, or more than the pool.
+            // The strategy was forced where it is impossible: too long, not memory, not mappable, or
+            // more than the pool.
             Err(Error::Strategy(_) | Error::Refused(_)) => {
                 assert_ne!(choice, Choice::Automatic);
                 assert_ne!(choice, Choice::Forced(Way::Pull));
@@ -176,7 +177,7 @@ fn check(bench: &Bench, buffers: &[Buffer], steps: &[Step], choice: Choice) {
     }
 }
 
-/// Each buffer is pushed by its owner with its descriptor.
+/// Each owner pushes its buffer with the descriptor.
 fn pushed(bench: &Bench, named: &[(Global, Vec<u8>)], buffers: &[Buffer]) {
     for ((global, data), buffer) in named.iter().zip(buffers) {
         let owner = &bench.owners[buffer.owner];
@@ -186,7 +187,7 @@ fn pushed(bench: &Bench, named: &[(Global, Vec<u8>)], buffers: &[Buffer]) {
         loop {
             match owner.send_data(to, &descriptor, global, choice) {
                 Ok(pushed) => break assert!(pushed),
-                // Buffers used before are granted again when the receiver has closed.
+                // Used buffers are granted again when the receiver has closed.
                 Err(Error::Strategy(_)) => {
                     bench.receiver.serve(std::time::Duration::from_millis(1)).unwrap();
                 }
@@ -239,7 +240,7 @@ proptest! {
         at in any::<usize>(),
         flip in any::<u8>(),
     ) {
-        // Noise is nearly always refused; damage to a real descriptor is refused, or harmless.
+        // Noise is nearly always refused; a damaged descriptor is refused, or harmless.
         if let Ok(global) = Global::unpack(&bytes) {
             prop_assert_eq!(global.pack().unwrap(), bytes.clone());
         }

@@ -1,4 +1,4 @@
-//! Three nodes: descriptors go through the one in the middle, data does not.
+//! Three nodes: descriptors pass through the middle one, data does not.
 #![allow(clippy::unwrap_used)] // a test that cannot go on should say where
 
 mod common;
@@ -8,8 +8,8 @@ use towline_transfer::{
     Access, Choice, Error, Global, Intent, Node, Options, Reach, Strategy, import,
 };
 
-/// Owner A, router B, receiver C. A and B are linked, B and C are linked, and where descriptors
-/// carry no address (in one process) A and C are as well.
+/// Creates owner A, router B and receiver C. A and B are linked, and B and C. A and C are linked too if
+/// descriptors carry no address (in one process).
 fn three(via: Via) -> (Node, Node, Node) {
     let (a, b, c) = (node(via, options(via)), node(via, options(via)), node(via, options(via)));
     let served = (serve(&b), serve(&c));
@@ -37,7 +37,7 @@ fn a_router_forwards_descriptors_and_moves_no_data() {
             let global = a.globalize(import::host(data.clone()), Access::Read).unwrap();
             a.send(peer_to(&a, &b), &global.pack().unwrap()).unwrap();
 
-            // B takes 300,000 bytes out of the middle of A's data and puts its own around them.
+            // B takes 300,000 bytes from the middle of A's data and puts its own around them.
             let message = b.receive(LIMIT).unwrap();
             let mut rest = Global::unpack(&message.bytes).unwrap();
             assert_eq!(rest, global);
@@ -69,7 +69,7 @@ fn a_router_forwards_descriptors_and_moves_no_data() {
             context.close().unwrap();
             assert_eq!(b.counts().bytes_moved(), 50_000, "{via:?}: only what B itself has");
             assert_eq!(a.counts().bytes_moved(), 600_000, "{via:?}");
-            // The owners know: A's buffers were used twice, and can be taken back.
+            // The owners were told: A's buffers were used twice, and can be taken back.
             assert_eq!(a.acknowledged(&global, 2, LIMIT).unwrap().closed, 2);
             assert!(a.reclaim(&global, LIMIT).unwrap().to_vec().unwrap() == data);
             let stale = c.open(&middle, Intent::Read, choice);
@@ -104,7 +104,7 @@ fn descriptors_do_not_make_a_node_connect_where_it_must_not() {
     let careful = Node::new(Options { reach: Reach::Linked, ..Options::default() }).unwrap();
     let refused = careful.open(&global, Intent::Read, Choice::Automatic);
     assert!(matches!(refused, Err(Error::Unreachable { last: None, .. })), "{refused:?}");
-    // An address at which another node answers is not taken for the owner.
+    // Another node that answers at the address is not mistaken for the owner.
     let other = Node::new(Options::default()).unwrap();
     other.listen(&owner.addresses()[0]).unwrap_err();
     let careful = Node::new(Options::default()).unwrap();

@@ -1,4 +1,4 @@
-//! Each strategy over each link: the bytes are right, and the counters say that it was that strategy.
+//! Each strategy over each link: the bytes are right, and the counters show that the strategy was used.
 #![allow(clippy::unwrap_used)] // a test that cannot go on should say where
 
 mod common;
@@ -8,7 +8,7 @@ use towline_transfer::{
     Access, Choice, Error, Global, Intent, Node, Options, Strategy, Way, choose, import,
 };
 
-/// Bytes that were copied, counted at both ends, for each byte that came.
+/// Returns how often each byte was copied, counted at both ends.
 fn copies(owner: &Node, receiver: &Node, way: Way, length: u64) -> f64 {
     let copied = owner.counts().of(way).bytes_copied + receiver.counts().of(way).bytes_copied;
     copied as f64 / length as f64
@@ -118,7 +118,7 @@ fn only_whole_memory_is_given_away() {
     let memory = import::shared_memory(1 << 20, Access::Read).unwrap();
     let data = bytes(1 << 20, 4);
     memory.copy_in(0, &data);
-    // Half of it is globalized: mapping would show the other half too.
+    // Only half of it is globalized, and mapping would show the other half too.
     let half = import::shared(&memory).split_to(1 << 19);
     let global = owner.globalize(half, Access::Read).unwrap();
     let refused = opened(&receiver, &global, Strategy::Map);
@@ -126,7 +126,7 @@ fn only_whole_memory_is_given_away() {
     let context = receiver.open(&global, Intent::Read, Choice::Automatic).unwrap();
     assert!(context.ways().all(|(way, _)| way != Way::Map));
     assert!(context.to_vec().unwrap() == data[..1 << 19]);
-    // All of it is globalized, and a part of the name opened: that is fine.
+    // All of it is globalized and a part of the name is opened, which is allowed.
     let mut global = owner.globalize(import::shared(&memory), Access::Read).unwrap();
     let head = global.split_to(1000);
     assert!(opened(&receiver, &head, Strategy::Map).unwrap() == data[..1000]);
@@ -146,7 +146,7 @@ fn direct_reads_copy_once() {
         Err(error) => panic!("{error}"),
     }
     assert_eq!(copies(&owner, &receiver, Way::PullDirect, 1_000_000), 1.0);
-    // Over TCP, or when the owner does not want it, it is refused before anything is asked.
+    // Over TCP, or when the owner does not allow it, it is refused before a request is sent.
     let (owner, receiver, _served) = pair(Via::Tcp);
     let global = owner.globalize(import::host(data), Access::Read).unwrap();
     let refused = opened(&receiver, &global, Strategy::PullDirect);
@@ -190,7 +190,7 @@ fn pushed_data_is_there_when_the_message_is() {
         rest.close().unwrap();
         drop(message);
         assert_eq!(copies(&owner, &receiver, Way::Push, 600_000), 2.0);
-        // The last who holds it acknowledges.
+        // The last holder acknowledges.
         context.close().unwrap();
         owner.acknowledged(&global, 1, LIMIT).unwrap();
         owner.reclaim(&global, LIMIT).unwrap();
@@ -221,7 +221,7 @@ fn what_is_written_reaches_the_owner() {
                 if choice == Choice::Forced(Strategy::Push) {
                     let from = owner.peers()[0].0;
                     owner.grant_push(from, 8).unwrap();
-                    // What comes behind the grant says that it came.
+                    // The message after the grant shows that the grant has arrived.
                     owner.send(from, b"granted").unwrap();
                     receiver.receive(LIMIT).unwrap();
                 }
@@ -277,7 +277,7 @@ fn a_context_needs_no_more_than_the_pool() {
     let mut global = owner.globalize(import::host(data.clone()), Access::Read).unwrap();
     let refused = opened(&receiver, &global, Strategy::Pull);
     assert!(matches!(refused, Err(Error::TooLarge { .. })), "{refused:?}");
-    // Many at once wait for each other, and the pool is never exceeded.
+    // Many operations at once wait for each other and never exceed the pool.
     let group = receiver.group();
     let (mut offset, mut started) = (0, Vec::new());
     while !global.is_empty() {

@@ -1,4 +1,4 @@
-//! Which fragments of reads are begun, and when.
+//! Decides which fragments of reads to start, and when.
 
 use super::{Engine, Fragment, Kind, Request};
 use crate::memory::Short;
@@ -14,7 +14,7 @@ enum Step {
 }
 
 impl<T: Copy> Engine<T> {
-    /// Begins what may be begun: connections take turns, a fragment at a time.
+    /// Starts all fragments that may be started; connections take turns, one fragment at a time.
     pub fn pump(&mut self, driver: &mut dyn Driver) {
         self.starved = false;
         self.unpark();
@@ -37,8 +37,8 @@ impl<T: Copy> Engine<T> {
                     self.parked.push((owner_key, key));
                     let Some(owner) = self.owners.get_mut(owner_key) else { continue };
                     if self.requests.get(key).is_some_and(Request::is_ordered) {
-                        // What is answered in order is read in order: data of later ones would wait for this
-                        // one, and could fill what the owner may hold.
+                        // Ordered reads are also read in order: otherwise the data of later reads would wait
+                        // for this one and could use up the owner's memory limit.
                         (owner.in_line, owner.waits) = (false, true);
                         continue;
                     }
@@ -57,7 +57,7 @@ impl<T: Copy> Engine<T> {
         }
     }
 
-    /// Reads of disks that may hang get in line again, where these have given back memory.
+    /// Puts parked reads back in line if their disks have released memory.
     fn unpark(&mut self) {
         for (owner, read) in std::mem::take(&mut self.parked) {
             if !self.may_go_on(read) {
@@ -71,7 +71,7 @@ impl<T: Copy> Engine<T> {
         }
     }
 
-    /// The disk of this read may have memory.
+    /// Returns true if this read's disk may have more memory.
     pub(super) fn may_go_on(&self, read: Key) -> bool {
         match self.requests.get(read).map(|request| &request.kind) {
             Some(Kind::Read(read)) => self.memory.has_room_for(&read.disk),
@@ -79,7 +79,7 @@ impl<T: Copy> Engine<T> {
         }
     }
 
-    /// Begins the next fragment of a read.
+    /// Starts the next fragment of a read.
     fn step(&mut self, key: Key, driver: &mut dyn Driver) -> Step {
         let Some(request) = self.requests.get_mut(key) else { return Step::AllBegun };
         let Kind::Read(read) = &mut request.kind else { return Step::AllBegun };
@@ -87,7 +87,7 @@ impl<T: Copy> Engine<T> {
             return Step::AllBegun;
         };
         let owner = self.owners.get(request.owner);
-        // What a disk may keep that may hang is counted as its own until it has landed.
+        // Memory at a disk that may hang is charged to the disk until the data lands.
         let counted = !read.serial && !read.disk.store.may_hang();
         let account = owner.filter(|_| counted).map(|owner| owner.held.clone());
         if read.how == How::Whole {
@@ -119,7 +119,8 @@ impl<T: Copy> Engine<T> {
             if !read.serial
                 && let Some(owner) = self.owners.get_mut(request.owner)
             {
-                // Until the front says how much of it is still unsent: what nobody takes would be remembered piece by piece.
+                // Counts as unsent until the front reports the true number; without this, the pieces of a
+                // client that takes nothing would pile up.
                 owner.unsent += piece.len();
             }
             self.land(key, offset, Ok(piece));
@@ -151,8 +152,8 @@ impl<T: Copy> Engine<T> {
         if all { Step::AllBegun } else { Step::Goes }
     }
 
-    /// All memory that these reads may have is in use. Those that keep some until they have all of their
-    /// bytes give that up, or each would wait for the others.
+    /// Makes these reads give up serial delivery, because all memory available to them is in use. Each of
+    /// them keeps its data until it is complete, so they would wait for each other forever.
     fn give_up_serial(&mut self, reads: impl IntoIterator<Item = (Key, Key)>) {
         for (owner, read) in reads {
             if let Some(request) = self.requests.get_mut(read)
@@ -164,7 +165,7 @@ impl<T: Copy> Engine<T> {
         }
     }
 
-    /// Begins a fragment.
+    /// Hands a fragment to the driver.
     fn begin(
         &mut self,
         key: Key,

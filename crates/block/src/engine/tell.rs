@@ -1,4 +1,4 @@
-//! What landed is told: as it lands, or in order where a front asked for that.
+//! Reports what has landed: as it lands, or in order where a front asked for that.
 
 use super::{Engine, Kind};
 use crate::request::{How, Output, Piece, Read, Waiting};
@@ -6,12 +6,12 @@ use crate::slab::Key;
 use std::io;
 
 impl<T: Copy> Engine<T> {
-    /// A piece of a read is there, or is known not to be had.
+    /// Takes a piece of a read that has landed, or its error.
     pub(super) fn land(&mut self, key: Key, offset: u64, landed: io::Result<Piece>) {
         let Some(request) = self.requests.get_mut(key) else { return };
         let Kind::Read(read) = &mut request.kind else { return };
         if self.owners.get(request.owner).is_none() {
-            // Nobody listens to a connection that is gone.
+            // The connection is gone.
             read.waiting.clear();
             return self.forget_if_idle(key);
         }
@@ -26,7 +26,7 @@ impl<T: Copy> Engine<T> {
         self.tell_landed(key, owner);
     }
 
-    /// Tells what has landed and may be told.
+    /// Reports what has landed and may be reported.
     pub(super) fn tell_landed(&mut self, key: Key, owner: Key) {
         let Some(request) = self.requests.get_mut(key) else { return };
         let Kind::Read(read) = &mut request.kind else { return };
@@ -44,9 +44,9 @@ impl<T: Copy> Engine<T> {
         }
     }
 
-    /// The ordered read of this owner that has something to tell and may: the one that began to be
-    /// told; else the oldest, or one that needs no more memory to get to its end, since those that
-    /// wait for their turn hold some.
+    /// Returns the owner's ordered read that may report something. That is the one that is reported in part;
+    /// if there is none, the oldest, or one that needs no more memory to finish, since those that wait their
+    /// turn hold memory too.
     fn next_speaker(&self, owner: Key) -> Option<Key> {
         let owner = self.owners.get(owner)?;
         let may = |key: &Key| {
@@ -62,7 +62,7 @@ impl<T: Copy> Engine<T> {
         }
     }
 
-    /// Tells what has landed of an ordered read, in order.
+    /// Reports the landed pieces of an ordered read, in order.
     fn speak(&mut self, key: Key) {
         while let Some(request) = self.requests.get_mut(key)
             && let Kind::Read(read) = &mut request.kind
@@ -86,7 +86,7 @@ impl<T: Copy> Engine<T> {
         let Some(request) = self.requests.get_mut(key) else { return };
         let Kind::Read(read) = &mut request.kind else { return };
         let landed = match landed {
-            // In order, what comes behind a failure has no use, and the failure is told last.
+            // In an ordered read, data behind a failure is useless, and the failure is reported last.
             _ if read.failed && read.how == How::Ordered => None,
             Err(error) if read.how == How::Ordered => {
                 read.failure = Some((offset, error));
@@ -105,7 +105,7 @@ impl<T: Copy> Engine<T> {
         let first = !std::mem::replace(&mut read.told, true);
         let (tag, owner) = (request.tag, request.owner);
         let last = over.then(|| request.times());
-        // Nobody listens to a connection that is gone.
+        // Nothing is reported to a connection that is gone.
         if self.owners.get_mut(owner).is_some() {
             self.outputs.push_back(match landed {
                 Ok(piece) => Output::Piece { tag, offset, piece, first, last },
@@ -119,7 +119,7 @@ impl<T: Copy> Engine<T> {
 }
 
 impl Read {
-    /// What landed need not be kept until the disk is done with the rest.
+    /// Returns true if landed pieces need not be kept until the disk has finished the rest.
     fn may_be_told(&self) -> bool {
         !self.serial || (self.in_flight == 0 && (self.cursor.is_done() || self.failed))
     }

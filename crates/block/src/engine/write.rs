@@ -1,4 +1,4 @@
-//! Writes: room for their payload, and what becomes of it.
+//! Writes: provides room for their payload and writes it.
 
 use super::{EIO, Engine, Fragment, Kind, OwnerKey, RequestKey};
 use crate::Disk;
@@ -14,7 +14,7 @@ use towline_mem::{PoolBuffer, SharedMemory};
 use towline_store::{Direction, Now};
 
 impl<T: Copy> Engine<T> {
-    /// A write whose payload follows by [`Engine::room`] and [`Engine::filled`].
+    /// Adds a write, whose payload follows through [`Engine::room`] and [`Engine::filled`].
     pub fn write(
         &mut self,
         owner: OwnerKey,
@@ -38,11 +38,11 @@ impl<T: Copy> Engine<T> {
         self.add(owner, tag, Kind::Write(write), arrived).map(RequestKey)
     }
 
-    /// A buffer for the next bytes of a write and how many of them go into it. Buffers are filled in the order
-    /// of their bytes.
+    /// Returns a buffer for the next bytes of a write, and how many bytes go into it. Buffers must be filled
+    /// in the order in which they were returned.
     ///
     /// # Errors
-    /// There is none now; or all bytes have one.
+    /// No buffer is available, or all bytes already have one.
     pub fn room(&mut self, key: RequestKey) -> Result<(PoolBuffer, usize), Short> {
         let fragment = self.fragment_bytes();
         let request = self.requests.get_mut(key.0).ok_or(Short::Nothing)?;
@@ -63,8 +63,8 @@ impl<T: Copy> Engine<T> {
         Ok((buffer, length as usize))
     }
 
-    /// Room for the next bytes of a write without a buffer, since the disk is memory that they may be received into: how
-    /// many. `None`: it is not, or all bytes have room.
+    /// Reserves room for the next bytes of a write in the disk's own memory, and returns their number.
+    /// `None`: the disk is not in memory, or all bytes have room.
     pub fn room_in_place(&mut self, key: RequestKey) -> Option<usize> {
         let fragment = self.fragment_bytes();
         let Kind::Write(write) = &mut self.requests.get_mut(key.0)?.kind else { return None };
@@ -74,8 +74,8 @@ impl<T: Copy> Engine<T> {
         Some(length as usize)
     }
 
-    /// Where the next bytes of a write, at most so many, may be received to. `None`: nowhere but into
-    /// [`Engine::room`].
+    /// Returns the memory into which the next bytes of a write, at most `most`, may be received. `None`: they
+    /// need a buffer from [`Engine::room`].
     pub fn landing(
         &mut self,
         key: RequestKey,
@@ -87,7 +87,7 @@ impl<T: Copy> Engine<T> {
         Some((memory, at..at + length as usize))
     }
 
-    /// So many bytes were received to where [`Engine::landing`] said.
+    /// Notes that `count` bytes were received into the memory from [`Engine::landing`].
     pub fn landed(&mut self, key: RequestKey, count: usize) {
         let Some(request) = self.requests.get_mut(key.0) else { return };
         let Kind::Write(write) = &mut request.kind else { return };
@@ -99,12 +99,12 @@ impl<T: Copy> Engine<T> {
         self.end_write(key.0);
     }
 
-    /// A write that was not asked of the engine put so many bytes where its disk's memory takes them.
+    /// Counts bytes that a write bypassing the engine put into the disk's memory.
     pub fn note_landed(&mut self, count: u64) {
         self.moved.written_in_place += count;
     }
 
-    /// What was missing of a write up to this byte of it was thrown away, since the disk became shorter.
+    /// Notes that the payload up to byte `done` was thrown away because the disk has shrunk; the write fails.
     pub fn lost(&mut self, key: RequestKey, done: u64) {
         let Some(request) = self.requests.get_mut(key.0) else { return };
         let Kind::Write(write) = &mut request.kind else { return };
@@ -113,7 +113,7 @@ impl<T: Copy> Engine<T> {
         self.end_write(key.0);
     }
 
-    /// All bytes of a write from `done` on come anew, whatever had room already.
+    /// Makes the write receive all bytes from `done` on again, even those that already had room.
     pub fn rewind(&mut self, key: RequestKey, done: u64) {
         if let Some(request) = self.requests.get_mut(key.0)
             && let Kind::Write(write) = &mut request.kind
@@ -123,7 +123,7 @@ impl<T: Copy> Engine<T> {
         }
     }
 
-    /// A buffer of [`Engine::room`] holds its bytes: they are written.
+    /// Writes the bytes in a buffer from [`Engine::room`].
     pub fn filled(
         &mut self,
         key: RequestKey,
@@ -159,7 +159,7 @@ impl<T: Copy> Engine<T> {
         driver.begin(token.to_bits(), &write.disk, work);
     }
 
-    /// Tells that a write is over, if it is.
+    /// Reports the end of a write if it is complete.
     pub(super) fn end_write(&mut self, key: Key) {
         let Some(request) = self.requests.get_mut(key) else { return };
         let Kind::Write(write) = &mut request.kind else { return };
@@ -174,8 +174,8 @@ impl<T: Copy> Engine<T> {
         self.remove_request(key);
     }
 
-    /// The rest of a write will never come. True: parts of it are under way, and it will be told
-    /// that it is over.
+    /// Gives up a write whose remaining payload will never come. Returns true if parts of it are under way;
+    /// its end is then still reported.
     pub fn abandon(&mut self, key: RequestKey) -> bool {
         let Some(request) = self.requests.get_mut(key.0) else { return false };
         let Kind::Write(write) = &mut request.kind else { return false };

@@ -1,7 +1,7 @@
-//! What was promised to be durable survives a loss of power: random histories of several
-//! connections on the engine, with the order in which the disk works, and the moment of each loss,
-//! drawn from a seed. Faults that are planted have to be found.
-#![allow(clippy::unwrap_used)] // a test that cannot go on should say where
+//! Changes that were promised to be durable survive a loss of power. Runs random histories of several
+//! connections on the engine; the order in which the disk works and the moments of loss depend on a seed.
+//! Planted faults must be found.
+#![allow(clippy::unwrap_used)] // a test should say where it fails
 
 mod model;
 mod volatile;
@@ -29,7 +29,7 @@ fn random(seed: u64) -> impl FnMut() -> u64 {
     }
 }
 
-/// Work that was begun and is done when the history says so.
+/// Collects the work that the engine starts; the history decides when it is done.
 #[derive(Default)]
 struct Later(Vec<(u64, Work)>);
 
@@ -39,14 +39,14 @@ impl Driver for Later {
     }
 }
 
-/// A write whose payload comes in a fragment at a time.
+/// A write whose payload arrives one fragment at a time.
 struct Filling {
     key: RequestKey,
     value: u64,
     rest: usize,
 }
 
-/// The first promise that was broken, if one was.
+/// Runs a history; fails with the first broken promise.
 fn history(seed: u64, mutation: Mutation) -> Result<(), String> {
     let mut next = random(seed);
     let volatile = Volatile::new(SECTORS, mutation);
@@ -137,7 +137,7 @@ fn history(seed: u64, mutation: Mutation) -> Result<(), String> {
                 Work::At(..) | Work::Transfer { .. } => panic!("the disk has no places"),
             }
         }
-        // A client may hear of an answer late, but never before it is given.
+        // A client may learn of an answer late, but never before it is given.
         while let Some(output) = engine.next_output() {
             let Output::Done { tag, result, .. } = output else { panic!("no read was asked for") };
             result.map_err(|error| error.to_string())?;
@@ -154,7 +154,7 @@ fn history(seed: u64, mutation: Mutation) -> Result<(), String> {
     Ok(())
 }
 
-/// The next request, whose number is the value that it writes.
+/// Draws the next request; its number is the value that it writes.
 fn draw(next: &mut impl FnMut() -> u64, number: u64) -> Kind {
     let start = next() as usize % (SECTORS - 1);
     let most = (SECTORS - start).min(if next().is_multiple_of(3) { 40 } else { 4 });
@@ -168,7 +168,7 @@ fn draw(next: &mut impl FnMut() -> u64, number: u64) -> Kind {
     }
 }
 
-/// The engine is fit for more after all that.
+/// Reads the whole disk, to show that the engine still works.
 fn read_back(engine: &mut Engine<usize>, owner: OwnerKey, disk: &Arc<Disk>, later: &mut Later) {
     let length = (SECTORS * SECTOR) as u64;
     engine.read(owner, 0, disk, 0..length, How::Pieces, Instant::now());
@@ -187,7 +187,7 @@ fn read_back(engine: &mut Engine<usize>, owner: OwnerKey, disk: &Arc<Disk>, late
     }
 }
 
-/// How many histories: with `TOWLINE_LONG`, which is a factor, many more.
+/// Returns the number of histories. `TOWLINE_LONG` is a factor and makes it much larger.
 fn histories() -> u64 {
     let length = std::env::var("TOWLINE_LONG").ok();
     length.map_or(400, |length| 8_000 * length.parse::<u64>().expect("TOWLINE_LONG is no number"))

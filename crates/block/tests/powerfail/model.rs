@@ -1,17 +1,17 @@
-//! What a sector may hold after a loss of power, by what clients were told.
+//! What a sector may hold after a loss of power, given the answers that clients got.
 //!
-//! A write is durable once it was answered with FUA, or a flush was answered that was asked for
-//! after the write had been answered, on whatever connection. What stood in a sector before a
-//! durable write was asked for must not come back.
+//! A write is durable once it was answered with FUA, or once a flush was answered that was sent after the
+//! answer to the write, on any connection. The contents of a sector before a durable write was sent must not
+//! come back.
 
 use std::ops::Range;
 
-/// What a client asked for.
+/// A client's request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// A number of its own into these sectors; 0 for zeroes.
+    /// Writes a number of its own into these sectors, or zeroes (0); true: with FUA.
     Write(Range<usize>, u64, bool),
-    /// These may become zero.
+    /// These sectors may become zero.
     Trim(Range<usize>),
     Flush,
 }
@@ -41,7 +41,7 @@ impl Asked {
     }
 }
 
-/// All that was asked and answered.
+/// All requests and answers.
 #[derive(Debug, Default)]
 pub(crate) struct Model {
     all: Vec<Asked>,
@@ -54,14 +54,14 @@ impl Model {
         self.clock
     }
 
-    /// A request leaves; its number.
+    /// Adds a request and returns its number.
     pub(crate) fn ask(&mut self, kind: Kind) -> usize {
         let asked = self.tick();
         self.all.push(Asked { kind, asked, answered: None, durable: false });
         self.all.len() - 1
     }
 
-    /// Its answer, that all went well, is there.
+    /// Notes that a request was answered with success.
     pub(crate) fn answer(&mut self, number: usize) {
         let now = self.tick();
         self.all[number].answered = Some(now);
@@ -78,12 +78,12 @@ impl Model {
         }
     }
 
-    /// What is wrong with the contents after a loss of power.
+    /// Checks the contents after a loss of power.
     pub(crate) fn check(&self, image: &[u64]) -> Result<(), String> {
         for (sector, value) in image.iter().enumerate() {
             let here: Vec<&Asked> =
                 self.all.iter().filter(|asked| asked.sectors().contains(&sector)).collect();
-            // A durable write that was asked for after this one had been answered.
+            // A durable write that was sent after this one was answered.
             let replaced = |answered: Option<u64>| {
                 here.iter()
                     .find(|other| other.durable && answered.is_some_and(|at| at < other.asked))

@@ -1,24 +1,23 @@
-//! A disk with a volatile cache, which records what is written to it. After a loss of power each
-//! sector holds what it held at the last flush or any of what was written to it since.
+//! A disk with a volatile cache, which records what is written to it. After a loss of power each sector holds
+//! either what it held at the last flush or any value written to it since.
 
 use std::io;
 use std::sync::{Arc, Mutex};
 use towline_mem::Aggregate;
 use towline_store::{BlockStore, Direction, Extent, Geometry, Now, Place, ZeroHow};
 
-/// What is written at once, even when power fails.
+/// The unit that is written atomically, even when power fails.
 pub(crate) const SECTOR: usize = 512;
 
-/// What is wrong with the disk, or with whoever stands between it and the clients: the checker has
-/// to find out.
+/// A fault of the disk, or of a layer between it and the clients, which the checker has to find.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mutation {
     Nothing,
     FlushIgnored,
     FuaIgnored,
-    /// A flush covers what its own connection wrote.
+    /// A flush covers only the writes of its own connection.
     FlushOfItsOwn,
-    /// A flush covers only half of what it should.
+    /// A flush covers only half of the writes.
     FlushOfHalf,
 }
 
@@ -29,11 +28,11 @@ struct Written {
 }
 
 struct State {
-    /// On stable storage. A sector holds one number, repeated.
+    /// Contents of stable storage. A sector holds one number, repeated.
     stable: Vec<u64>,
-    /// What reads see.
+    /// What reads return.
     current: Vec<u64>,
-    /// Written since, in order.
+    /// Writes since the last flush, in order.
     unflushed: Vec<Written>,
 }
 
@@ -50,14 +49,14 @@ impl Volatile {
         Arc::new(Self { state: Mutex::new(state), mutation })
     }
 
-    /// What each sector holds after a loss of power now: of what was not flushed any part, in any
-    /// order.
+    /// Returns the contents of each sector after a loss of power at this moment: any part of the unflushed
+    /// writes, in any order.
     pub(crate) fn crash(&self, random: &mut impl FnMut() -> u64) -> Vec<u64> {
         let state = self.state.lock().unwrap();
         let mut image = state.stable.clone();
         let mut seen = vec![1u64; image.len()];
         for written in &state.unflushed {
-            // Each of those of a sector is as likely as what it held before.
+            // Each write to a sector is as likely to survive as the contents before.
             seen[written.sector] += 1;
             if random().is_multiple_of(seen[written.sector]) {
                 image[written.sector] = written.value;
@@ -72,7 +71,7 @@ impl Volatile {
         for (sector, value) in (offset as usize / SECTOR..).zip(values) {
             state.current[sector] = value;
             if durable {
-                // Older contents must not come back over it.
+                // Older contents must not come back over this write.
                 state.unflushed.retain(|written| written.sector != sector);
                 state.stable[sector] = value;
             } else {
@@ -82,7 +81,7 @@ impl Volatile {
     }
 
     fn flush(&self, by: usize) {
-        // What is written while it works is not covered.
+        // A flush does not cover what is written while it works.
         let mut covered = self.state.lock().unwrap().unflushed.len();
         std::thread::yield_now();
         if self.mutation == Mutation::FlushOfHalf {
@@ -107,7 +106,7 @@ impl Volatile {
     }
 }
 
-/// The disk as one connection sees it.
+/// The disk as seen by one connection.
 pub(crate) struct View {
     pub(crate) disk: Arc<Volatile>,
     pub(crate) connection: usize,
@@ -119,7 +118,7 @@ impl std::fmt::Debug for View {
     }
 }
 
-/// The number that a sector's bytes repeat.
+/// Returns the number that a sector repeats.
 fn value_of(sector: &[u8]) -> u64 {
     let mut words = sector.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word));
     let first = words.next().unwrap();
@@ -151,7 +150,7 @@ impl BlockStore for View {
     }
 
     fn write_now(&self, offset: u64, data: &[u8], durable: bool) -> Now {
-        // Both ways of writing are used.
+        // Use both ways of writing.
         match (offset / SECTOR as u64).is_multiple_of(3) {
             true => Now::Done(self.write(offset, data, durable)),
             false => Now::WouldBlock,
@@ -188,7 +187,7 @@ impl BlockStore for View {
     }
 
     fn trim(&self, offset: u64, length: u64) -> io::Result<()> {
-        // As some devices do: every other sector becomes zero.
+        // Like some devices: every other sector becomes zero.
         for sector in (0..length / SECTOR as u64).step_by(2) {
             let at = offset + sector * SECTOR as u64;
             self.disk.put(at, std::iter::once(0), false, self.connection);

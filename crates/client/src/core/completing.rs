@@ -1,4 +1,4 @@
-//! What the leader receives completes requests.
+//! Completes requests with the messages that the leading thread receives.
 
 use super::sending::coarse_ms;
 use super::{Checked, Core, Out, Slot, State, Status};
@@ -15,23 +15,24 @@ use towline_wire::limits::{
 };
 use towline_wire::{Errno, Header, Kind, ProtocolError};
 
-/// Longer payloads are copied while the state is not locked.
+/// Longer payloads are copied with the state unlocked.
 const COPIED_IN_PLACE_MAX: usize = INLINE_BYTES_MAX;
 
-/// Completes requests with what the leader receives.
+/// Receives messages for the leader.
 pub(super) struct Completing<'a, 'l> {
     pub(super) core: &'a Arc<Core>,
     pub(super) link: &'l Arc<Link>,
-    /// Locked from the first message on: one lock for all that came together.
+    /// Locked from the first message on, once for all messages received together.
     pub(super) state: Option<MutexGuard<'a, State>>,
-    /// Messages to be sent in answer: data that was granted, requests sent again.
+    /// Messages to send in response: granted data, and requests to be resent.
     pub(super) answers: Vec<Out>,
-    /// Bulk is expected.
+    /// Bulk data is expected.
     pub(super) bulk: bool,
 }
 
 impl Slot {
-    /// Counts data that came. False: it had no place.
+    /// Counts data that arrived. Returns false if the request is over or the data does not fit its
+    /// target.
     fn land(&mut self, header: &Header, length: u64) -> bool {
         let end = header.offset.checked_add(length);
         let has_place = matches!(self.status, Status::Waiting)
@@ -42,7 +43,7 @@ impl Slot {
         has_place
     }
 
-    /// Keeps the checksums of data that came. There are no more than those of all that was asked for.
+    /// Keeps the checksums of data that arrived, at most for as many bytes as the target holds.
     fn note_checksums(&mut self, header: &Header, sums: &[u8]) -> Result<(), ProtocolError> {
         let (at, length) = (header.offset, header.payload_bytes);
         let fit = length > 0 && sums.len() == checksum_bytes(length as usize);
@@ -53,7 +54,7 @@ impl Slot {
         Ok(())
     }
 
-    /// Zeroes stand for what is not sent.
+    /// Fills with zeroes what the server announces as a hole instead of sending it.
     fn fill_hole(&mut self, header: &Header) -> Result<(), ProtocolError> {
         let length = header.word_b as usize;
         if !self.land(header, length as u64) {
@@ -66,7 +67,8 @@ impl Slot {
     }
 }
 
-/// What a reply lends; `None` when it cannot be mapped here, and the request is sent again by one of the answers.
+/// Returns what a reply lends. Returns `None` if this process cannot map it; `answers` then
+/// contains the request, to be resent.
 fn borrow(
     state: &mut State,
     answers: &mut Vec<Out>,
@@ -84,7 +86,8 @@ fn borrow(
         Ok(borrowed) => Ok(Some(borrowed)),
         Err(Refusal::Illegal(error)) => Err(error),
         Err(Refusal::Unmapped) => {
-            // Too little address space, for one. From now on everything is sent; others may have been asked for before.
+            // For example, address space may be short. From now on all data is sent; other requests
+            // may already have asked to borrow.
             state.memories = None;
             let mut asked = false;
             slot.change_header(|header| {
@@ -101,20 +104,21 @@ fn borrow(
     }
 }
 
-/// The slot that a message is about, unless that is used for another request by now.
+/// The slot that a message is for, unless it has since been used for another request.
 fn current<'a>(state: &'a mut State, header: &Header) -> Option<&'a mut Slot> {
     let slot = state.slots.get_mut(usize::from(header.slot))?;
     (slot.sequence == header.sequence).then_some(slot)
 }
 
-/// Where a part of a reply's or data message's payload belongs.
+/// Where a part of the payload of a reply or data message belongs.
 fn place_of<'a>(
     state: &mut State,
     header: &Header,
     done: usize,
     rest: usize,
 ) -> Option<&'a mut [u8]> {
-    // Once it is answered the buffer may be gone at any moment, whatever the server sends.
+    // Once the request is answered its buffer may be freed at any moment, whatever the server
+    // sends.
     let slot = current(state, header).filter(|slot| matches!(slot.status, Status::Waiting))?;
     let from = usize::try_from(header.offset).ok()?.checked_add(done)?;
     let part = slot.target.part_mut(from, rest)?;
@@ -123,7 +127,7 @@ fn place_of<'a>(
 }
 
 impl Completing<'_, '_> {
-    /// A reply, with its payload in place.
+    /// Handles a reply whose payload is in place.
     fn reply(&mut self, header: &Header, body: &[u8]) -> Result<(), ProtocolError> {
         let core = self.core;
         let state = self.state.get_or_insert_with(|| core.state.lock());
@@ -131,7 +135,7 @@ impl Completing<'_, '_> {
             let bytes = usize::try_from(header.offset).unwrap_or(usize::MAX);
             let leave = (bytes.min(FRAGMENT_BYTES_MAX), coarse_ms() + AHEAD_MILLISECONDS);
             state.leaves.push_back(leave);
-            state.leaves.truncate(SLOTS_MAX); // more than there can be requests are of no use
+            state.leaves.truncate(SLOTS_MAX); // there cannot be more requests than slots
         }
         let number = usize::from(header.slot);
         let Some(slot) = current(state, header) else { return Ok(()) };
@@ -140,7 +144,7 @@ impl Completing<'_, '_> {
             return Ok(());
         }
         if !matches!(slot.status, Status::Waiting) {
-            return Ok(()); // Answered before: that may be in use by now.
+            return Ok(()); // already answered: the outcome may be in use
         }
         let mut results = body;
         let mut borrowed = None;
@@ -192,7 +196,7 @@ impl Sink for Completing<'_, '_> {
             return self.reply(header, body);
         }
         if header.kind == Kind::Notice {
-            return Ok(()); // A server that shuts down closes the lane, and then we reconnect.
+            return Ok(()); // a server that shuts down closes the lane, and the client then reconnects
         }
         let core = self.core;
         let state = self.state.get_or_insert_with(|| core.state.lock());
@@ -209,7 +213,7 @@ impl Sink for Completing<'_, '_> {
                 }
                 Ok(())
             }
-            // A request that is over needs nothing more, and its source may be gone.
+            // A request that is over needs no more data, and its source may be gone.
             Kind::Grant if !matches!(slot.status, Status::Waiting) => Ok(()),
             Kind::Grant => {
                 let (from, length) = (header.offset, u64::from(header.word_a));
@@ -217,8 +221,9 @@ impl Sink for Completing<'_, '_> {
                 if end > slot.source.len() as u64 {
                     return Err(ProtocolError { what: "grant beyond what was offered", at: 16 });
                 }
-                // Each byte once and few parts at a time, that what waits to be sent has an end. What has left counts until its sender
-                // says so: that may be all that was granted before, and the first fragment.
+                // Accept each byte once and few parts at a time, so that the queue stays bounded. A
+                // part that has left still counts until its sender notes that: this may be true of
+                // all parts granted before, and of the first fragment.
                 if length == 0 || from < slot.granted || slot.sending > 2 * GRANTS_MAX {
                     return Err(ProtocolError { what: "more grants than there may be", at: 16 });
                 }
@@ -257,7 +262,7 @@ impl Sink for Completing<'_, '_> {
         done: usize,
         rest: usize,
     ) -> Option<Target<'_>> {
-        // Not kept locked: what belongs there may be waited for.
+        // Does not stay locked: the payload may still have to arrive.
         let place = match &mut self.state {
             Some(state) => place_of(state, header, done, rest),
             None => place_of(&mut self.core.state.lock(), header, done, rest),

@@ -1,4 +1,4 @@
-//! What a reply says, as whoever asked looks at it.
+//! The outcome of a request: its results and data, for the caller to read.
 
 use crate::Error;
 use crate::borrow::Borrowed;
@@ -6,9 +6,9 @@ use smallvec::SmallVec;
 use towline_wire::reply::{self as encoded, parse_results};
 use towline_wire::{Errno, ProtocolError, Reply};
 
-/// Bytes of results that take no memory of their own: those of small requests.
+/// Longest results that are kept in place; those of small requests fit.
 const SHORT_RESULTS: usize = 256;
-/// Bytes of memory for longer ones that a slot keeps for its next request.
+/// Capacity for longer results that a slot keeps for its next request.
 const LONG_RESULTS_KEPT: usize = 4096;
 
 /// Encoded results.
@@ -16,7 +16,7 @@ const LONG_RESULTS_KEPT: usize = 4096;
 pub(super) struct Results {
     short: [u8; SHORT_RESULTS],
     length: usize,
-    /// All of them, where they are longer.
+    /// All of the results, if they are longer.
     long: Vec<u8>,
 }
 
@@ -42,13 +42,13 @@ impl Results {
         }
     }
 
-    /// They were taken: most of their memory is given back.
+    /// Clears results that were taken, and frees most of their memory.
     pub(super) fn let_go(&mut self) {
         self.long.clear();
         self.long.shrink_to(LONG_RESULTS_KEPT);
     }
 
-    /// Moves them to another place: what is short is copied, and only so much of it.
+    /// Moves the results. Copies short ones, and only the bytes in use.
     fn move_to(&mut self, place: &mut Self) {
         if self.length > SHORT_RESULTS {
             place.length = self.length;
@@ -59,23 +59,24 @@ impl Results {
     }
 }
 
-/// A reply.
+/// The outcome of a request.
 #[derive(Debug, Default)]
 pub(crate) struct Outcome {
     pub(super) results: Results,
     /// Bytes of data received into the request's buffer.
     pub(crate) payload: usize,
-    /// Bytes of data that came or were said to be zeroes, however often each.
+    /// Bytes of data that arrived or were announced as zeroes, counted each time.
     pub(crate) landed: u64,
-    /// Why not even the first byte of data could be read. What else was done was done: a file may have been opened.
+    /// Why not even the first byte of data could be read. Other operations of the compound took
+    /// effect: a file may have been opened.
     pub(crate) failed: Option<Errno>,
-    /// Checksums of data.
+    /// Checksums of the data.
     pub(crate) checksums: Vec<Checked>,
-    /// Data that is still to be copied there, by whoever takes the outcome.
+    /// Lent data, which the thread that takes the outcome still has to copy to the buffer.
     pub(super) borrowed: Option<Borrowed>,
 }
 
-/// A part of a request's data, and what its checksums should be.
+/// A part of a request's data, with its expected checksums.
 #[derive(Debug)]
 pub(crate) struct Checked {
     pub(crate) at: u64,
@@ -83,7 +84,8 @@ pub(crate) struct Checked {
     pub(crate) sums: Vec<u8>,
 }
 
-/// Looks at the outcome of a request where it came to, while the state is locked: it uses nothing of the core. Called once.
+/// Sees the outcome of a request in place, with the state locked, and must not use the core. Called
+/// at most once.
 pub(crate) type Look<'a> = &'a mut dyn FnMut(&mut Outcome);
 
 impl Outcome {
@@ -95,7 +97,7 @@ impl Outcome {
         self.failed.map_or(Ok(()), |errno| Err(errno.into()))
     }
 
-    /// The last result of a compound, or its failure.
+    /// Returns the last result of a compound, or its failure.
     pub(crate) fn last(&self) -> Result<Reply<'_>, Error> {
         self.check_data()?;
         let mut last = None;
@@ -109,7 +111,7 @@ impl Outcome {
         }
     }
 
-    /// Moves it to another place. Large as it is, it is moved once, and only what is used of it.
+    /// Moves it to another place. It is large, so this moves only the parts in use.
     pub(super) fn move_to(&mut self, place: &mut Self) {
         self.results.move_to(&mut place.results);
         (place.payload, place.landed, place.failed) = (self.payload, self.landed, self.failed);
@@ -117,7 +119,7 @@ impl Outcome {
         place.borrowed = self.borrowed.take();
     }
 
-    /// The result of a request of one operation, or its failure.
+    /// Returns the result of a request of one operation, or its failure.
     pub(crate) fn single(&self) -> Result<Reply<'_>, Error> {
         self.check_data()?;
         let mut results = encoded::Results::of(self.results.bytes());

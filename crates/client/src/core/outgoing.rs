@@ -1,4 +1,4 @@
-//! Messages that wait to be sent: what is in them, and for how long that stays valid.
+//! Messages to be sent, and for how long their data stays valid.
 
 use super::Slot;
 use super::sending::coarse_ms;
@@ -12,18 +12,18 @@ use towline_wire::header::data_flag;
 use towline_wire::limits::HEADER_BYTES;
 use towline_wire::{Header, Kind};
 
-/// After so many milliseconds without a message the lane is looked at before the next.
+/// Milliseconds without sending after which the next message is preceded by a check of the link.
 const QUIET_MS: u64 = 20;
 
-/// Messages of one request, which leave together.
+/// Messages of one request, sent together.
 pub(super) struct Messages {
-    /// That of the state when they were made. By the time they are sent another thread may have replaced the lane: then what
-    /// they ask for was sent again, or is over and its buffers are gone, and they are dropped.
+    /// The number of the lane they were made for. If another thread replaces the lane before they
+    /// are sent, they are dropped: the request was resent, or it is over and its buffers are gone.
     pub(super) lane: u64,
-    /// What it was lent before and nobody is using goes back.
+    /// Releases of loans to slots that are now free.
     pub(super) before: Vec<Out>,
     pub(super) message: Out,
-    /// The first fragment of its data.
+    /// The first fragment of its data, sent without a grant.
     pub(super) after: Option<Out>,
 }
 
@@ -37,25 +37,25 @@ impl Messages {
     }
 }
 
-/// A message that waits to be sent.
+/// A message to be sent.
 pub(super) struct Out {
     head: Head,
-    /// A part of the source of this slot, which follows. It stays valid until `Core::part_sent`, which the slot's
-    /// `sending` counts, as long as the lane is that for which it was made.
+    /// A part of the source of this slot, which follows the head. The slot's `sending` counts it,
+    /// so it stays valid until `Core::part_sent`, as long as the message's lane is the current one.
     pub(super) data: Option<(u16, *const [u8])>,
-    /// Bytes that have left.
+    /// Bytes already sent.
     pub(super) done: usize,
 }
 
 enum Head {
-    /// Of a request, which keeps it.
+    /// The message of a request, shared with its slot.
     Kept(Arc<Vec<u8>>),
-    /// Of anything else.
+    /// Any other message: only a header.
     Bare([u8; HEADER_BYTES]),
 }
 
 impl Out {
-    /// True for the message of a slot of which nothing has left.
+    /// True if this is the message of the slot's request and no byte of it has been sent.
     pub(super) fn is_unsent(&self, slot: &Slot) -> bool {
         self.done == 0
             && matches!(&self.head, Head::Kept(message) if Arc::ptr_eq(message, &slot.message))
@@ -69,7 +69,7 @@ impl Out {
         self.rest().iter().all(|part| part.is_empty())
     }
 
-    /// What is still to be sent, in order.
+    /// What remains to be sent, in order.
     pub(super) fn rest(&self) -> [&[u8]; 2] {
         let head: &[u8] = match &self.head {
             Head::Kept(message) => message,
@@ -82,7 +82,7 @@ impl Out {
 }
 
 impl Slot {
-    /// The message of this slot, which has that number, to be sent.
+    /// Returns the message of this slot, which has this number, for sending.
     pub(super) fn out(&mut self, number: u16) -> Out {
         let data = self.rides.then(|| (number, self.source.bytes()));
         self.sending += usize::from(self.rides);
@@ -90,12 +90,13 @@ impl Slot {
         Out { head: Head::Kept(self.message.clone()), data, done: 0 }
     }
 
-    /// Asks the server to give this request up, if that waits for a lock, or for events.
+    /// Returns a message that asks the server to give up this request, if it waits for a lock or
+    /// for events.
     pub(super) fn cancellation(&self, number: u16) -> Out {
         Out::header(&Header::new(Kind::Cancel, number, self.sequence))
     }
 
-    /// Changes the header of the message of this slot, for when it is sent again.
+    /// Changes the header of this slot's message, for when it is resent.
     pub(super) fn change_header(&mut self, change: impl FnOnce(&mut Header)) {
         let Some(Ok(mut header)) = self.message.first_chunk().map(Header::parse) else { return };
         change(&mut header);
@@ -104,7 +105,7 @@ impl Slot {
         self.message = Arc::new(message);
     }
 
-    /// A part of the source of this slot, to be sent.
+    /// Returns a part of this slot's source, for sending.
     pub(super) fn part(&mut self, from: u64, length: u32, number: u16, flags: u8) -> Out {
         let mut head = Header::new(Kind::Data, number, self.sequence);
         head.flags = flags;
@@ -116,26 +117,26 @@ impl Slot {
         Out { data: Some((number, source)), ..Out::header(&head) }
     }
 
-    /// The first fragment of the source, if it follows the message without a grant.
+    /// Returns the first fragment of the source, if it follows the message without a grant.
     pub(super) fn out_ahead(&mut self, number: u16) -> Option<Out> {
         let length = std::mem::take(&mut self.ahead) as u32;
         (length > 0).then(|| self.part(0, length, number, data_flag::AHEAD))
     }
 }
 
-// SAFETY: the pointer is to a buffer that is `Send` and outlives the message, see `Out::data`.
+// SAFETY: the pointer refers to a buffer that is `Send` and outlives the message, see `Out::data`.
 #[allow(unsafe_code)]
 unsafe impl Send for Out {}
 
-/// What waits to be sent, and over which link: it would be lost on another one.
+/// The send queue, with the link that its messages are meant for.
 pub(super) struct Outgoing {
     pub(super) messages: VecDeque<Out>,
     pub(super) link: Arc<Link>,
-    /// Counts lanes, as that of the state.
+    /// Counts lanes, like [`super::State::lane`].
     pub(super) lane: u64,
-    /// Wakers to be woken when this is unlocked.
+    /// Wakers to call once this is unlocked.
     pub(super) woken: Vec<Waker>,
-    /// When something was sent last, in milliseconds of the coarse clock.
+    /// When something was last sent, in milliseconds of the coarse clock.
     pub(super) sent_at: u64,
 }
 
@@ -144,7 +145,7 @@ impl Outgoing {
         Self { messages: VecDeque::new(), link, lane: 0, woken: Vec::new(), sent_at: 0 }
     }
 
-    /// Queues messages, unless they are of a lane that was replaced.
+    /// Queues messages, unless their lane was replaced.
     pub(super) fn queue(&mut self, messages: Messages) {
         if messages.lane == self.lane {
             self.messages.extend(messages.before);
@@ -153,8 +154,10 @@ impl Outgoing {
         }
     }
 
-    /// Before something is sent. What a dead server never saw can be asked of the next one; what was sent to it might have been
-    /// done. One that ended while nothing was under way is noticed here, without a call for each request.
+    /// Called before sending; after a quiet time, checks whether the server is still there. A
+    /// request that a dead server never received can be sent to the next one, but a request sent to
+    /// it may have taken effect. This notices a server that ended while nothing was under way,
+    /// without a system call for each request.
     pub(super) fn check_link(&mut self) -> io::Result<()> {
         let now = coarse_ms();
         if now.saturating_sub(self.sent_at) > QUIET_MS && self.link.peer_closed() {

@@ -1,4 +1,4 @@
-//! A lost lane is replaced, and what was not answered is sent again.
+//! Replaces a lost lane and resends unanswered requests.
 
 use super::{Core, Outcome, Receiving, Slot, Status, connection_error, server_of};
 use crate::Error;
@@ -19,12 +19,12 @@ use towline_wire::request::parse_compound;
 use towline_wire::{Errno, Header, Kind, Reply, Request};
 
 impl Core {
-    /// Replaces a lost lane and sends again what was not answered. Called by the leader.
+    /// Replaces a lost lane and resends unanswered requests. Called by the leader.
     pub(super) fn reconnect(self: &Arc<Self>, receiving: &mut Receiving, cause: &io::Error) {
         let deadline = Instant::now() + self.options.reconnect;
         let mut pause = Duration::from_millis(5);
         let mut told = false;
-        // A session that was begun, and in which not all was had again.
+        // A new session in which not everything could be reopened.
         let mut begun = None;
         if cause.kind() == io::ErrorKind::InvalidData {
             return self.fail_all(&connection_error(
@@ -74,7 +74,7 @@ impl Core {
         }
     }
 
-    /// Moves to shared memory, if there were so many requests that it pays and none is under way.
+    /// Moves to shared memory if enough requests were made for it to pay and none is under way.
     /// Called by the leader.
     pub(super) fn move_nearer(self: &Arc<Self>, receiving: &mut Receiving) {
         let session = {
@@ -90,8 +90,8 @@ impl Core {
             state.near = true;
             (state.session, state.secret)
         };
-        // What begins meanwhile is sent once more, and done once. Where it cannot be had, all stays as
-        // it is: should the server have ended the old lane, that is found lost.
+        // Requests begun meanwhile are resent, but take effect once. If the move fails, everything
+        // stays as it is; if the server has already ended the old lane, it is found lost later.
         if let Ok(greeted) = greet(&self.transport, true, self.client, session, &self.options)
             && greeted.welcome.resumed == resumed::JOINED
             && let Err(error) = self.resume(receiving, greeted, &mut None)
@@ -100,7 +100,7 @@ impl Core {
         }
     }
 
-    /// Ends all requests, those to come too, with this error.
+    /// Ends all current and later requests with this error.
     pub(super) fn fail_all(&self, error: &Error) {
         let mut out = self.out.lock();
         let mut state = self.state.lock();
@@ -109,7 +109,8 @@ impl Core {
         state.lane = out.lane;
         state.dead = Some(error.clone());
         if let Some(fd) = state.link.fd() {
-            // A server that is still there need not keep what the session had. Fails where the connection has ended already.
+            // Lets a server that is still there drop the session's state. Fails if the connection
+            // has ended already.
             let _ = rustix::net::shutdown(fd, rustix::net::Shutdown::Both);
         }
         for slot in 0..state.slots.len() {
@@ -120,7 +121,7 @@ impl Core {
         self.slot_free.notify_all();
     }
 
-    /// Ends a session that nothing goes on in: what it locked would be in the way of the next one.
+    /// Ends a session that is not continued: its locks would be in the way of the next one.
     fn end(&self, session: (u64, u64)) -> io::Result<()> {
         let greeted = greet(&self.transport, false, self.client, session, &self.options);
         let Ok(Greeted { link, .. }) = greeted else {
@@ -131,7 +132,7 @@ impl Core {
         if let Some(fd) = link.fd() {
             rustix::net::shutdown(fd, rustix::net::Shutdown::Write)?;
         }
-        // Over when the server ends the lane, which it reads to its end.
+        // The session is over when the server closes the lane, after reading it to the end.
         let limit = Instant::now() + self.options.greeting;
         while !matches!(link.receive(&mut [0; 64], &counters), Ok(0)) {
             if Instant::now() >= limit {
@@ -142,7 +143,8 @@ impl Core {
         Ok(())
     }
 
-    /// Goes on over a new lane. Where that fails in a session that was `begun` for it, it says so.
+    /// Continues over a new lane. Stores a session that the lane has begun in `begun`, for the
+    /// caller to end if this fails.
     fn resume(
         self: &Arc<Self>,
         receiving: &mut Receiving,
@@ -161,7 +163,7 @@ impl Core {
             state.slots.iter().map(|slot| out.messages.iter().any(|out| out.is_unsent(slot)));
         let unsent: Vec<bool> = unsent.collect();
         if welcome.resumed != resumed::JOINED {
-            // The last slot is kept for this.
+            // The last slot is reserved for this.
             let mut lane = FirstUse {
                 link: &link,
                 identity: self.identity(),
@@ -202,7 +204,7 @@ impl Core {
                 self.tell(state, number as u16);
                 continue;
             }
-            // What nobody has seen was not done.
+            // A request that no server has received has not taken effect.
             if welcome.resumed == resumed::NEW && !unsent[number] && !is_repeatable(&slot.message) {
                 self.complete(state, number, Err(Error::Unknown));
                 continue;
@@ -237,13 +239,15 @@ pub(super) fn requests_of(message: &[u8]) -> Option<SmallVec<[Request<'_>; 4]>> 
     parse_compound(body).ok()
 }
 
-/// True for a request that may be asked of a server which remembers nothing of it, though another one may have done it.
+/// True for a request that may be sent to a server without memory of it, even if an earlier run of
+/// the server may have executed it.
 fn is_repeatable(message: &[u8]) -> bool {
     requests_of(message).is_some_and(|requests| requests.iter().all(Request::repeatable))
 }
 
-/// What became, without sending it again, of a request that was under way when the server ended:
-/// files and disks that were being closed, and were not had again, are closed, and those that could not be had again are lost.
+/// Returns the result of a request that was under way when the server ended, if it need not be
+/// resent. A close of a file or disk that was not reopened has succeeded; other requests for a file
+/// or disk that could not be reopened fail.
 fn after_restart(
     files: &OpenFiles,
     disks: &OpenDisks,

@@ -1,4 +1,4 @@
-//! Requests on their way out.
+//! Sending requests: filling their slots, and sending or queueing their messages.
 
 use super::waiting::{FailOnPanic, wake_all};
 use super::{Core, GATHER, Look, Messages, Out, Outgoing, SlotRef, State, Status, Wait};
@@ -17,16 +17,18 @@ use towline_wire::limits::{HEADER_BYTES, INLINE_BYTES_MAX, TRANSFER_BYTES_MAX};
 use towline_wire::request::append_compound;
 use towline_wire::{Errno, Header, Kind, Request};
 
-/// Data up to this length is copied behind its request; longer data is sent from where it is.
+/// Inline data up to this length is copied into the message; longer inline data is sent from where
+/// it is.
 const COPIED_BYTES_MAX: usize = 1024;
 
-/// A clock that costs next to nothing, some milliseconds exact.
+/// Milliseconds of the coarse monotonic clock: almost free to read, exact to a few milliseconds.
 pub(super) fn coarse_ms() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::MonotonicCoarse);
     now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000
 }
 
 impl Core {
+    /// Closes a file once no request under way needs it, without waiting for the answer.
     pub(crate) fn close_later(self: &Arc<Self>, handle: u64) {
         let mut state = self.state.lock();
         if state.dead.is_some() {
@@ -46,7 +48,7 @@ impl Core {
         }
     }
 
-    /// [`Core::close_later`], but the message is not sent before the next one.
+    /// [`Core::close_later`], but the message is queued to leave with the next one.
     pub(crate) fn close_with_next(&self, handle: u64) {
         let mut state = self.state.lock();
         if state.dead.is_some() {
@@ -64,7 +66,7 @@ impl Core {
         }
     }
 
-    /// Takes a slot for a close, if there is one; its message.
+    /// Takes a slot for a close and returns its message; `None` if there is no slot.
     fn fill_close(&self, state: &mut State, closing: Closing) -> Option<Messages> {
         let slot = self.fill(state, &[closing.request()], Buffer::none(), Buffer::none())?;
         let found = &mut state.slots[usize::from(slot.slot)];
@@ -72,8 +74,8 @@ impl Core {
         Some(Messages::of(found.out(slot.slot), state.lane))
     }
 
-    /// Sends the closes that wait, as far as there are slots, and nothing under way needs what is closed; nobody waits for
-    /// their answers.
+    /// Sends pending closes while there are free slots, leaving those of files and disks that
+    /// requests under way need. Nobody waits for the answers.
     pub(crate) fn close_pending(self: &Arc<Self>) {
         loop {
             let mut state = self.state.lock();
@@ -89,11 +91,11 @@ impl Core {
 
     pub(crate) fn close(&self) {
         self.out.lock().messages.push_back(Out::header(&Header::new(Kind::Goodbye, 0, 0)));
-        // The server ends the session by itself some time later if this does not reach it.
+        // If this does not reach the server, it ends the session by itself some time later.
         let _ = self.flush();
     }
 
-    /// Takes a free slot for a request; `None` when there is none.
+    /// Takes a free slot for a request; `None` if there is none.
     pub(super) fn fill(
         &self,
         state: &mut State,
@@ -108,12 +110,12 @@ impl Core {
         };
         let ahead = if !inline && requests.iter().any(writes) { state.take_leave() } else { 0 };
         let slot = &mut state.slots[usize::from(number)];
-        // This request gives back what the last reply lent.
+        // This request gives back what the slot's last reply lent.
         state.debts -= usize::from(std::mem::take(&mut slot.indebted));
         slot.sequence = slot.sequence.wrapping_add(1);
         state.requested += 1;
         slot.order = state.requested;
-        // How long nothing happened is nobody's time.
+        // Waiting for events is not part of any request's cost.
         let is_measured = !matches!(requests, [Request::Events { .. }]);
         slot.stamps = is_measured.then(|| Stamps::of(slot.sequence)).flatten();
         slot.rides = inline && source.len() > COPIED_BYTES_MAX;
@@ -131,7 +133,7 @@ impl Core {
                 header.set_ahead(slot.ahead as u32);
             }
         }
-        // The memory of the slot's last message is used again, if that has left.
+        // Reuse the memory of the slot's last message, unless that is still being sent.
         if Arc::strong_count(&slot.message) > 1 {
             slot.message = Arc::default();
         }
@@ -179,10 +181,10 @@ impl Core {
         Some(SlotRef { slot: number, sequence })
     }
 
-    /// Sends a request and waits until it is over; `look` gets its outcome, if it has one.
+    /// Sends a request and waits until it is over; `look` sees its outcome, if it has one.
     ///
-    /// A call of one thread on its own takes three locks: that of the state to take a slot and the lead, that of the queue to send,
-    /// and that of the state when the answer has come.
+    /// A call of a single thread takes three locks: the state's to take a slot and the lead, the
+    /// queue's to send, and the state's again when the answer has arrived.
     pub(super) fn exchange(
         self: &Arc<Self>,
         requests: &[Request<'_>],
@@ -202,7 +204,7 @@ impl Core {
             return self.wait_locked(self.state.lock(), &slot, look).map(drop);
         };
         let panics = FailOnPanic(self);
-        // Not by `send_all`, which waits for a leader to make room.
+        // Not `send_all`, which waits for another thread that leads to make room.
         let sent = matches!(self.send_now(messages), Ok(true));
         self.note_sent(&slot, measured);
         std::mem::forget(panics);
@@ -213,8 +215,9 @@ impl Core {
         self.wait_locked(self.lead(receiving, wait), &slot, look).map(drop)
     }
 
-    /// Takes a slot, and sends a request, unless fewer than `coalesce` messages wait to be sent: then it waits with them until
-    /// somebody waits for an answer. `None` when there is no slot and it is not to be waited for.
+    /// Takes a slot and sends a request. If fewer than `coalesce` messages are queued, queues it
+    /// instead, until a thread waits for an answer. Returns `None` if there is no free slot and
+    /// `waits` is false.
     pub(crate) fn submit_if_room(
         self: &Arc<Self>,
         requests: &[Request<'_>],
@@ -243,8 +246,8 @@ impl Core {
         Ok(Some(slot))
     }
 
-    /// Takes a slot for a request, for which it waits; the state stays locked. `None` when there is no slot and it is not to be
-    /// waited for.
+    /// Takes a slot for a request as soon as it may be sent; returns with the state locked. Returns
+    /// `None` if there is no free slot and `waits` is false.
     fn fill_when_possible(
         self: &Arc<Self>,
         requests: &[Request<'_>],
@@ -258,8 +261,9 @@ impl Core {
         let mut state = self.state.lock();
         while state.dead.is_none() {
             if let Some(other) = state.due_before(requests) {
-                // Done in the order in which they were asked for: what is asked again after a
-                // restart of the server never undoes what was answered later, nor finds its file closed.
+                // These requests run in the order they were made: so a request resent after a
+                // restart of the server neither undoes one answered later nor finds its file
+                // closed.
                 state = self.advance(state, Some(&[other]));
             } else if state.free.is_empty() && !self.park(&mut state) {
                 if !waits {
@@ -285,7 +289,7 @@ impl Core {
         Ok(Some((state, slot)))
     }
 
-    /// A request that is measured has left.
+    /// Notes that a measured request has been sent.
     fn note_sent(&self, slot: &SlotRef, measured: bool) {
         if measured
             && let Some(stamps) = &mut self.state.lock().slots[usize::from(slot.slot)].stamps
@@ -294,12 +298,12 @@ impl Core {
         }
     }
 
-    /// Sends messages, or queues what the link does not take. What it does not take now, and a broken
-    /// link, are the business of whoever leads.
+    /// Sends messages, or queues what the link does not take. The leader deals with what stays
+    /// queued, and with a broken link.
     pub(super) fn send_all(&self, messages: Messages) {
         if matches!(self.send_now(messages), Ok(false)) {
-            // Somebody may be leading who sleeps until something comes: wait here for room, while
-            // the leader reads, so that both directions go on.
+            // A leader may be asleep until something arrives: wait for room here, while the leader
+            // reads, so that both directions make progress.
             while self.state.lock().is_led() {
                 let limit = Some(Duration::from_millis(10));
                 let waited = self.link().wait_writable(limit);
@@ -310,13 +314,13 @@ impl Core {
         }
     }
 
-    /// Sends what waits and these messages, without waiting; false when something is left, which is queued.
+    /// Sends queued messages and then these, without waiting. Returns false if some stay queued.
     pub(super) fn send_now(&self, mut messages: Messages) -> io::Result<bool> {
         self.with_out(|out| {
             let checked = out.check_link();
             let is_only = out.messages.is_empty() && messages.is_one() && messages.lane == out.lane;
             if is_only && checked.is_ok() {
-                // Nearly always: it would leave the queue at once.
+                // The common case: a single message that would leave the queue at once.
                 let only = &mut messages.message;
                 if let Ok(count) = out.link.send(&only.rest(), &self.counters) {
                     only.done = count;
@@ -334,7 +338,7 @@ impl Core {
         })
     }
 
-    /// Works on the queue, and wakes afterwards who is to be woken.
+    /// Works on the locked queue, then calls the wakers that this has made due.
     fn with_out<T>(&self, work: impl FnOnce(&mut Outgoing) -> T) -> T {
         let mut out = self.out.lock();
         let done = work(&mut out);
@@ -344,7 +348,7 @@ impl Core {
         done
     }
 
-    /// Sends what waits and these messages, as [`Core::send_now`].
+    /// Sends queued messages and then these, as [`Core::send_now`].
     pub(super) fn send_answers(&self, answers: Vec<Out>) -> io::Result<bool> {
         self.out.lock().messages.extend(answers);
         self.flush()
@@ -354,7 +358,7 @@ impl Core {
         !self.out.lock().messages.is_empty()
     }
 
-    /// Sends what waits without waiting; false when something is left.
+    /// Sends queued messages without waiting. Returns false if some stay queued.
     pub(crate) fn flush(&self) -> io::Result<bool> {
         self.with_out(|out| {
             if out.messages.is_empty() {
@@ -381,10 +385,10 @@ impl Core {
         Ok(true)
     }
 
-    /// So many bytes of the queue have left.
+    /// Marks `count` more bytes of the queue as sent.
     fn sent(&self, out: &mut Outgoing, mut count: usize) {
         let Outgoing { messages, woken, .. } = out;
-        // Locked once for all of them, and only where there is data.
+        // Locked once for all messages, and only if one of them carries data.
         let mut state = None;
         while let Some(front) = messages.front_mut() {
             let rest: usize = front.rest().iter().map(|part| part.len()).sum();
@@ -399,7 +403,8 @@ impl Core {
         }
     }
 
-    /// A part of a source is sent; a request that was answered meanwhile is over now.
+    /// Notes that a part of a source has been sent; a request answered before that is over with its
+    /// last part.
     fn part_sent(&self, state: &mut State, slot: u16, woken: &mut Vec<Waker>) {
         let found = &mut state.slots[usize::from(slot)];
         found.sending = found.sending.saturating_sub(1);

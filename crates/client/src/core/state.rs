@@ -1,4 +1,4 @@
-//! What is known of requests under way, while the state is locked.
+//! Operations on the locked state: the lead, free slots, and requests that others must wait for.
 
 use super::reconnect::requests_of;
 use super::sending::coarse_ms;
@@ -11,12 +11,13 @@ use std::sync::Arc;
 use towline_wire::{Header, Kind, Request};
 
 impl Slot {
-    /// Of an operation. Whoever waits in a call takes its result itself, into the buffer that it lent.
+    /// True for an operation, which owns its buffers. A thread that waits in a call takes its
+    /// result itself, into the buffer that it lent.
     pub(super) fn is_owned(&self) -> bool {
         matches!((&self.source, &self.target), (Buffer::Owned(_), Buffer::Owned(_)))
     }
 
-    /// One that is free.
+    /// A free slot.
     pub(super) fn fresh() -> Self {
         Self {
             sequence: 0,
@@ -49,7 +50,8 @@ impl Slot {
 }
 
 impl State {
-    /// Bytes that a long write may send at once, if there is leave that is not too old.
+    /// Takes a permission to send data ahead of a grant; returns the number of bytes, zero if there
+    /// is no permission or all have expired.
     pub(super) fn take_leave(&mut self) -> usize {
         if self.leaves.is_empty() {
             return 0;
@@ -59,12 +61,13 @@ impl State {
         leaves.find(|(_, end)| now < *end).map_or(0, |(bytes, _)| bytes)
     }
 
-    /// True while somebody receives for all.
+    /// True while a thread receives for all.
     pub(super) fn is_led(&self) -> bool {
         self.receiving.is_none()
     }
 
-    /// Takes the lead, if nobody has it. When nothing works any more there is nothing to receive: whoever did would try to connect again.
+    /// Takes the lead, if nobody has it. Nobody leads once the session is dead: there is nothing to
+    /// receive, and a leader would try to reconnect.
     pub(super) fn take_lead(&mut self) -> Option<Box<Receiving>> {
         if self.dead.is_some() {
             return None;
@@ -74,7 +77,7 @@ impl State {
         Some(receiving)
     }
 
-    /// The messages of a request that just took its slot.
+    /// Returns the messages of a request that has just taken its slot.
     pub(super) fn messages(&mut self, slot: &SlotRef) -> Messages {
         let before = self.releases();
         let found = &mut self.slots[usize::from(slot.slot)];
@@ -82,8 +85,8 @@ impl State {
         Messages { lane: self.lane, before, message, after }
     }
 
-    /// Gives back what was lent to slots that nobody is using; those that are used again say so by
-    /// that.
+    /// Returns messages that give back what was lent to slots that are now free. A slot in use
+    /// gives its loan back with its request.
     pub(super) fn releases(&mut self) -> Vec<Out> {
         let mut releases = Vec::new();
         if self.debts == 0 {
@@ -100,7 +103,8 @@ impl State {
         releases
     }
 
-    /// A request under way that has to be over before these are sent: it changes what they would change, or needs what they close.
+    /// A request under way that must be over before these requests are sent: it changes what they
+    /// change, or needs what they close.
     pub(super) fn due_before(&self, requests: &[Request<'_>]) -> Option<SlotRef> {
         let slot = match Closing::of(requests) {
             Some(closing) => self.needs(closing)?,
@@ -109,7 +113,7 @@ impl State {
         Some(SlotRef { slot, sequence: self.slots[usize::from(slot)].sequence })
     }
 
-    /// A change under way of what these requests would change, too.
+    /// A change under way that overlaps the change these requests make.
     fn overlapping(&self, requests: &[Request<'_>]) -> Option<u16> {
         if self.changes.is_empty() {
             return None;
@@ -120,15 +124,16 @@ impl State {
         others.find(|(_, of, other)| *of == disk && meets(other)).map(|(slot, ..)| *slot)
     }
 
-    /// A request under way that needs what is to be closed: should it be asked again of another server, that has to be open there,
-    /// and what is closed is not opened again. One that waits for a lock is told that its file is closed.
+    /// A request under way that needs what `closing` closes: it may have to be resent to a
+    /// restarted server, where closed files and disks are not reopened. Lock requests do not count:
+    /// the server answers a waiting one when its file is closed.
     pub(super) fn needs(&self, closing: Closing) -> Option<u16> {
         let needs = |request: &Request<'_>| match (closing, request) {
             (Closing::File(_), Request::Lock { .. }) | (Closing::Process(_), _) => false,
             (Closing::File(handle), _) => request.handles().contains(&handle),
             (Closing::Disk(disk), _) => request.disk() == Some(disk),
         };
-        // Nearly always nothing is under way.
+        // The common case: nothing is under way.
         if self.free.len() == self.slots.len() {
             return None;
         }
@@ -139,18 +144,20 @@ impl State {
         self.slots.iter().position(waits).map(|slot| slot as u16)
     }
 
-    /// Takes out what can be closed now.
+    /// Takes out a pending close of something that no request under way needs.
     pub(super) fn next_closing(&mut self) -> Option<Closing> {
         let place = self.closing.iter().rposition(|closing| self.needs(*closing).is_none())?;
         Some(self.closing.remove(place))
     }
 
+    /// True if no request is under way and no close is pending.
     pub(crate) fn is_idle(&self) -> bool {
         let waits = |slot: &Slot| matches!(slot.status, Status::Waiting);
         self.closing.is_empty() && !self.slots.iter().any(waits)
     }
 
-    /// The lent data of this request, if it is over, will be copied soon.
+    /// Prefetches the data lent to this request, since it is about to be copied. Does nothing if
+    /// the request is not over.
     pub(super) fn expect(&self, slot: &SlotRef) {
         let found = &self.slots[usize::from(slot.slot)];
         if found.sequence == slot.sequence
@@ -160,15 +167,15 @@ impl State {
         }
     }
 
-    /// The slot of an operation that is over, see [`super::Core::park`].
+    /// The slot of an operation that is over but not taken, see [`super::Core::park`].
     pub(super) fn to_park(&self) -> Option<usize> {
         self.slots.iter().position(|slot| {
             slot.is_owned() && slot.sending == 0 && matches!(slot.status, Status::Done(_))
         })
     }
 
-    /// True when there is a free slot, or one that becomes free without anything being received: that of an operation that is
-    /// over, or of a call that is, whose thread takes it.
+    /// True if a slot is free or becomes free without receiving anything: an operation that is over
+    /// can be parked, and a call that is over gives its slot back when its thread runs.
     pub(super) fn has_room(&self) -> bool {
         let is_left = |slot: &Slot| match slot.status {
             Status::Copying => true,
@@ -178,6 +185,7 @@ impl State {
         !self.free.is_empty() || self.to_park().is_some() || self.slots.iter().any(is_left)
     }
 
+    /// True if one of these requests is over or, with `None`, if there is room for another request.
     pub(super) fn is_over(&self, slots: Option<&[SlotRef]>) -> bool {
         let over = |slot: &SlotRef| {
             let found = &self.slots[usize::from(slot.slot)];

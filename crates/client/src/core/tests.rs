@@ -1,4 +1,5 @@
-//! Threads that are stopped between two steps, while another one replaces the lane or receives.
+//! Races in the core: a thread is stopped between two steps while another one replaces the lane or
+//! receives.
 
 use super::completing::Completing;
 use super::{Buffer, Core, Messages, Outcome, Receiving, SlotRef, Wait};
@@ -31,7 +32,8 @@ fn connect() -> (Server, Arc<Core>) {
     (server, core)
 }
 
-/// What a thread has in its hands that took a slot for a write whose data rides along, and has sent nothing yet.
+/// Returns what a thread holds that has taken a slot for a write with inline data and has sent
+/// nothing yet.
 fn stopped(core: &Core) -> (SlotRef, Messages) {
     let mut state = core.state.lock();
     let data = Buffer::Owned(vec![7; INLINE_BYTES_MAX]);
@@ -45,7 +47,7 @@ fn stopped(core: &Core) -> (SlotRef, Messages) {
     (slot, messages)
 }
 
-/// Whoever leads finds the lane lost, and has another one.
+/// Has the leader find the lane lost and replace it.
 fn lose_lane(core: &Arc<Core>) {
     let mut receiving = core.state.lock().take_lead().unwrap();
     core.reconnect(&mut receiving, &io::ErrorKind::ConnectionReset.into());
@@ -83,14 +85,14 @@ fn what_failed_with_the_session_is_not_sent() {
     core.fail_all(&Error::from(Errno::EIO));
     core.wait(&slot, &mut Outcome::default()).unwrap_err();
     let before = core.counters.values();
-    // That the connection has ended is noticed if it was quiet for long enough.
+    // The end of the connection is noticed if it was quiet for long enough.
     let has_ended = |error: io::Error| error.kind() == io::ErrorKind::ConnectionReset;
     assert!(core.send_now(messages).unwrap_or_else(has_ended));
     assert!(core.out.lock().messages.is_empty());
     assert_eq!(core.counters.values(), before);
 }
 
-/// Waits until something holds, which it does at once unless it never does.
+/// Waits until a condition holds; fails after a minute.
 fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let start = Instant::now();
     while !holds() {
@@ -102,13 +104,14 @@ fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
 const WRITE: Request<'_> =
     Request::DiskWrite { disk: 1, flags: 0, offset: 0, length: 512, checksums: b"" };
 
-/// Begins a thread that writes the same bytes, which waits for the write that is under way.
+/// Starts a thread that writes the same bytes, and so waits for the write under way.
 fn write_again(core: &Arc<Core>) -> JoinHandle<()> {
     let core = core.clone();
     std::thread::spawn(move || drop(core.call(&[WRITE], &[2; 512], &mut []).unwrap()))
 }
 
-/// The one who asked, and another one who wants to write the same bytes: both sleep while a third leads.
+/// The thread that made the request and another one that wants to write the same bytes both sleep
+/// while a third one leads.
 #[test]
 fn all_who_wait_for_a_request_are_told() {
     for abandoned in [false, true] {
@@ -140,7 +143,8 @@ fn all_who_wait_for_a_request_are_told() {
     }
 }
 
-/// A server grants more when it has what it granted before. Who sent that may be stopped before saying so.
+/// A server grants more once it has what it granted before. The thread that sent that may be
+/// stopped before it notes so.
 #[test]
 fn grants_are_bounded_by_what_may_be_on_its_way() {
     let (_server, core) = connect();
@@ -149,7 +153,7 @@ fn grants_are_bounded_by_what_may_be_on_its_way() {
     let slot = core.fill(&mut state, &[WRITE], source, Buffer::none()).unwrap();
     let link = state.link.clone();
     drop(state.messages(&slot));
-    state.slots[usize::from(slot.slot)].sending = 1; // as if it had had leave
+    state.slots[usize::from(slot.slot)].sending = 1; // as if it had sent a fragment ahead of a grant
     drop(state);
     let mut completing =
         Completing { core: &core, link: &link, state: None, answers: Vec::new(), bulk: false };
@@ -196,7 +200,7 @@ fn a_request_that_was_cancelled_stays_so_on_the_next_lane() {
     let slot = core.fill(&mut state, &[locking(waits, 1)], none.0, none.1).unwrap();
     let messages = state.messages(&slot);
     drop(state);
-    // It comes to the server before what it is about, which is sent by the next lane only.
+    // The server gets the cancellation before the request, which is sent only over the next lane.
     core.cancel(&slot);
     lose_lane(&core);
     core.send_all(messages);
@@ -212,8 +216,8 @@ fn a_request_that_was_cancelled_stays_so_on_the_next_lane() {
     assert_eq!(waiting.join().unwrap(), Error::from(Errno::EINTR).to_string());
 }
 
-/// All slots belong to calls whose threads do not run yet, and who waits for a slot receives the answers to all of them: nothing
-/// comes behind those.
+/// All slots belong to calls whose threads do not run yet. A thread that waits for a slot receives
+/// the answers to all of them, and nothing arrives after those.
 #[test]
 fn who_waits_for_a_slot_gets_that_of_a_call_that_is_over() {
     let (_server, core) = connect();
@@ -235,7 +239,7 @@ fn who_waits_for_a_slot_gets_that_of_a_call_that_is_over() {
         std::thread::spawn(move || drop(core.call(&requests, &[], &mut []).unwrap()))
     };
     let is_over = |slot| core.state.lock().is_over(Some(std::slice::from_ref(slot)));
-    // Who waits for a slot receives no more as soon as one of them is over.
+    // The waiting thread stops receiving as soon as one of them is over.
     eventually("all are answered", || {
         core.progress();
         slots.iter().all(is_over)
@@ -246,7 +250,7 @@ fn who_waits_for_a_slot_gets_that_of_a_call_that_is_over() {
     waits.join().unwrap();
 }
 
-/// A file of `mem`, open.
+/// Opens a file of `mem` and returns its handle.
 fn open(core: &Arc<Core>, path: &[u8]) -> u64 {
     let requests = [
         Request::Attach { name: b"mem" },
@@ -258,7 +262,8 @@ fn open(core: &Arc<Core>, path: &[u8]) -> u64 {
     handle
 }
 
-/// Should the server be killed, what is under way has to be asked of the next one, where the file has to be opened for it.
+/// If the server is killed, requests under way have to be resent to the next one, which has to open
+/// the file for them.
 #[test]
 fn nothing_is_closed_that_a_request_under_way_needs() {
     const LENGTH: usize = 2 * FRAGMENT_BYTES_MAX;
@@ -295,7 +300,7 @@ fn nothing_is_closed_that_a_request_under_way_needs() {
     assert!(!state.files.knows(handle) && !state.disks.knows(1));
 }
 
-/// By who only receives, as the keeper of a run.
+/// Here the only thread that runs just receives, like the keeper of a `towline run`.
 #[test]
 fn what_waits_for_a_slot_is_closed_by_who_receives() {
     let (_server, core) = connect();
@@ -318,8 +323,8 @@ impl Wake for Woken {
     }
 }
 
-/// What was lent went with the lane, and the answer to the question that is asked again comes while the one who polls has
-/// not left his waker yet.
+/// Lent data is lost with the lane, and the answer to the resent request arrives before the polling
+/// thread has left its waker.
 #[test]
 fn who_polls_is_told_of_what_was_asked_again() {
     const LENGTH: usize = 64 << 10;
@@ -361,7 +366,7 @@ fn who_polls_is_told_of_what_was_asked_again() {
     eventually("it is asked again", || !is_over());
     let state = core.state.lock();
     drop(out);
-    std::thread::sleep(Duration::from_millis(300)); // until it was sent, and the answer is there
+    std::thread::sleep(Duration::from_millis(300)); // until the request was sent and its answer has arrived
     let link = receiving.link.clone();
     let mut completing = Completing {
         core: &core,

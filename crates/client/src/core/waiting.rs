@@ -1,4 +1,4 @@
-//! Waiting for answers: one of the threads that wait receives for all.
+//! Waiting for answers: one of the waiting threads receives for all.
 
 use super::completing::Completing;
 use super::{Core, Look, Messages, Outcome, Receiving, SlotRef, State, Status, Wait, server_of};
@@ -15,7 +15,8 @@ use std::time::Duration;
 use towline_net::Incoming;
 use towline_wire::Errno;
 
-/// Of a leader: should it panic, nobody waits for ever for what it would have received.
+/// Fails all requests if the leader panics, so that nobody waits for ever for what it would have
+/// received.
 pub(super) struct FailOnPanic<'a>(pub(super) &'a Core);
 
 impl Drop for FailOnPanic<'_> {
@@ -29,7 +30,7 @@ impl Drop for FailOnPanic<'_> {
     }
 }
 
-/// Wakes. A waker that panics is somebody else's mistake: it must not end a call of this thread, whose buffers are in use.
+/// Calls wakers. A waker that panics must not end a call of this thread, whose buffers are in use.
 pub(super) fn wake_all(woken: Vec<Waker>) {
     for waker in woken {
         if catch_unwind(AssertUnwindSafe(|| waker.wake())).is_err() {
@@ -39,13 +40,13 @@ pub(super) fn wake_all(woken: Vec<Waker>) {
 }
 
 impl Core {
-    /// Tells who waits that a request is over, or gives its slot back when nobody does.
+    /// If a request is over, wakes those who wait for it, or frees its slot if it was abandoned.
     pub(super) fn tell(&self, state: &mut State, slot: u16) {
         let found = &mut state.slots[usize::from(slot)];
         if found.sending > 0 || !matches!(found.status, Status::Done(_)) {
             return;
         }
-        // Of an abandoned one, too: a change of the same bytes may wait for it.
+        // Also for an abandoned request: an overlapping change may wait for it.
         for waiter in found.waiters.drain(..) {
             waiter.notify_one();
         }
@@ -55,11 +56,11 @@ impl Core {
         if let Some(waker) = found.waker.take() {
             state.woken.push(waker);
         }
-        // Somebody may wait for its slot, see `Core::park`.
+        // A thread may wait for its slot, see `Core::park`.
         self.slot_free.notify_one();
     }
 
-    /// Waits for one request, whose outcome comes to its place; yields its buffer.
+    /// Waits for one request and moves its outcome to `outcome`; returns its buffer.
     pub(crate) fn wait(
         self: &Arc<Self>,
         slot: &SlotRef,
@@ -68,7 +69,7 @@ impl Core {
         self.wait_locked(self.state.lock(), slot, &mut |found| found.move_to(outcome))
     }
 
-    /// [`Core::wait`] for who has locked the state.
+    /// [`Core::wait`] with the state already locked; `look` sees the outcome.
     pub(super) fn wait_locked<'a>(
         self: &'a Arc<Self>,
         mut state: MutexGuard<'a, State>,
@@ -84,13 +85,14 @@ impl Core {
         }
     }
 
-    /// Waits for any of several, whose outcome comes to its place; returns which one, by its place among them, and its buffer.
+    /// Waits for any of several requests and moves its outcome to `outcome`; returns its index and
+    /// its buffer.
     pub(crate) fn wait_any<'a>(
         self: &Arc<Self>,
         slots: impl Iterator<Item = &'a SlotRef> + Clone,
         outcome: &mut Outcome,
     ) -> (usize, Result<Vec<u8>, Error>) {
-        // Only who has to wait needs a list of them.
+        // The list is needed only if this has to wait.
         let mut waited_for = Vec::new();
         let mut state = self.state.lock();
         loop {
@@ -113,8 +115,8 @@ impl Core {
         }
     }
 
-    /// Looks whether a request is over, making what progress is possible without waiting; if not,
-    /// the waker is told when it is.
+    /// Checks whether a request is over, after making what progress is possible without waiting. If
+    /// it is not over, `waker` will be woken once it is.
     pub(crate) fn poll(
         self: &Arc<Self>,
         slot: &SlotRef,
@@ -131,12 +133,13 @@ impl Core {
         };
         let finished = loop {
             let finished = self.take(&mut state, slot, &mut |found| found.move_to(outcome));
-            // While it was asked again the state was unlocked: the answer may have come, and found no waker.
+            // The state was unlocked while the request was resent: its answer may have arrived
+            // without finding a waker.
             if finished.is_some() || !state.is_over(Some(std::slice::from_ref(slot))) {
                 break finished;
             }
         };
-        // Let go when the state is unlocked again: that may run anything, too.
+        // Dropped after the state is unlocked: dropping a waker can run any code, too.
         let mut old = None;
         if finished.is_none() {
             old = state.slots[usize::from(slot.slot)].waker.replace(waker.clone());
@@ -146,7 +149,8 @@ impl Core {
         finished
     }
 
-    /// What whoever stops waiting leaves to others, and what waited for a slot.
+    /// Called when a thread stops waiting: hands over the lead, and sends closes that waited for a
+    /// slot.
     fn leave(self: &Arc<Self>, state: MutexGuard<'_, State>) {
         self.hand_over(&state);
         let closes = !state.closing.is_empty();
@@ -156,7 +160,8 @@ impl Core {
         }
     }
 
-    /// Receives what is there without waiting, for those who wait for [`Core::fd`] elsewhere.
+    /// Receives what has arrived without waiting, for callers that wait for [`crate::Client::fd`]
+    /// elsewhere.
     pub(crate) fn progress(self: &Arc<Self>) {
         let lead = self.state.lock().take_lead();
         if let Some(receiving) = lead {
@@ -164,7 +169,7 @@ impl Core {
         }
     }
 
-    /// Asks the server to give up a request that waits for a lock, or for events.
+    /// Asks the server to give up a request that waits for a lock or for events.
     pub(crate) fn cancel(&self, slot: &SlotRef) {
         let mut state = self.state.lock();
         let lane = state.lane;
@@ -178,6 +183,7 @@ impl Core {
         self.send_all(Messages::of(message, lane));
     }
 
+    /// Gives up interest in a request: its slot is freed once it is over.
     pub(crate) fn abandon(&self, slot: &SlotRef) {
         let mut state = self.state.lock();
         let parked = state.parked.remove(slot);
@@ -192,6 +198,7 @@ impl Core {
         drop(waker);
     }
 
+    /// Frees the slot of a request that is over.
     pub(super) fn release(&self, state: &mut State, slot: u16) {
         let found = &mut state.slots[usize::from(slot)];
         found.status = Status::Free;
@@ -204,15 +211,15 @@ impl Core {
         self.slot_free.notify_one();
     }
 
-    /// Looks at the outcome of a request that is over, and ends it; yields its buffer. Lent data is copied to its place here, by the
-    /// thread that wants it, and the state is unlocked meanwhile.
+    /// Takes the outcome of a request if it is over, ends the request and returns its buffer. The
+    /// calling thread copies lent data to its target here, with the state unlocked.
     pub(super) fn take(
         self: &Arc<Self>,
         state: &mut MutexGuard<'_, State>,
         slot: &SlotRef,
         look: Look<'_>,
     ) -> Option<Result<Vec<u8>, Error>> {
-        // Looked up only when there is something: this is asked for each request of a group.
+        // Looked up only if there are any: a group comes here for each of its requests.
         if !state.parked.is_empty()
             && let Some(finished) = state.parked.remove(slot)
         {
@@ -255,7 +262,7 @@ impl Core {
         Some(self.take_result(state, number, result, look))
     }
 
-    /// Ends a request with this result, and gives its slot back.
+    /// Ends a request with this result and frees its slot.
     fn take_result(
         &self,
         state: &mut State,
@@ -267,7 +274,7 @@ impl Core {
         if result.is_ok() {
             look(&mut found.outcome);
         }
-        // An operation gets its buffer back: that of a read, else that of a write.
+        // An operation gets its buffer back: the target of a read, else the source of a write.
         let target = std::mem::replace(&mut found.target, Buffer::none()).into_owned();
         let source = std::mem::replace(&mut found.source, Buffer::none()).into_owned();
         let buffer = if target.is_empty() { source } else { target };
@@ -278,13 +285,14 @@ impl Core {
         result.map(|()| buffer)
     }
 
-    /// Frees the slot of an operation that is over and was not taken yet, for those who start more
-    /// operations than there are slots before they take any. False: there is none.
+    /// Frees the slot of an operation that is over but not taken yet, for callers that start more
+    /// operations than there are slots before they take any. Returns false if no slot could be
+    /// freed.
     pub(super) fn park(self: &Arc<Self>, state: &mut MutexGuard<'_, State>) -> bool {
         let Some(number) = state.to_park() else { return false };
         let slot = &mut state.slots[number];
         if let Some(borrowed) = slot.outcome.borrowed.take() {
-            // The state stays locked: whoever has the operation may look for it at any moment.
+            // The state stays locked: the owner of the operation may look for it at any moment.
             let place = slot.target.part_mut(0, borrowed.len());
             if !place.is_some_and(|place| borrowed.copy_to(exclusive(place))) {
                 self.ask_again(state, number, &borrowed);
@@ -303,7 +311,8 @@ impl Core {
         true
     }
 
-    /// Waits again for a request whose lent data went with the lane.
+    /// Makes a request wait for its answer again, because the data lent to it was lost with the
+    /// lane.
     pub(super) fn ask_again(
         self: &Arc<Self>,
         state: &mut MutexGuard<'_, State>,
@@ -316,22 +325,23 @@ impl Core {
         slot.failed = None;
         let out = slot.out(number as u16);
         state.bulk += usize::from(slot.bulk);
-        // Else it is sent again when whoever leads notices that the lane is lost.
+        // If its lane is still the current one, the leader resends it on noticing that this lane is
+        // lost.
         if !borrowed.is_of(&state.link) {
             let messages = Messages::of(out, state.lane);
             MutexGuard::unlocked(state, || self.send_all(messages));
         }
     }
 
-    /// Waits until something may have changed for these slots (or, with none, until a slot may be
-    /// free): by leading, or by sleeping while somebody else leads.
+    /// Waits until something may have changed for these slots or, with `None`, until a slot may be
+    /// free: by leading, or by sleeping while another thread leads.
     pub(super) fn advance<'a>(
         self: &'a Arc<Self>,
         mut state: MutexGuard<'a, State>,
         slots: Option<&[SlotRef]>,
     ) -> MutexGuard<'a, State> {
         if slots.is_none() && state.is_over(None) {
-            // Where it is a call that is over, its thread gives the slot back, without anything being received.
+            // The slot of a call that is over is freed by its own thread, with nothing to receive.
             if state.free.is_empty() && state.to_park().is_none() {
                 self.slot_free.wait(&mut state);
             }
@@ -364,9 +374,8 @@ impl Core {
         state
     }
 
-    /// Whoever stops waiting calls this: if nobody leads now, one of those who sleep has to. A
-    /// thread that was woken does the same when it stops, so that the lead is never lost, whether
-    /// it was woken by this or by its answer.
+    /// If nobody leads, wakes a sleeping thread to lead. Every thread that stops waiting calls
+    /// this, also one that was itself woken, by this or by its answer: so the lead is never lost.
     pub(super) fn hand_over(&self, state: &State) {
         if state.is_led() {
             return;
@@ -379,24 +388,25 @@ impl Core {
         }
     }
 
-    /// Sends what was started and waits to be sent with more, since the leader may sleep until
-    /// something comes. The queue is locked before the state, never after it.
+    /// Sends messages that were queued to leave with others, since the leader may sleep until
+    /// something arrives. Unlocks the state meanwhile: the queue is locked before the state, never
+    /// after it.
     fn send_queued<'a>(&'a self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
         if !state.queues {
             return state;
         }
         drop(state);
-        let _ = self.flush(); // a broken link is the leader's business
+        let _ = self.flush(); // the leader deals with a broken link
         self.state.lock()
     }
 
-    /// Wakes those whose requests are over. Nothing is locked.
+    /// Wakes tasks whose requests are over. The caller holds no lock.
     fn wake(&self) {
         let woken = std::mem::take(&mut self.state.lock().woken);
         wake_all(woken);
     }
 
-    /// Receives once for all, by whoever took the lead with `receiving`, which goes back.
+    /// Leads once: receives for all threads, replaces a lost lane, and puts `receiving` back.
     pub(super) fn lead<'a>(
         self: &'a Arc<Self>,
         mut receiving: Box<Receiving>,
@@ -406,7 +416,7 @@ impl Core {
         let mut state = match self.receive(&mut receiving, wait) {
             Ok(state) => state,
             Err(error) => {
-                // Not after what takes long.
+                // Before reconnecting, which can take long.
                 self.wake();
                 self.reconnect(&mut receiving, &error);
                 self.state.lock()
@@ -427,7 +437,7 @@ impl Core {
         state
     }
 
-    /// Receives once; the state stays locked.
+    /// Receives once; returns with the state locked.
     fn receive<'a>(
         self: &'a Arc<Self>,
         receiving: &mut Receiving,
@@ -442,8 +452,8 @@ impl Core {
                 link.wait_either(Some(Duration::from_millis(100)))?;
                 None
             }
-            // A request that was answered early is over when the last of its data is sent, here or
-            // by another thread: then nothing more may come.
+            // A request that was answered early is over once the last of its data has been sent, by
+            // this thread or another: then there may be nothing more to receive.
             Wait::For(slots) => (!self.state.lock().is_over(slots)).then_some(spin),
         };
         let (link, bulk) = (&*link, *bulk);
@@ -460,6 +470,8 @@ impl Core {
         }
     }
 
+    /// Ends a waiting request with this result, and takes note of what the request locked, closed
+    /// or changed.
     pub(super) fn complete(&self, state: &mut State, slot: usize, result: Result<(), Error>) {
         if matches!(state.slots[slot].status, Status::Waiting) {
             state.bulk -= usize::from(state.slots[slot].bulk);
@@ -480,7 +492,7 @@ impl Core {
                 Some(Closing::Disk(disk)) => state.disks.forget(disk),
                 Some(Closing::Process(_)) | None => {}
             }
-            // In no order; a slot has one at most.
+            // They are in no order, and a slot has at most one.
             let of_it = |(changing, ..): &(u16, _, _)| usize::from(*changing) == slot;
             if let Some(place) = state.changes.iter().position(of_it) {
                 state.changes.swap_remove(place);

@@ -1,5 +1,5 @@
-//! What the integration tests share: servers here and in child processes, random numbers, peers
-//! that speak raw bytes.
+//! Shared by the integration tests: servers in this process and in child processes, random numbers,
+//! and peers that send raw bytes.
 #![allow(dead_code, clippy::unwrap_used)] // each test uses a part; one that cannot go on says where
 
 pub(crate) mod proxy;
@@ -29,17 +29,17 @@ pub(crate) const TRUNCATE: u32 = 0o1000;
 pub(crate) struct Setup {
     pub(crate) server: Option<Server>,
     pub(crate) transports: Vec<Transport>,
-    /// What the export `dir` shows.
+    /// The directory that the export `dir` shows.
     pub(crate) data: PathBuf,
     _directory: TempDir,
 }
 
-/// Exports `dir` and `mem`, the latter of so many bytes.
+/// Starts a server with the exports `dir` and `mem`, the latter of `memory` bytes.
 pub(crate) fn setup_with(engine: EngineWish, memory: u64) -> Setup {
     setup_in(&std::env::temp_dir(), engine, memory)
 }
 
-/// The same with the directory and the socket at this place.
+/// As [`setup_with`], with the directory and the socket in `place`.
 pub(crate) fn setup_in(place: &Path, engine: EngineWish, memory: u64) -> Setup {
     let directory = TempDir::new_in(place).unwrap();
     let data = directory.path().join("data");
@@ -62,14 +62,14 @@ pub(crate) fn setup_in(place: &Path, engine: EngineWish, memory: u64) -> Setup {
     Setup { server: Some(server), transports, data, _directory: directory }
 }
 
-/// Every way to a server that listens on TCP first, and on this socket.
+/// Every way to reach a server whose first address is TCP, and which listens on this socket.
 pub(crate) fn transports(server: &Server, socket: PathBuf) -> Vec<Transport> {
     let Address::Tcp(address) = server.addresses()[0] else { panic!("no TCP") };
     let tcp = Transport::Tcp(address.ip().to_string(), address.port());
     vec![tcp, Transport::Unix(socket.clone()), Transport::Shm(socket)]
 }
 
-/// The port of the first of these.
+/// The port of the first of these, which is TCP.
 pub(crate) fn port(transports: &[Transport]) -> u16 {
     match transports[0] {
         Transport::Tcp(_, port) => port,
@@ -93,7 +93,7 @@ impl Setup {
     }
 }
 
-/// Removes a directory and all in it.
+/// Removes a directory with its contents.
 pub(crate) fn remove(parent: &File, name: &[u8]) {
     let directory = parent.open(name, 0, 0).unwrap();
     for entry in directory.list_all(true).unwrap() {
@@ -106,7 +106,7 @@ pub(crate) fn remove(parent: &File, name: &[u8]) {
     parent.unlink(name, true).unwrap();
 }
 
-/// Bytes that differ with the seed, and at different places.
+/// Bytes that differ between seeds and between places.
 pub(crate) fn pattern(length: usize, seed: u8) -> Vec<u8> {
     const PERIOD: usize = 65536;
     let byte = |i: usize| (i as u8).wrapping_mul(31).wrapping_add((i >> 8) as u8);
@@ -116,7 +116,7 @@ pub(crate) fn pattern(length: usize, seed: u8) -> Vec<u8> {
     bytes
 }
 
-/// Waits until something holds, and fails with `what` when it does not in time.
+/// Waits until a condition holds; fails with `what` if it does not in time.
 pub(crate) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let limit = Instant::now() + Duration::from_secs(60);
     while !holds() {
@@ -125,8 +125,8 @@ pub(crate) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// What is checked is that nobody gets more than the rate allows, which holds however slow the
-/// machine is. The first tenth of a second is free.
+/// Checks that nobody gets more than the rate allows, which must hold however slow the machine is.
+/// The first tenth of a second is free.
 pub(crate) fn no_faster(start: Instant, work: f64, rate: f64) {
     let least = Duration::from_secs_f64(work / rate) - Duration::from_millis(120);
     assert!(start.elapsed() >= least, "{:?} for what takes {least:?}", start.elapsed());
@@ -141,7 +141,7 @@ pub(crate) fn counter(client: &Client, name: &str) -> u64 {
     rest.chars().take_while(char::is_ascii_digit).collect::<String>().parse().unwrap()
 }
 
-/// A small generator of random numbers (xorshift64*), so that a seed gives a run again.
+/// A small random number generator (xorshift64*), so that a seed repeats a run.
 #[derive(Clone, Debug)]
 pub(crate) struct Random(u64);
 
@@ -162,7 +162,7 @@ impl Random {
         (self.next() >> 11) % end
     }
 
-    /// A number from 1 to `most`, small ones as likely as large ones.
+    /// A number from 1 to `most`; small ones are as likely as large ones.
     pub(crate) fn any_size(&mut self, most: u64) -> u64 {
         let bits = u64::from(64 - most.leading_zeros());
         let bound = 1 << (1 + self.below(bits));
@@ -174,9 +174,9 @@ impl Random {
     }
 }
 
-/// A seed for this run: that of `TOWLINE_SEED`; else a new one in the long tier, and always the same
-/// in the fast one, whose verdict on a change shall not depend on chance. It is printed, so that the
-/// output of a failed test tells how to run it again.
+/// The seed of this run: `TOWLINE_SEED` if set; otherwise a new one in the long tier, and always
+/// the same in the fast tier, whose verdict must not depend on chance. It is printed, so that the
+/// output of a failed test says how to repeat it.
 pub(crate) fn seed() -> u64 {
     let seed = match std::env::var("TOWLINE_SEED") {
         Ok(text) => text.parse().expect("TOWLINE_SEED is no number"),
@@ -191,13 +191,13 @@ pub(crate) fn seed() -> u64 {
     seed
 }
 
-/// Says, past the capture of a test's output, that something was not tested, and why.
+/// Reports, past the capture of a test's output, that something was not tested, and why.
 pub(crate) fn skipped(what: &str) {
     let _ = writeln!(std::io::stderr(), "SKIPPED {what}");
 }
 
-/// `None` in the fast tier; in the long one, of which `TOWLINE_LONG` is the length, how many times as much
-/// as usual is to be tried.
+/// How many times as much as usual to try: the value of `TOWLINE_LONG`, which selects the long
+/// tier; `None` in the fast one.
 pub(crate) fn long() -> Option<u64> {
     let text = std::env::var("TOWLINE_LONG").ok()?;
     Some(text.parse().expect("TOWLINE_LONG is no number"))
@@ -205,8 +205,8 @@ pub(crate) fn long() -> Option<u64> {
 
 const CHILD: &str = "TOWLINE_TEST_SERVER";
 
-/// A server in a process of its own, which can be killed. The test program runs itself again for
-/// it, and has to have a test of this form:
+/// A server in a process of its own, which can be killed. The test program runs itself again as the
+/// server, and must have a test of this form:
 ///
 /// ```ignore
 /// #[test]
@@ -223,7 +223,7 @@ pub(crate) struct Process {
     lock_grace: Duration,
 }
 
-/// The body of such a child: serves until its standard input ends.
+/// The body of that test: serves until its standard input ends.
 pub(crate) fn child_server() {
     let Ok(text) = std::env::var(CHILD) else { return };
     let mut words = text.splitn(4, ' ');
@@ -257,8 +257,8 @@ pub(crate) fn child_server() {
     server.stop();
 }
 
-/// A port that nobody listens on, below those that the kernel gives to outgoing connections: one
-/// of these could else take the place of a server while it is away.
+/// A port that nobody listens on, below those that the kernel gives to outgoing connections: one of
+/// these could otherwise take a server's place while it is away.
 pub(crate) fn free_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     loop {
@@ -272,12 +272,12 @@ pub(crate) fn free_port() -> u16 {
 
 impl Process {
     /// Starts a server for `directory`: exports `dir` (its folder `data`) and `mem` (64 MiB), the
-    /// disks `memory` (8 MiB) and, if it is there, `file` (its file `disk`), with 16 MiB of buffers.
+    /// disks `memory` (8 MiB) and, if it exists, `file` (its file `disk`), with 16 MiB of buffers.
     pub(crate) fn start(directory: &Path) -> Self {
         Self::start_with(directory, false, Duration::ZERO)
     }
 
-    /// As `start`, with `keeps_state` on a server that keeps its sessions in the folder `state`.
+    /// As `start`; with `keeps_state`, the server keeps its sessions in the folder `state`.
     pub(crate) fn start_with(directory: &Path, keeps_state: bool, lock_grace: Duration) -> Self {
         std::fs::create_dir_all(directory.join("data")).unwrap();
         let port = free_port();
@@ -300,7 +300,7 @@ impl Process {
         rustix::process::kill_process(pid, signal).unwrap();
     }
 
-    /// Stops all its threads: what is sent to it from now on it never sees, if it is killed.
+    /// Stops all its threads: if it is then killed, it never sees what is sent to it from now on.
     pub(crate) fn stop(&self) {
         self.signal(rustix::process::Signal::STOP);
         let tasks = format!("/proc/{}/task", self.child.id());
@@ -324,13 +324,13 @@ impl Process {
         self.child.try_wait().unwrap().is_none()
     }
 
-    /// True when a descriptor of it names this file.
+    /// True if one of its descriptors refers to this file.
     pub(crate) fn has_open(&self, path: &Path) -> bool {
         let mut all = std::fs::read_dir(format!("/proc/{}/fd", self.child.id())).unwrap();
         all.any(|fd| std::fs::read_link(fd.unwrap().path()).is_ok_and(|to| to == path))
     }
 
-    /// From now on it may have at most so many descriptors.
+    /// Limits the number of its descriptors from now on.
     pub(crate) fn limit_descriptors(&mut self, most: u64) {
         use rustix::process::{Pid, Resource, Rlimit, prlimit};
         let pid = Pid::from_raw(self.child.id() as i32);
@@ -343,7 +343,7 @@ impl Process {
         self.kib("RssAnon:") >> 10
     }
 
-    /// Memory that the kernel may not take away, in KiB.
+    /// Memory that the kernel may not reclaim, in KiB.
     pub(crate) fn pinned(&self) -> u64 {
         self.kib("VmPin:") + self.kib("VmLck:")
     }
@@ -383,17 +383,17 @@ fn spawn(directory: &Path, port: u16, keeps_state: bool, lock_grace: Duration) -
     child
 }
 
-/// A peer that sends whatever it likes.
+/// A peer that sends arbitrary bytes.
 pub(crate) struct Raw(pub(crate) TcpStream);
 
-/// A message of this header, with its lengths set to those of body and payload.
+/// A message with this header, whose lengths are set to those of body and payload.
 pub(crate) fn message(mut header: Header, body: &[u8], payload: &[u8]) -> Vec<u8> {
     header.body_bytes = body.len() as u32;
     header.payload_bytes = payload.len() as u32;
     [&header.to_bytes()[..], body, payload].concat()
 }
 
-/// A request; `offered` bytes are to follow when granted.
+/// A request that offers `offered` bytes, to follow when granted.
 pub(crate) fn request(slot: u16, sequence: u32, requests: &[Request<'_>], offered: u64) -> Vec<u8> {
     let mut header = Header::new(Kind::Request, slot, sequence);
     header.offset = offered;
@@ -428,12 +428,12 @@ impl Raw {
         (raw, Welcome::parse(&body).unwrap())
     }
 
-    /// Sends, unless it was thrown out already.
+    /// Sends, unless the server has already ended the connection.
     pub(crate) fn send(&mut self, bytes: &[u8]) {
         let _ = self.0.write_all(bytes);
     }
 
-    /// The next message, its payload (if any) behind its body; `None` when thrown out.
+    /// Returns the next message, with its payload (if any) behind its body; `None` if thrown out.
     pub(crate) fn receive(&mut self) -> Option<(Header, Vec<u8>)> {
         let mut head = [0; 32];
         self.0.read_exact(&mut head).ok()?;
@@ -443,7 +443,7 @@ impl Raw {
         Some((header, rest))
     }
 
-    /// Reads until the server ends the connection; false when it does not within a minute.
+    /// Reads until the server ends the connection; returns false if it does not within a minute.
     pub(crate) fn thrown_out(&mut self) -> bool {
         let mut buffer = [0; 65536];
         loop {
@@ -456,7 +456,7 @@ impl Raw {
     }
 }
 
-/// Says in the first message of these, a request, that so many of the bytes that it offers follow at once.
+/// Makes the first of these messages, a request, say that `ahead` bytes of its data follow at once.
 pub(crate) fn say_ahead(bytes: &mut [u8], ahead: usize) {
     let head = bytes.first_chunk_mut().unwrap();
     let mut header = Header::parse(head).unwrap();

@@ -11,17 +11,17 @@ use std::time::Duration;
 pub(crate) struct Proxy {
     pub(crate) port: u16,
     pub(crate) cuts: Arc<AtomicU64>,
-    /// From now on nothing is cut.
+    /// While set, nothing is cut.
     pub(crate) calm: Arc<AtomicBool>,
 }
 
-/// One connection through the proxy: how it ends.
+/// How a connection through the proxy ends.
 struct Fate {
     /// Bytes until it is cut.
     left: AtomicU64,
-    /// Only bytes from the client count (1), only those from the server (2), or all (3).
+    /// Which bytes count: those from the client (1), those from the server (2), or both (3).
     counted: u64,
-    /// It ends by a reset, which throws away what was not read yet, and not by an orderly end.
+    /// It ends by a reset, which discards unread data, instead of an orderly end.
     reset: bool,
     cut: AtomicBool,
 }

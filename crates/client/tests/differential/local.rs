@@ -1,4 +1,4 @@
-//! The side that shows what is right: plain system calls on a directory of this machine.
+//! The reference side: plain system calls on a directory of this machine.
 
 use crate::calls;
 use crate::common::pattern;
@@ -19,11 +19,11 @@ type Answer = Result<Said, Code>;
 
 /// A tree, and files open in it.
 pub(crate) struct Local {
-    /// What stands for the root of the export.
+    /// Stands for the root of the export.
     root: OwnedFd,
     top: OwnedFd,
     slots: [Option<OwnedFd>; SLOTS],
-    /// `O_DIRECT` is asked of the file system.
+    /// Whether to pass `O_DIRECT` to the file system.
     direct: bool,
 }
 
@@ -81,7 +81,7 @@ impl Local {
         self.slots[slot] = None;
     }
 
-    /// Flags of an open file, as `fcntl(2)` tells them.
+    /// Flags of an open file, as `fcntl(2)` returns them.
     pub(crate) fn flags(&self, slot: usize) -> OFlags {
         fs::fcntl_getfl(self.slot(slot).unwrap()).unwrap()
     }
@@ -99,12 +99,12 @@ impl Local {
         at.base.map_or(self.top.as_fd(), |slot| self.slot(slot).unwrap())
     }
 
-    /// A path that calls take which know no directory to start at.
+    /// A path for calls that take no directory to start at.
     fn proc(&self, at: &At) -> String {
         format!("/proc/self/fd/{}/{}", self.base(at).as_raw_fd(), at.path)
     }
 
-    /// True when a path leads out of the export, where the other side must refuse to go.
+    /// True if a path leads out of the export, where the other side must refuse to go.
     pub(crate) fn escapes(&self, at: &At, follow: bool) -> bool {
         if at.path.is_empty() {
             return false;
@@ -126,7 +126,7 @@ impl Local {
         outside(parent, OFlags::empty()) || outside(&path, last)
     }
 
-    /// True when the directory of a path's last name is there.
+    /// True if the directory of a path's last name exists.
     pub(crate) fn has_parent(&self, at: &At) -> bool {
         let path = at.path.trim_end_matches('/').rsplit_once('/').map_or(".", |split| split.0);
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -155,7 +155,7 @@ impl Local {
         flags.set(OFlags::DIRECT, flags.contains(OFlags::DIRECT) && self.direct);
         let fd = fs::openat(self.base(at), at.path.as_str(), flags, mode(bits))?;
         if flags.contains(OFlags::DIRECT) && !flags.contains(OFlags::PATH) {
-            // The alignment that it asks of buffers is the server's business.
+            // The server takes care of the alignment of buffers that it requires.
             fs::fcntl_setfl(&fd, fs::fcntl_getfl(&fd)?.difference(OFlags::DIRECT))?;
         }
         let shown = Shown::of_stat(&fs::fstat(&fd)?);
@@ -163,7 +163,7 @@ impl Local {
             FileType::from_raw_mode(shown.mode),
             FileType::RegularFile | FileType::Directory
         );
-        // A server does not wait for the other end of a fifo, and opens no devices.
+        // A server does not wait for the other end of a FIFO, and opens no devices.
         if data || flags.contains(OFlags::PATH) { Ok((fd, shown)) } else { Err(Code::NXIO) }
     }
 
@@ -293,7 +293,7 @@ impl Local {
             Op::Append(f, length, byte) => {
                 let bytes = pattern(*length, *byte);
                 let parts = [IoSlice::new(&bytes)];
-                // At the position of the file, which only the flag makes its end.
+                // At the position of the file, which only the flag turns into its end.
                 let count = rustix::io::pwritev2(fd(f), &parts, u64::MAX, ReadWriteFlags::APPEND)?;
                 Said::Number(count as u64)
             }
@@ -357,7 +357,7 @@ impl Local {
         fs::statat(self.base(at), at.path.as_str(), flags).map(|stat| Shown::of_stat(&stat))
     }
 
-    /// Attributes of a name that was just made.
+    /// Attributes of a name that has just been made.
     fn stat_made(&self, at: &At) -> Result<Shown, Code> {
         let name = at.path.trim_end_matches('/');
         fs::statat(self.base(at), name, AtFlags::SYMLINK_NOFOLLOW).map(|s| Shown::of_stat(&s))
@@ -373,7 +373,7 @@ fn list(directory: BorrowedFd<'_>) -> Result<Vec<(Vec<u8>, u8)>, Code> {
     while let Some(entry) = entries.next() {
         let entry = match entry {
             Ok(entry) => entry,
-            // A directory that was removed: the other side shows an empty one.
+            // A removed directory: the other side shows an empty one.
             Err(Code::NOENT) => break,
             Err(code) => return Err(code),
         };

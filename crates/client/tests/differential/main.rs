@@ -1,9 +1,9 @@
 //! Random sequences of file operations, done by plain system calls on a directory of this machine
-//! and by clients of a server, over each transport on each back end: answers, error numbers and
-//! the trees in the end have to be the same.
+//! and by clients of a server, over each transport on each back end: answers, error numbers and the
+//! final trees must be the same.
 //!
-//! A failure prints the seed (`TOWLINE_SEED` gives the run again) and the shortest sequence found
-//! that still fails. `TOWLINE_LONG=1` runs sixty times as many, `TOWLINE_LONG=10` six hundred times.
+//! A failure prints the seed (`TOWLINE_SEED` repeats the run) and the shortest sequence found that
+//! still fails. `TOWLINE_LONG=1` runs sixty times as many, `TOWLINE_LONG=10` six hundred times.
 
 #![allow(clippy::unwrap_used)] // a test that cannot go on should say where
 
@@ -29,16 +29,16 @@ use towline_client::{Errno, Transport};
 use towline_server::EngineWish;
 use towline_wire::request::lock;
 
-/// Operations of one sequence.
+/// Number of operations in one sequence.
 const OPS: usize = 400;
-/// Sequences of one test.
+/// Number of sequences in one test.
 const SEQUENCES: u64 = 3;
-/// The same in a long run of length 1: some minutes on two processors.
+/// The same in a long run of length 1: takes some minutes on two processors.
 const SEQUENCES_LONG: u64 = 180;
-/// Runs that a search for a shorter sequence may take.
+/// Most runs in search of a shorter sequence.
 const SHRINKING_RUNS: usize = 300;
 
-/// An operation and the client that does it, unless an open file says which one.
+/// An operation and the client that does it, unless an open file decides which one.
 #[derive(Clone, Debug)]
 struct Step {
     client: usize,
@@ -51,18 +51,18 @@ struct World {
     /// Stands for the root of the export on the local side.
     root: TempDir,
     memory: bool,
-    /// The local side is a `tmpfs`, which has holes just where `mem` has them.
+    /// The local side is a `tmpfs`, which has holes exactly where `mem` has them.
     tmpfs: bool,
-    /// The local side has extended attributes, and files without a name.
+    /// Whether the local side has extended attributes, and files without a name.
     xattrs: bool,
     temporary: bool,
     trees: u32,
-    /// How many operations were compared, and why others were not.
+    /// Number of operations compared, and why others were not.
     compared: u64,
     skipped: BTreeMap<&'static str, u64>,
 }
 
-/// A directory for both sides: one in memory, or one of the disk.
+/// A directory for both sides: in memory or on the disk.
 fn place(tmpfs: bool) -> PathBuf {
     let memory = Path::new("/dev/shm");
     if tmpfs && memory.is_dir() { memory.to_owned() } else { std::env::temp_dir() }
@@ -101,7 +101,7 @@ impl World {
     /// Runs a sequence on fresh trees.
     fn run(&mut self, steps: &[Step]) -> Result<(), String> {
         self.trees += 1;
-        // Deep enough that `..` rarely leads to what outlives this run.
+        // Deep enough that `..` rarely leads to something that outlives this run.
         let tree = format!("t{}", self.trees);
         let top = format!("{tree}/u/v/top");
         let path = self.root.path().join(&tree);
@@ -146,7 +146,7 @@ impl World {
         let ours = self.remote.apply(owner.unwrap_or(step.client), op);
         self.compared += 1;
         if escapes {
-            // With two paths, another error may be met first.
+            // With two paths, the two sides may meet different errors first.
             return ours.map_or(Ok(()), |said| Err(format!("{op:?} leads out, but: {said:?}")));
         }
         let of_both = |said: Said| match said {
@@ -168,7 +168,8 @@ impl World {
         Ok(())
     }
 
-    /// What is known to differ between file systems, or from the system calls, and why.
+    /// Why an operation cannot be compared: known differences between file systems, or from the
+    /// system calls.
     fn incomparable(&self, local: &Local, op: &Op) -> Option<&'static str> {
         let path_only = |slot: usize| local.flags(slot).contains(OFlags::PATH);
         let removed = |at: &At| {
@@ -191,7 +192,7 @@ impl World {
             {
                 Some("no O_TMPFILE to compare with")
             }
-            // tmpfs makes one, ext4 says EPERM.
+            // tmpfs makes one; ext4 says EPERM.
             Op::Open(_, At { base: Some(slot), .. }, flags, _)
                 if flags & temporary == temporary
                     && self.memory
@@ -222,7 +223,7 @@ impl World {
                 Some("file systems differ in where a copy of nothing may lead")
             }
             Op::Copy(..) if exact => Some("copies of tmpfs have no holes"),
-            // Also what is only allocated counts as data while pages of it are in memory.
+            // Space that is only allocated counts as data, too, while pages of it are in memory.
             Op::Seek(..) if !self.tmpfs => Some("holes are where the file system leaves them"),
             Op::Write(slot, ..)
                 if op.goes_beyond() && local.flags(*slot).contains(OFlags::APPEND) =>
@@ -237,7 +238,7 @@ impl World {
     }
 }
 
-/// True when there are two errors in it: which one is met first is open.
+/// True if an operation has two errors: which one is met first is unspecified.
 fn has_two_errors(local: &Local, op: &Op) -> bool {
     match op {
         op if op.goes_beyond() => true,
@@ -260,12 +261,12 @@ fn has_two_errors(local: &Local, op: &Op) -> bool {
     }
 }
 
-/// True when an operation follows a symbolic link at the end of its path.
+/// True if an operation follows a symbolic link at the end of its path.
 fn follows(op: &Op) -> bool {
     match op {
         Op::Open(_, _, flags, _) => {
             let exclusive = common::EXCLUSIVE | common::CREATE & !3;
-            let path = libc::O_PATH as u32; // leaves these flags without meaning
+            let path = libc::O_PATH as u32; // makes these flags meaningless
             (flags & exclusive != exclusive || flags & path != 0)
                 && flags & libc::O_NOFOLLOW as u32 == 0
         }
@@ -279,7 +280,7 @@ fn follows(op: &Op) -> bool {
     }
 }
 
-/// Leaves out operations as long as the rest still fails; tells the rest and how it fails.
+/// Leaves out operations as long as the rest still fails. Returns the rest and how it fails.
 fn shrink(world: &mut World, mut steps: Vec<Step>, mut failure: String) -> (Vec<Step>, String) {
     let mut runs = 0;
     let mut part = steps.len().div_ceil(2);
@@ -355,7 +356,7 @@ fn over_shared_memory() {
     compare(EngineWish::Automatic, &[2]);
 }
 
-/// What one client does, all others see at once.
+/// All clients see at once what one of them does.
 #[test]
 fn clients_over_all_transports_at_once() {
     compare(EngineWish::Automatic, &[0, 1, 2]);

@@ -2,7 +2,7 @@
 
 use crate::common::{CREATE, EXCLUSIVE, Random, TRUNCATE};
 
-/// Open files at once.
+/// Files open at once.
 pub(crate) const SLOTS: usize = 4;
 
 /// A path from an open file (a slot), or from the top of the tree. Empty: that file itself.
@@ -17,7 +17,7 @@ pub(crate) struct At {
 pub(crate) enum Time {
     Now,
     Omit,
-    /// Seconds long ago, and nanoseconds.
+    /// Seconds and nanoseconds of a time long past.
     Past(i64, u32),
 }
 
@@ -77,7 +77,7 @@ impl Op {
         slots
     }
 
-    /// True when it goes beyond the largest offset there is.
+    /// True if it goes beyond the largest possible offset.
     pub(crate) fn goes_beyond(&self) -> bool {
         let beyond = |offset: u64, length: u64| offset > i64::MAX as u64 - length;
         match self {
@@ -129,7 +129,7 @@ fn at(random: &mut Random) -> At {
     At { base, path: path(random) }
 }
 
-/// Also an open file itself.
+/// An open file itself, or a path.
 fn file_or_path(random: &mut Random) -> At {
     match random.below(3) {
         0 => At { base: Some(slot(random)), path: String::new() },
@@ -143,7 +143,7 @@ fn slot(random: &mut Random) -> usize {
 
 fn offset(random: &mut Random) -> u64 {
     match random.below(40) {
-        // Around the largest offset there is.
+        // Around the largest possible offset.
         0 => i64::MAX as u64 - 3 + random.below(6),
         1..8 => random.below(100) * 4096,
         8..20 => random.below(400_000),
@@ -151,8 +151,7 @@ fn offset(random: &mut Random) -> u64 {
     }
 }
 
-/// Small lengths, with some around the limits of what travels inside a message, is granted at
-/// once, and fits into one request.
+/// Small lengths, and some around the limits of inline data, of one grant, and of one request.
 fn length(random: &mut Random) -> usize {
     let most = match random.below(80) {
         0 => return 8 * 1024 * 1024 + random.below(5000) as usize,
@@ -201,7 +200,8 @@ fn open_flags(random: &mut Random) -> u32 {
     flags
 }
 
-/// Permission bits. Who is not root keeps the own rights: `mem` lets its single owner do all.
+/// Permission bits. Users other than root keep their own permissions, since `mem` lets its single
+/// owner do everything.
 fn mode(random: &mut Random, root: bool) -> u32 {
     let bits = *random.pick(&[0o644, 0o600, 0o755, 0o777, 0o1777, 0o2755, 0o4711, 0o000, 0o7777]);
     if root { bits } else { bits & 0o1777 | 0o700 }
@@ -221,7 +221,7 @@ fn time(random: &mut Random) -> Time {
     }
 }
 
-/// The next operation of a sequence. Those of `root` also change owners.
+/// The next operation of a sequence. With `root`, also changes owners.
 pub(crate) fn any_op(random: &mut Random, root: bool) -> Op {
     let r = random;
     match r.below(124) {

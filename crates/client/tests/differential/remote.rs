@@ -10,7 +10,7 @@ use towline_wire::request::open_flag;
 pub(crate) struct Remote {
     clients: Vec<Client>,
     roots: Vec<File>,
-    /// The top of the tree, as each client has it open.
+    /// The top of the tree, opened by each client.
     tops: Vec<File>,
     slots: [Option<(usize, File)>; SLOTS],
 }
@@ -23,7 +23,7 @@ fn timestamp(time: Time) -> Timestamp {
     }
 }
 
-/// Flags of `open(2)`, as they travel.
+/// Flags of `open(2)`, as they are sent.
 fn sent(flags: u32) -> u32 {
     open_flag::of_this_machine(flags as i32)
 }
@@ -61,7 +61,7 @@ impl Remote {
         self.roots[0].open(path.as_bytes(), 0, 0).unwrap()
     }
 
-    /// Who does an operation on these slots: whoever has them open, or nobody if more than one.
+    /// The client that has these slots open, if any; an error if several clients do.
     pub(crate) fn owner(&self, slots: &[usize]) -> Result<Option<usize>, ()> {
         let mut owners = slots.iter().filter_map(|slot| self.slots[*slot].as_ref()).map(|s| s.0);
         let first = owners.next();
@@ -240,7 +240,7 @@ fn list(directory: &File, attributes: bool) -> Result<Vec<(Vec<u8>, u8)>, Error>
     }
 }
 
-/// The number of an error of a file operation. A lost connection or a broken protocol is none.
+/// The error number of a file operation. A lost connection or a broken protocol has none.
 fn errno(error: Error) -> Errno {
     match error {
         Error::Errno(errno) => errno,

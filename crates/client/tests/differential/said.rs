@@ -1,4 +1,4 @@
-//! What a side answers, in a form to compare.
+//! Answers of either side, in a form that can be compared.
 
 use std::fmt;
 use towline_client::{Attr, Errno};
@@ -12,13 +12,13 @@ pub(crate) enum Said {
     Attr(Shown),
     /// Sorted: names and types of a directory, or names of extended attributes.
     Names(Vec<(Vec<u8>, u8)>),
-    /// Bytes of a block, all blocks, all files, longest name.
+    /// Block size, number of blocks, number of files, longest name.
     Space([u64; 4]),
-    /// A lock is in the way.
+    /// Whether a lock is in the way.
     Taken(bool),
 }
 
-/// An answer, or the number of an error.
+/// An answer or an error number.
 pub(crate) type Outcome = Result<Said, Errno>;
 
 /// Attributes as far as two file systems agree on them.
@@ -26,7 +26,7 @@ pub(crate) type Outcome = Result<Said, Errno>;
 pub(crate) struct Shown {
     pub(crate) mode: u32,
     pub(crate) links: u32,
-    /// Zero for directories, whose size is a matter of the file system.
+    /// Zero for directories, whose size depends on the file system.
     pub(crate) size: u64,
     pub(crate) uid: u32,
     pub(crate) gid: u32,
@@ -35,7 +35,8 @@ pub(crate) struct Shown {
     pub(crate) modified: Option<(i64, u32)>,
 }
 
-/// Times before this one (in the year 2001) were set, later ones are the clock's.
+/// Times before this one (in the year 2001) were set by an operation, later ones come from the
+/// clock.
 const CLOCK: i64 = 1_000_000_000;
 
 impl Shown {
@@ -74,7 +75,7 @@ impl Shown {
 }
 
 impl Said {
-    /// Names of extended attributes; not those that the system adds of its own.
+    /// Names of extended attributes, without those that the system adds itself.
     pub(crate) fn of_xattrs(names: impl Iterator<Item = Vec<u8>>) -> Self {
         let users = names.filter(|name| name.starts_with(b"user."));
         let mut names: Vec<(Vec<u8>, u8)> = users.map(|name| (name, 0)).collect();
@@ -88,7 +89,7 @@ impl fmt::Debug for Said {
         match self {
             Self::Nothing => f.write_str("done"),
             Self::Number(number) => write!(f, "{number}"),
-            // A sum that differs when they do, instead of all of them.
+            // A sum that differs when the bytes do, instead of all of them.
             Self::Bytes(bytes) => {
                 let sum = bytes.iter().fold(0u32, |s, b| s.rotate_left(3) ^ u32::from(*b));
                 write!(f, "{} bytes (sum {sum:08x})", bytes.len())

@@ -1,4 +1,4 @@
-//! Comparing the two trees in the end.
+//! Compares the two trees at the end.
 
 use crate::said::{Said, Shown};
 use rustix::fs::AtFlags;
@@ -9,7 +9,7 @@ use towline_client::File;
 /// Bytes read at once.
 const PIECE: usize = 1 << 20;
 
-/// Compares names, attributes, contents, links and extended attributes of all that is in both.
+/// Compares names, attributes, contents, links and extended attributes of everything in both.
 pub(crate) fn compare(local: &Path, remote: &File) -> Result<(), String> {
     let wrong = |what: &str, ours: &dyn std::fmt::Debug, theirs: &dyn std::fmt::Debug| {
         Err(format!("{what} in {}\n  ours:   {ours:?}\n  theirs: {theirs:?}", local.display()))

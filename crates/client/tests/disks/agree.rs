@@ -1,4 +1,4 @@
-//! One file, exported through the page cache and around it, used both ways at the same time.
+//! One file, exported through the page cache and around it, used in both ways at once.
 
 use crate::common::{Random, seed};
 use crate::setup::start;
@@ -18,8 +18,8 @@ fn content(number: u64) -> Vec<u8> {
     number.to_le_bytes().repeat(BLOCK / 8)
 }
 
-/// Each thread owns every fourth block, so that neighbours are always written by others, through
-/// the other mode, too. What it was told is written it has to read, by either way.
+/// Each thread owns every fourth block, so that its neighbours are always written by others, also
+/// in the other mode. What it was told is written it must read, in either way.
 fn own(ways: &[Disk; 2], thread: u64, random: &mut Random) -> Result<(), String> {
     let mut known = vec![0; (BLOCKS / THREADS) as usize];
     for round in 1..=ROUNDS {
@@ -57,7 +57,7 @@ fn own(ways: &[Disk; 2], thread: u64, random: &mut Random) -> Result<(), String>
 
 #[test]
 fn page_cache_and_direct_access_agree() {
-    // Not in memory, where there is nothing to go around of.
+    // Not on a file system in memory, which has no page cache to bypass.
     let directory = TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let path = directory.path().join("image");
     File::create(&path).unwrap().set_len(BLOCKS * BLOCK as u64).unwrap();
@@ -76,7 +76,7 @@ fn page_cache_and_direct_access_agree() {
     let over = AtomicBool::new(false);
     let mut random = Random::new(seed());
     let results: Vec<Result<(), String>> = std::thread::scope(|scope| {
-        // Somebody who reads all of it through the page cache keeps bringing it in.
+        // A reader of the whole file through the page cache keeps bringing it in.
         let reader = scope.spawn(|| {
             let disk = open(b"cached");
             let mut all = vec![0; 64 * BLOCK];

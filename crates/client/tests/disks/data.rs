@@ -1,4 +1,4 @@
-//! What is written is read, by every way.
+//! What is written is read back, in every way.
 
 use crate::common::{Random, counter, pattern, seed};
 use crate::setup::{Disks, KINDS, Model, SIZE, disks, start};
@@ -55,7 +55,7 @@ fn many_outstanding_complete_in_a_group_in_any_order() {
             assert!(seen.insert(tag));
         }
         assert_eq!(seen.len(), count);
-        // Reads, and a flush among them.
+        // Reads, with a flush among them.
         group.add(disk.start_flush().unwrap(), u64::MAX);
         for number in 0..count {
             let read = disk.start_read_at(vec![0; BLOCK], (number * BLOCK) as u64).unwrap();
@@ -81,7 +81,7 @@ fn fragments_of_a_large_read_need_no_more_memory_than_fragments() {
     let mut found = vec![0; SIZE];
     disk.read_at(&mut found, 0).unwrap();
     assert!(found == data);
-    // What is in the page cache leaves from there.
+    // What is in the page cache is sent from there.
     let sent = counter(&client, "bytes_sent_file") - before;
     assert!(sent >= SIZE as u64 / 2, "only {sent} bytes by sendfile");
 }
@@ -168,7 +168,7 @@ fn what_cannot_be_done_says_why() {
     assert!(guarded.info().read_only);
     assert_eq!(errno(guarded.write_at(&[0; 512], 0)), Errno::EROFS);
     assert_eq!(errno(guarded.trim(0, 512)), Errno::EROFS);
-    // And the session goes on.
+    // The session goes on.
     guarded.flush().unwrap();
     guarded.read_at(&mut [0; 512], 0).unwrap();
 }
@@ -193,7 +193,7 @@ fn vectors_are_read_and_written_in_place_whatever_their_lengths() {
     for client in clients(&disks) {
         for (kind, checked) in [("memory", false), ("cached", true), ("delay", false)] {
             let disk = client.disk(kind.as_bytes()).unwrap().with_checksums(checked);
-            // More than may be under way together, empty ones among them, inline ones and granted.
+            // More than may be under way together, with empty, inline and granted ones among them.
             let lengths: Vec<usize> =
                 (0..40).map(|_| [0, 1, 512, 4096, 100_000][random.below(5) as usize]).collect();
             let parts: Vec<Vec<u8>> =
@@ -209,7 +209,7 @@ fn vectors_are_read_and_written_in_place_whatever_their_lengths() {
             disk.read_vectored_at(&mut targets, offset).unwrap();
             assert!(back.concat() == whole, "{kind}: read");
         }
-        // One part is behind the end: the failure is told, and nothing stays under way.
+        // One part is beyond the end: the failure is reported, and nothing stays under way.
         let disk = client.disk(b"memory").unwrap();
         let (mut one, mut two) = ([1; 4096], [1; 8192]);
         let mut targets = [IoSliceMut::new(&mut one), IoSliceMut::new(&mut two)];
@@ -239,8 +239,8 @@ fn a_call_may_be_longer_than_a_request() {
     }
 }
 
-/// Their bytes are copied by whoever receives them, once, into the disk's own memory; only data that is checked before it
-/// is written needs a buffer.
+/// The receiving thread copies their bytes once, into the disk's own memory; only data that is
+/// checked before it is written needs a buffer.
 #[test]
 fn long_writes_to_memory_disks_land_in_place() {
     let disks = disks();
@@ -266,8 +266,8 @@ fn long_writes_to_memory_disks_land_in_place() {
     }
 }
 
-/// Over shared memory they are copied out of the ring to where they belong, wherever it ends; over sockets, and where they have to wait or
-/// to be checked first, they are received before.
+/// Over shared memory they are copied from the ring to their place, wherever the ring ends. Over
+/// sockets, and if they have to wait or to be checked, they are received first.
 #[test]
 fn short_writes_to_memory_disks_land_in_place_over_shared_memory() {
     const WRITES: usize = 400;
@@ -303,7 +303,8 @@ fn short_writes_to_memory_disks_land_in_place_over_shared_memory() {
             }
             let moved = counter(&client, "disk_bytes_written_in_place") - before;
             match (is_shared && !checked, name) {
-                // Messages that were half there are received with what came along; others wait for their turn.
+                // Messages that had only partly arrived are received with what followed; others
+                // wait for their turn.
                 (true, b"memory") => assert!(moved > bytes / 2, "{what}: {moved} of {bytes}"),
                 (true, _) => assert!(moved <= bytes, "{what}"),
                 _ => assert_eq!(moved, 0, "{what}"),
@@ -330,7 +331,7 @@ fn memory_disks_are_read_in_place_over_shared_memory() {
         disk.zero(0, SIZE as u64, ZeroHow::default()).unwrap();
         let data = pattern(3 * 4096 + 5, 17);
         disk.write_at(&data, 8191).unwrap();
-        // From a hole into data and out of it again, short and long, now and later.
+        // From a hole into data and out of it again: short and long reads, completed now or later.
         let mut expected = vec![0; 100_000];
         expected[191..191 + data.len()].copy_from_slice(&data);
         let before = lent();
@@ -343,13 +344,14 @@ fn memory_disks_are_read_in_place_over_shared_memory() {
         disk.read_at(&mut hole, 1 << 20).unwrap();
         assert_eq!(hole, [0; 4096]);
         assert_eq!(lent() - before, if is_shared { 3 } else { 0 }, "over {transport:?}");
-        // What is written after a read is not in it, and is in the next one.
+        // A read does not return what is written after it; the next one does.
         let read = disk.start_read_at(vec![1; 300], 8100).unwrap().wait().unwrap();
         disk.write_at(&[9; 300], 8100).unwrap();
         assert!(read == expected[100..400]);
         disk.read_at(&mut found[..300], 8100).unwrap();
         assert_eq!(found[..300], [9; 300]);
-        // The memory is given away once, whatever is read; checksums and limits need the bytes sent.
+        // The memory is handed over once, whatever is read; for checksums and limits the bytes have
+        // to be sent.
         let before = lent();
         let checked = client.disk(b"memory").unwrap().with_checksums(true);
         checked.read_at(&mut found[..300], 8100).unwrap();
@@ -361,7 +363,7 @@ fn memory_disks_are_read_in_place_over_shared_memory() {
     }
 }
 
-/// A hole needs no memory to be taken over, and the memory of the next disk is the first one then.
+/// Reading a hole takes no memory over, so the memory of the next disk is the first one.
 #[test]
 fn a_hole_of_one_disk_is_read_in_place_before_data_of_another() {
     let export = |name| DiskExport::new(name, DiskKind::Memory(SIZE as u64));
@@ -377,7 +379,8 @@ fn a_hole_of_one_disk_is_read_in_place_before_data_of_another() {
     }
 }
 
-/// All who have a disk open use what it grew by, and fail beyond what it shrank to, whoever did it.
+/// All users of a disk can use what it grew by, and fail beyond what it shrank to, whoever changed
+/// it.
 #[test]
 fn a_disk_that_changes_its_size_does_so_for_all_its_users() {
     let disks = disks();

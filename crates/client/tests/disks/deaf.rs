@@ -1,4 +1,4 @@
-//! Clients that ask for much of a disk and do not take it.
+//! Clients that ask for much of a disk and do not receive it.
 
 use crate::common::{Raw, request};
 use std::sync::mpsc::channel;
@@ -11,7 +11,8 @@ use towline_wire::limits::CLIENT_STALL_SECONDS;
 
 const MIB: u64 = 1 << 20;
 
-/// They hold buffers, of which there are few: when others wait for some, those end who take nothing.
+/// They hold buffers, which are few: when others wait for buffers, clients that receive nothing are
+/// thrown out.
 #[test]
 fn who_takes_no_answers_does_not_keep_the_buffers_of_others() {
     let directory = tempfile::tempdir().unwrap();
@@ -42,7 +43,7 @@ fn who_takes_no_answers_does_not_keep_the_buffers_of_others() {
         }
         deaf.push(raw);
     }
-    // What their sockets take is sent.
+    // The server sends as much as their sockets take.
     std::thread::sleep(Duration::from_secs(2));
     let (tell, told) = channel();
     std::thread::spawn(move || {

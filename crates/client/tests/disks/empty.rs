@@ -5,7 +5,7 @@ use std::io::{IoSlice, IoSliceMut};
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-/// They are answered, whatever kind of disk: also where nothing can be read without waiting.
+/// They are answered for every kind of disk, even if it can read nothing without waiting.
 #[test]
 fn no_bytes_are_read_and_written_at_once() {
     let mut unanswered = Vec::new();

@@ -72,7 +72,8 @@ fn hostile_ranges_are_refused_and_the_session_goes_on() {
     }
 }
 
-/// What is behind a request is looked at before it is checked, to fetch the memory that it is about.
+/// The server looks at the next request before it checks it, to prefetch the memory that it is
+/// about.
 #[test]
 fn hostile_ranges_behind_another_request_are_refused() {
     let disks = disks();
@@ -119,7 +120,8 @@ fn what_is_no_legal_request_ends_the_connection() {
         raw.send(&case);
         assert!(raw.thrown_out(), "{case:?}");
     }
-    // Data of another length than granted, data for another place; received into a buffer, and into the disk.
+    // Data of another length than granted, and data for another place; received into a buffer, and
+    // straight into the disk.
     let names = [&b"delay"[..], b"memory"];
     let wrong = [(0, 100), (0, 65537), (4096, 65536)];
     for (name, (offset, length)) in names.into_iter().flat_map(|n| wrong.map(|w| (n, w))) {
@@ -143,7 +145,7 @@ fn what_is_no_legal_request_ends_the_connection() {
     }
 }
 
-/// Else the beginning of what is written would be what the buffer held before, of others.
+/// Otherwise the disk would get what others had left in the buffer.
 #[test]
 fn data_that_begins_before_its_grant_is_taken_whole_or_not_at_all() {
     let disks = disks();
@@ -194,7 +196,7 @@ fn wrong_checksums_keep_data_away_from_the_disk() {
     let body = towline_wire::request::encode_compound(&[write(8192)]);
     raw.send(&message(Header::new(Kind::Request, 0, 2), &body, &data[..8192]));
     assert_eq!(errno(&mut raw), Errno::EBADMSG);
-    // Under grants: nothing more is granted once a part is wrong.
+    // Under grants: the server grants nothing more once a part is wrong.
     raw.send(&request(0, 3, &[write(1 << 20)], 1 << 20));
     let mut granted = 0;
     let refused = loop {
@@ -215,11 +217,11 @@ fn wrong_checksums_keep_data_away_from_the_disk() {
     assert!(found.iter().all(|byte| *byte == 1));
 }
 
-/// A part of it is being written, and its connection is lost, before that is answered.
+/// A part is still being written when the connection is lost, and the write is not answered yet.
 #[test]
 fn a_write_that_was_refused_is_told_on_the_next_connection() {
     const FRAGMENT: usize = 128 << 10;
-    // Long enough for all messages of this to come meanwhile.
+    // Long enough for all messages of this test to arrive meanwhile.
     let slow = DiskKind::Delay(SIZE as u64, Duration::from_secs(1), 0);
     let disks = start(TempDir::new().unwrap(), vec![DiskExport::new("slow", slow)]);
     let (mut raw, welcome) = Raw::greeted(disks.port());
@@ -250,7 +252,8 @@ fn a_write_that_was_refused_is_told_on_the_next_connection() {
     assert_eq!(errno(&mut raw), Errno::EBADMSG);
 }
 
-/// Who has no leave, and says so all the same, sends its data twice. What is to come ahead may not come as if it was granted.
+/// A peer that sends ahead without leave has to send its data twice. Data announced as sent ahead
+/// may not arrive as granted data.
 #[test]
 fn data_ahead_without_leave_has_no_place() {
     const LENGTH: u32 = 100_000;
@@ -288,7 +291,8 @@ fn data_ahead_without_leave_has_no_place() {
     assert!(raw.thrown_out());
 }
 
-/// As a client sends that has its leave from a file. Other parts are granted while what has no place still comes.
+/// As from a client that has its leave from a file. Other parts are granted while the discarded
+/// data is still arriving.
 #[test]
 fn data_ahead_of_another_length_than_the_first_fragment_has_no_place() {
     const LENGTH: usize = 1 << 20;
@@ -314,7 +318,7 @@ fn data_ahead_of_another_length_than_the_first_fragment_has_no_place() {
         raw.send(&bytes);
         let mut grants = Vec::new();
         for part in ahead {
-            // The server has begun with the next part when all of it has come.
+            // Once all of this part has arrived, the server has begun with the next one.
             grants.push(raw.receive().expect("thrown out").0);
             raw.send(&vec![seed + 1; *part]);
         }
@@ -338,7 +342,7 @@ fn data_ahead_of_another_length_than_the_first_fragment_has_no_place() {
     assert!(found.iter().all(|byte| *byte == 2));
 }
 
-/// The disk is memory that a granted part is being received into.
+/// A granted part is being received straight into the disk's memory.
 #[test]
 fn a_disk_that_becomes_shorter_takes_no_more_of_a_write() {
     let disks = disks();
@@ -372,11 +376,11 @@ fn a_disk_that_becomes_shorter_takes_no_more_of_a_write() {
     assert!(matches!(parse_results(&body).unwrap()[..], [Reply::Stored { .. }]));
 }
 
-/// A peer over shared memory that says what it likes.
+/// A peer over shared memory that sends arbitrary messages.
 struct Ring(Link, Vec<u8>);
 
 impl Ring {
-    /// Has opened three disks, by the numbers 5, 6 and 7.
+    /// Connects and opens three disks, under the numbers 5, 6 and 7.
     fn opened(disks: &Disks) -> Self {
         let path = disks.transports.iter().find_map(|transport| match transport {
             Transport::Shm(path) => Some(path),
@@ -403,7 +407,7 @@ impl Ring {
         assert_eq!(self.0.send(&[bytes], &Counters::default()).unwrap(), bytes.len());
     }
 
-    /// False: the server has ended the link.
+    /// Returns false if the server has ended the link.
     fn fill(&mut self, wanted: usize) -> bool {
         while self.1.len() < wanted {
             let mut part = [0; 4096];
@@ -416,7 +420,8 @@ impl Ring {
         true
     }
 
-    /// Slot, flags and result of the next answer: the epoch of a change, why there was none, or neither.
+    /// Returns slot, flags and result of the next answer: the epoch of a change, its error, or
+    /// neither.
     fn answer(&mut self) -> (u16, u32, Result<Option<u64>, Errno>) {
         assert!(self.fill(HEADER_BYTES));
         let header = Header::parse(self.1.first_chunk().unwrap()).unwrap();
@@ -433,7 +438,8 @@ impl Ring {
     }
 }
 
-/// Some are taken together, as far as they are plain; each is answered for itself, once, and done in its turn.
+/// The server takes plain ones together, but each is answered by itself, once, and done in its
+/// turn.
 #[test]
 fn writes_that_stand_in_a_ring_together_are_answered_each_for_itself() {
     let disks = disks();
@@ -449,7 +455,7 @@ fn writes_that_stand_in_a_ring_together_are_answered_each_for_itself() {
         message(Header::new(Kind::Request, slot, sequence), &body, &data)
     };
     let stored = |result: &Result<Option<u64>, Errno>| matches!(result, Ok(Some(_)));
-    // What is sent, and how it ends: errors by their number.
+    // The messages, and how they end: zero or an error number.
     let cases = [
         (write(10, 1, 5, 0, 0, 4096, 1), 0),
         (write(11, 1, 5, 4096, disk_flag::DURABLE, 4096, 2), 0),
@@ -460,7 +466,7 @@ fn writes_that_stand_in_a_ring_together_are_answered_each_for_itself() {
         (write(16, 1, 8, 0, 0, 4096, 4), Errno::EBADF.0),
         (write(17, 1, 5, 0, disk_flag::CHECKSUMS, 4096, 4), Errno::EBADMSG.0),
         (write(18, 1, 5, 8192, disk_flag::CHECKSUMS, 4096, 9), 0),
-        // Asked again: answered, and not done once more.
+        // Sent again: answered, but not done again.
         (write(10, 1, 5, 0, 0, 4096, 5), 0),
         (write(19, 1, 5, 1 << 20, 0, 4096, 6), 0),
         (write(20, 1, 5, size - 4096, 0, 4096, 7), 0),
@@ -488,7 +494,7 @@ fn writes_that_stand_in_a_ring_together_are_answered_each_for_itself() {
     let disk = disks.client().disk(b"memory").unwrap();
     disk.read_at(&mut found, 0).unwrap();
     assert_eq!((0..SIZE).find(|at| found[*at] != model[*at]), None);
-    // What came before an illegal one is done, and what comes behind is not.
+    // Requests before an illegal one are done, and those after it are not.
     let illegal = message(Header::new(Kind::Request, 30, 1), &[36, 1, 2], &[0; 4096]);
     let parts = [write(22, 1, 5, 0, 0, 4096, 11), illegal, write(23, 1, 5, 4096, 0, 4096, 12)];
     ring.send(&parts.concat());

@@ -1,4 +1,4 @@
-//! Connections that are cut, servers that are killed, machines that fail.
+//! Cut connections, killed servers, and failing machines.
 
 use crate::common::proxy::Proxy;
 use crate::common::{Process, Random, eventually, pattern, seed};
@@ -31,7 +31,7 @@ fn cut_connections_lose_and_double_nothing() {
     let proxy = Proxy::start(disks.port(), seed ^ 1, 1 << 20);
     for kind in ["memory", "delay", "cached"] {
         let client = connect(proxy.port);
-        // The connection may be cut while the disk is being opened: that, too, is asked again.
+        // The connection may be cut while the disk is being opened: that request is repeated, too.
         let disk = client.disk(kind.as_bytes()).unwrap().with_checksums(random.below(2) == 0);
         let mut model = Model::new();
         let limit = Instant::now() + Duration::from_secs(60);
@@ -105,7 +105,7 @@ fn a_killed_server_loses_nothing_that_its_kernel_has() {
             disk.read_at(&mut all, 0).unwrap();
             assert!(all == model.bytes, "round {round}, state {keeps_state}");
         }
-        // Memory is gone, and nobody is told that zeroes are what was written.
+        // The memory disk is gone, and its zeroes are not passed off as what was written.
         let gone = volatile.read_at(&mut [0; 4096], 0).unwrap_err();
         assert_eq!(gone.errno(), Errno::ESTALE);
         drop(volatile);
@@ -119,7 +119,7 @@ struct Fragile {
     epoch: u64,
     durable: Arc<Mutex<Vec<u8>>>,
     cached: Mutex<Vec<u8>>,
-    /// The next flush fails, and what was to be flushed is dropped.
+    /// The next flush fails and drops what it should write.
     fails: AtomicBool,
 }
 
@@ -140,12 +140,12 @@ impl Fragile {
         Arc::new(Self { identity, epoch, durable, cached, fails })
     }
 
-    /// The machine starts again, and serves the disk.
+    /// The disk after its machine has failed and started again.
     fn after_failure(&self) -> Arc<Self> {
         Self::with(self.identity, self.epoch + 1, self.durable.clone())
     }
 
-    /// The server starts again, on a machine that went on.
+    /// The disk after a restart of the server, on a machine that kept running.
     fn after_restart(&self) -> Arc<Self> {
         let next = Self::with(self.identity, self.epoch, self.durable.clone());
         next.cached.lock().copy_from_slice(&self.cached.lock());
@@ -230,7 +230,7 @@ impl BlockStore for Fragile {
     }
 }
 
-/// What was written, flushed or not, and then a restart: what the next calls say.
+/// Writes, restarts the server, and returns the results of the next calls.
 fn after(
     write: impl Fn(&towline_client::Disk),
     next: impl Fn(&Fragile) -> Arc<Fragile>,
@@ -251,25 +251,25 @@ fn unflushed_writes_that_are_lost_are_told() {
     let write = |disk: &towline_client::Disk| disk.write_at(&[1; 512], 0).unwrap();
     let lost = Err(Error::WritesLost { disk: "own".into() });
     assert_eq!(after(write, Fragile::after_failure), (lost.clone().map(|()| 0), lost.clone()));
-    // Not when the machine went on,
+    // Not if the machine kept running,
     assert_eq!(after(write, Fragile::after_restart), (Ok(1), Ok(())));
-    // nor when it was flushed,
+    // nor after a flush,
     let flushed = |disk: &towline_client::Disk| {
         write(disk);
         disk.flush().unwrap();
     };
     assert_eq!(after(flushed, Fragile::after_failure), (Ok(1), Ok(())));
-    // or written durably, or nothing was written.
+    // nor after a durable write, nor if nothing was written.
     let durable = |disk: &towline_client::Disk| disk.write_durable_at(&[1; 512], 0).unwrap();
     assert_eq!(after(durable, Fragile::after_failure), (Ok(1), Ok(())));
     assert_eq!(after(|_| {}, Fragile::after_failure), (Ok(0), Ok(())));
-    // A write that came after the flush counts.
+    // A change after the flush counts.
     let again = |disk: &towline_client::Disk| {
         flushed(disk);
         disk.trim(0, 512).unwrap();
     };
     assert_eq!(after(again, Fragile::after_failure).1, lost);
-    // Another disk of that name is not taken for it.
+    // Another disk of the same name is not taken for it.
     let other = |old: &Fragile| Fragile::with(2, old.epoch, old.durable.clone());
     let stale = Err(Error::from(Errno::ESTALE));
     assert_eq!(after(flushed, other), (stale.clone().map(|()| 0), stale));
@@ -284,17 +284,17 @@ fn a_flush_that_failed_is_told_after_a_restart_too() {
     mine.write_at(&[1; 512], 0).unwrap();
     store.fails.store(true, Ordering::Relaxed);
     assert_eq!(theirs.flush().unwrap_err().errno(), Errno::EIO);
-    // The new server's flushes succeed, and it serves the disk to be written.
+    // The new server's flushes succeed, and it offers the disk for writing.
     for _ in 0..2 {
         disks.restart(store.after_restart());
         assert_eq!(mine.flush(), Err(Error::WritesLost { disk: "own".into() }));
-        // Who had written nothing goes on, and nothing of it is taken for lost.
+        // A client that had written nothing goes on, and loses nothing.
         theirs.write_at(&[2; 512], 512).unwrap();
     }
     theirs.flush().unwrap();
 }
 
-/// It was answered before the machine failed, and is looked at when the client has come back.
+/// The write is answered before the machine fails, and the answer is taken when the client is back.
 #[test]
 fn a_write_that_was_answered_and_not_taken_is_told_to_be_lost() {
     let store = Fragile::new();
@@ -307,7 +307,7 @@ fn a_write_that_was_answered_and_not_taken_is_told_to_be_lost() {
         client.is_idle()
     });
     disks.restart(store.after_failure());
-    client.disks().unwrap(); // with the next lane
+    client.disks().unwrap(); // over the next lane
     let lost = Err(Error::WritesLost { disk: "own".into() });
     if let Err(error) = write.wait() {
         assert_eq!(Err(error), lost);

@@ -72,7 +72,7 @@ fn odd_numbers_end_no_server() {
             };
             raw.send(&request(1, sequence - 1, &[asked], 0));
         }
-        // Until all is answered, or it is thrown out.
+        // Until everything is answered, or the peer is thrown out.
         raw.send(&request(2, 1, &[Request::Inquire { what: 0 }], 0));
         while let Some((header, _)) = raw.receive()
             && header.slot != 2

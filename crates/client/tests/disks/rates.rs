@@ -1,4 +1,4 @@
-//! Clients that may ask for so much in a second.
+//! Disks with limits on what each client may ask for per second.
 
 use crate::common::proxy::Proxy;
 use crate::common::{no_faster, pattern, seed};
@@ -51,7 +51,7 @@ fn bytes_are_limited_both_ways() {
     for transport in &limited(0, 10 * MIB as u64).transports {
         let disk = open(transport);
         let start = Instant::now();
-        // Granted, inline, and of one piece that is longer than what may be ahead.
+        // A granted write, an inline write, and a single read longer than the limit allows at once.
         let data = pattern(MIB, 3);
         disk.write_at(&data, 0).unwrap();
         disk.write_at(&data[..4096], MIB as u64).unwrap();
@@ -75,7 +75,7 @@ fn others_are_not_held_up() {
         for number in 0..3 {
             group.add(slow.start_write_at(data.clone(), number * 4096, false).unwrap(), number);
         }
-        // Another disk of the same session does not wait with it.
+        // Another disk of the same session is not held up with it.
         for _ in 0..100 {
             free.write_at(&data, 0).unwrap();
         }
@@ -88,7 +88,7 @@ fn others_are_not_held_up() {
     }
 }
 
-/// What waits would do so for a week, and what is to wait is overtaken.
+/// Under the limit, requests would wait for a week; they are overtaken by those that need not wait.
 #[test]
 fn another_limit_holds_at_once_for_those_who_are_connected() {
     for place in 0..limited(0, 0).transports.len() {
@@ -104,7 +104,7 @@ fn another_limit_holds_at_once_for_those_who_are_connected() {
         slow.write_at(&pattern(MIB, 1), 0).unwrap();
         for _ in 0..2 {
             limit(1);
-            // Taken at once, and then owed.
+            // Accepted at once, and then owed.
             slow.write_at(&pattern(MIB, 2), 0).unwrap();
             let mut group = Group::new();
             group.add(slow.start_read_at(vec![0; 4096], 0).unwrap(), 1);

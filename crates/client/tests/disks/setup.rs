@@ -1,4 +1,4 @@
-//! A server of disks, and a model of what is on one.
+//! A server of disks, and a model of the contents of one.
 
 use crate::common::{Random, pattern, port, transports};
 use std::path::Path;
@@ -10,7 +10,7 @@ use towline_net::address::Address;
 use towline_server::{CacheMode, Config, DiskExport, DiskKind, OwnStore, Server};
 use towline_store::BlockStore;
 
-/// Bytes of each disk.
+/// Size of each disk in bytes.
 pub(crate) const SIZE: usize = 4 << 20;
 
 /// A server in this process and every way to reach it.
@@ -26,7 +26,7 @@ fn file(directory: &Path, name: &str, size: usize) -> std::path::PathBuf {
     path
 }
 
-/// One of each kind. Direct files are not among them: not every file system has them.
+/// One disk of each kind, except direct files, which not every file system supports.
 pub(crate) const KINDS: [&str; 4] = ["memory", "cached", "stripe", "delay"];
 
 pub(crate) fn disks() -> Disks {
@@ -47,7 +47,7 @@ pub(crate) fn disks() -> Disks {
     )
 }
 
-/// A server of one disk of the test's own.
+/// A server of one disk that the test supplies.
 pub(crate) fn own(store: Arc<dyn BlockStore>) -> Disks {
     start(TempDir::new().unwrap(), vec![DiskExport::new("own", DiskKind::Own(OwnStore(store)))])
 }
@@ -90,7 +90,7 @@ impl Disks {
         self.server = loop {
             match Server::start(&config) {
                 Ok(server) => break Some(server),
-                // The kernel may keep the port for a moment.
+                // The kernel may hold the port for a moment.
                 Err(error) if tries == 200 => panic!("not started again: {error}"),
                 Err(_) => std::thread::sleep(Duration::from_millis(50)),
             }
@@ -100,18 +100,18 @@ impl Disks {
     }
 }
 
-/// What a disk should hold.
+/// The expected contents of a disk.
 pub(crate) struct Model {
     pub(crate) bytes: Vec<u8>,
 }
 
 impl Model {
-    /// Of a disk of zeroes.
+    /// For a disk of zeroes.
     pub(crate) fn new() -> Self {
         Self { bytes: vec![0; SIZE] }
     }
 
-    /// Does something at random to the disk, and checks what it reads.
+    /// Does something random to the disk, and checks what it reads.
     pub(crate) fn step(&mut self, disk: &Disk, random: &mut Random, what: &str) {
         let length = random.any_size(1 << 20) as usize;
         let offset = random.below((SIZE - length) as u64 + 1) as usize;

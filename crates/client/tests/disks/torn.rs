@@ -1,4 +1,4 @@
-//! Disks whose pages are promised, and cannot be sent.
+//! Disks that lend pages which cannot be sent.
 
 use std::io;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use towline_net::address::Address;
 use towline_server::{Config, DiskExport, DiskKind, OwnStore, Server};
 use towline_store::{BlockStore, Extent, Geometry, ZeroHow};
 
-/// A disk that lends pages of what cannot be read, in its second half.
+/// A disk whose second half cannot be read, although it lends its pages.
 #[derive(Debug)]
 struct Torn;
 
@@ -65,8 +65,8 @@ impl BlockStore for Torn {
     }
 }
 
-/// The reply that promised them has left by then: the lane ends at once, though nothing else wakes the core, the client asks
-/// again, and is told.
+/// The reply that announced the pages has left by then. The lane ends at once, though nothing else
+/// wakes the core; the client asks again and gets the error.
 #[test]
 fn pages_that_cannot_be_sent_fail_their_read_at_once() {
     let directory = tempfile::tempdir().unwrap();
@@ -82,7 +82,7 @@ fn pages_that_cannot_be_sent_fail_their_read_at_once() {
     std::thread::spawn(move || {
         let client = Client::connect(&Transport::Unix(socket), Options::default()).unwrap();
         let disk = client.disk(b"torn").unwrap();
-        // Nothing waits for its time any more.
+        // By then no timer is running.
         std::thread::sleep(Duration::from_millis(2500));
         for _ in 0..2 {
             let read = disk.read_at(&mut vec![0; 64 << 10], SIZE / 2).map_err(|e| e.errno());

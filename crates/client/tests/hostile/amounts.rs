@@ -1,4 +1,4 @@
-//! Peers that ask for too much or give nothing back: they are bounded.
+//! Peers that ask for too much or give nothing back: the server bounds them.
 
 use super::common::{CREATE, Raw, counter, eventually, hello, hello_message, pattern, request};
 use super::{ATTACH, PATIENCE, big_write, common, header, start};
@@ -27,8 +27,8 @@ fn grants_that_are_not_used_do_not_starve_others() {
     eventually("grants", || counter(&honest.client, "buffer_bytes_in_use") > 0);
     let grown = process.memory() - before;
     assert!(grown < 64, "memory grew by {grown} MiB for unused grants");
-    // Small writes need no grant, and large ones get their turn once the stalled are thrown out:
-    // within the time that is stated for using a grant.
+    // Small writes need no grant, and large ones get their turn once stalled peers are thrown out,
+    // after the time allowed for using a grant.
     honest.root.write_path(b"small", CREATE, 0o600, &[1; 10_000]).unwrap();
     let mut back = vec![0; 10_001];
     assert_eq!(honest.root.read_path(b"small", 0, &mut back).unwrap(), 10_000);
@@ -36,7 +36,7 @@ fn grants_that_are_not_used_do_not_starve_others() {
     honest.check("unused grants");
 }
 
-/// A request that is sent again while it waits for a buffer waits once.
+/// A request that is resent while it waits for a buffer waits only once.
 #[test]
 fn requests_that_are_sent_again_and_again_take_no_memory() {
     let (_directory, process, honest) = start();
@@ -52,7 +52,7 @@ fn requests_that_are_sent_again_and_again_take_no_memory() {
     let (mut peer, _) = Raw::greeted(process.port);
     let write = big_write(0, b"again");
     peer.send(&write);
-    // All of it comes to be looked at before others are thrown out who do not use their buffers.
+    // The server looks at all of it before it throws out peers that do not use their buffers.
     let before = process.memory();
     for _ in 0..100 {
         peer.send(&write.repeat(20_000));
@@ -68,7 +68,7 @@ fn half_messages_take_little_memory_and_harm_nobody() {
     let before = process.memory();
     let mut peers = Vec::new();
     for number in 0..600 {
-        // As much of one message as the limits allow, but never its end.
+        // As much of a message as the limits allow, but never its end.
         let mut half = match number % 3 {
             0 => header(|h| (h.body_bytes, h.payload_bytes) = (80 * 1024, 16 * 1024)),
             1 => header(|h| (h.kind, h.body_bytes) = (Kind::Hello, 80 * 1024)),
@@ -121,8 +121,8 @@ fn peers_that_ask_for_much_and_read_nothing_are_bounded() {
     for number in 0..12 {
         let (mut peer, _) = Raw::greeted(process.port);
         let mut bytes = Vec::new();
-        // One slot after the other: the server answers each before it looks at the next, so that
-        // the same slots can be used again without hearing of the answers.
+        // Slot by slot: the server answers each request before it looks at the next, so slots can
+        // be reused without reading the answers.
         for sequence in 1..10 {
             for slot in 0..60 {
                 bytes.extend(kinds[number % 3](slot, sequence));
@@ -136,7 +136,7 @@ fn peers_that_ask_for_much_and_read_nothing_are_bounded() {
     std::thread::sleep(Duration::from_millis(300));
     honest.check_new(&process, "requests without reading the answers");
     let grown = process.memory() - before;
-    // Each lane may hold 2 MiB, and the answer that goes beyond that.
+    // Each lane may hold 2 MiB, and the answer that exceeds them.
     assert!(grown < 12 * 4 + 16, "memory grew by {grown} MiB for 12 peers that read nothing");
 }
 
@@ -151,7 +151,7 @@ fn reads_past_the_page_cache_that_nobody_takes_are_bounded() {
         let (mut peer, _) = Raw::greeted(process.port);
         let mut bytes = Vec::new();
         for slot in 0..20 {
-            // Such bytes are nowhere but in a buffer of the server.
+            // These bytes exist only in a buffer of the server.
             let attach = Request::Attach { name: b"dir" };
             let open = Request::Open { base: CURRENT, flags: DIRECT, mode: 0, path: b"large" };
             let read = Request::Read { handle: CURRENT, offset: 0, length: 8 << 20 };
@@ -211,7 +211,8 @@ fn connections_that_end_with_their_last_message_are_let_go() {
         }
         let goodbye = Header::new(Kind::Goodbye, 0, 0).to_bytes();
         for mut peer in peers {
-            // No answer comes, so nothing but the end tells the server that nobody is there.
+            // No answer follows, so only the end of the connection tells the server that nobody is
+            // there.
             peer.send(&goodbye);
         }
         let watcher = setup.client();
@@ -236,12 +237,12 @@ fn connections_beyond_the_limit_of_descriptors_do_not_stop_the_server() {
     assert!(process.is_alive());
 }
 
-/// Whoever has a descriptor can take what was rung, and have reads and writes of it wait: that of a peer over shared memory
-/// wakes the server for that peer only.
+/// Any peer that has a doorbell's descriptor can take its rings, and make its reads and writes
+/// wait: so the doorbell of a peer over shared memory wakes the server for that peer only.
 #[test]
 fn bells_that_are_spoiled_by_peers_wake_the_server_for_others() {
     let (directory, process, _) = start();
-    // One for each core.
+    // One peer for each core.
     let mut peers = Vec::new();
     for _ in 0..2 {
         let socket = UnixStream::connect(directory.path().join("socket")).unwrap();
@@ -261,7 +262,7 @@ fn bells_that_are_spoiled_by_peers_wake_the_server_for_others() {
             let root = client.attach(b"mem").unwrap();
             for round in 0..50 {
                 root.write_path(b"honest", CREATE, 0o600, &pattern(1000, round)).unwrap();
-                std::thread::sleep(Duration::from_millis(1)); // the server sleeps meanwhile
+                std::thread::sleep(Duration::from_millis(1)); // the server goes to sleep meanwhile
             }
         }
         done.send(()).unwrap();

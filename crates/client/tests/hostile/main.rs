@@ -1,5 +1,6 @@
 //! Peers that break the protocol, ask for too much or give nothing back: the server throws them out
-//! or bounds them, and goes on serving honest clients. Servers that do so to their clients.
+//! or bounds them, and goes on serving honest clients. Also servers that treat their clients in
+//! this way.
 
 #![allow(clippy::unwrap_used)] // a test that cannot go on should say where
 
@@ -23,14 +24,14 @@ fn child_server() {
     common::child_server();
 }
 
-/// An honest client, who has to be served whatever others do.
+/// An honest client, which must be served whatever others do.
 struct Honest {
     client: Client,
     root: File,
     rounds: u8,
 }
 
-/// How long an honest client may have to wait for a few small requests, on a busy machine.
+/// How long an honest client may have to wait for a few small requests on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 impl Honest {
@@ -53,7 +54,7 @@ impl Honest {
         assert!(start.elapsed() < PATIENCE, "after {after}: took {:?}", start.elapsed());
     }
 
-    /// A newcomer is served, too.
+    /// Checks that a newcomer is served, too.
     fn check_new(&mut self, process: &Process, after: &str) {
         let start = Instant::now();
         let client = Client::connect(&process.tcp(), Options::default())

@@ -1,4 +1,4 @@
-//! Messages that break the protocol: they end the connection, and open nothing.
+//! Messages that break the protocol: they end the connection and open nothing.
 
 use super::common::{CREATE, Random, Raw, counter, hello, hello_message, message, request, seed};
 use super::{ATTACH, big_write, header, results, start};
@@ -130,7 +130,7 @@ fn another_version_is_told_so() {
     let (kind, body) = peer.receive().map(|(header, body)| (header.kind, body)).unwrap();
     let welcome = towline_wire::Welcome::parse(&body).unwrap();
     assert_eq!((kind, welcome.errno, welcome.session), (Kind::Welcome, Errno::EPROTO.0, 0));
-    // It got no session: what it asks for now is not served.
+    // It got no session, so requests are not served.
     peer.send(&request(0, 1, &[ATTACH], 0));
     assert!(peer.thrown_out());
     honest.check("another version");
@@ -155,7 +155,7 @@ fn forged_handles_and_sessions_open_nothing() {
         panic!("not attached")
     };
     for sequence in 2..300 {
-        // Near the real one, and anywhere.
+        // Close to the real one, and anywhere.
         let forged = match sequence % 3 {
             0 => handle ^ (1 << random.below(64)),
             1 => random.next(),
@@ -180,10 +180,10 @@ fn forged_handles_and_sessions_open_nothing() {
         peer.send(&request(0, sequence, &requests, 0));
         assert_eq!(last_errno(&results(&mut peer)), Some(Errno::EBADF), "{requests:?}");
     }
-    // CURRENT without anything opened in the same request.
+    // CURRENT, with nothing opened in the same compound.
     peer.send(&request(1, 1, &[Request::Stat { base: CURRENT, flags: 0, path: b"" }], 0));
     assert_eq!(last_errno(&results(&mut peer)), Some(Errno::EBADF));
-    // Reclaiming what it never had, at every kind of place.
+    // Reclaims files it never had, under all kinds of handles.
     for (sequence, at) in
         [0, 1, CURRENT, u64::MAX >> 1, 1 << 32 | 65_535, 1 << 32 | 65_536, 1 << 63 | 7]
             .into_iter()
@@ -201,7 +201,8 @@ fn forged_handles_and_sessions_open_nothing() {
     }
     honest.check("forged handles");
 
-    // The session of another, without its secret: a new one, and the other keeps its lane.
+    // Another client's session, without its secret: the peer gets a new one, and the other keeps
+    // its lane.
     for secret in [0, 1, welcome.secret ^ 1, !welcome.secret] {
         let mut thief = Raw::connect(process.port);
         thief.send(&hello_message(&Hello { session: welcome.session, secret, ..hello() }));
@@ -236,7 +237,7 @@ fn data_has_to_match_its_grant() {
         ("offset beyond all", data(|h| h.offset = u64::MAX, 256 * 1024), true),
         ("less than granted", data(|_| {}, 100), true),
         ("nothing", data(|_| {}, 0), true),
-        // Possibly meant for a request that is over: ignored.
+        // May be meant for a request that is over: ignored.
         ("other slot", data(|h| h.slot = 9, 1000), false),
         ("other sequence", data(|h| h.sequence = 5, 1000), false),
     ] {
@@ -253,7 +254,7 @@ fn data_has_to_match_its_grant() {
         }
         honest.check(name);
     }
-    // Data that nobody asked for, with and without a request.
+    // Data that nobody asked for, without a request.
     let (mut peer, _) = Raw::greeted(process.port);
     for slot in 0..10 {
         peer.send(&message(Header::new(Kind::Data, slot, 1), &[], &vec![7; 200_000]));
@@ -263,7 +264,7 @@ fn data_has_to_match_its_grant() {
     honest.check("data without request");
 }
 
-/// It was granted before the write failed, and has no place any more.
+/// The data was granted before the write failed, and is discarded.
 #[test]
 fn data_of_a_write_that_failed_is_counted_and_forgotten() {
     const FRAGMENT: usize = 256 * 1024;
@@ -301,7 +302,8 @@ fn data_of_a_write_that_failed_is_counted_and_forgotten() {
     honest.check("a failed write");
 }
 
-/// It was granted before the write ran out of space, and comes while what stands behind the write waits.
+/// The data was granted before the write ran out of space, and arrives while the requests behind
+/// the write wait.
 #[test]
 fn data_of_a_write_that_stopped_early_ends_nothing_that_follows() {
     const FRAGMENT: usize = 256 * 1024;
@@ -377,7 +379,7 @@ fn random_damage_to_legal_traffic_harms_nobody() {
             0,
         ));
         for _ in 0..=random.below(3) {
-            // In headers and bodies for most, where it matters more.
+            // Mostly in headers and bodies, where it matters more.
             let end = if random.below(3) == 0 { bytes.len() } else { 250 };
             let at = random.below(end as u64) as usize;
             bytes[at] = if random.below(2) == 0 {

@@ -12,10 +12,10 @@ use towline_wire::hello::{MAGIC, VERSION, resumed};
 use towline_wire::limits::{EVENTS_BYTES_MAX, FRAGMENT_BYTES_MAX, HEADER_BYTES};
 use towline_wire::{Attr, Header, Kind, Reply, Welcome};
 
-/// Long enough for a grant.
+/// Long enough to need grants.
 const LONG: usize = 4 * FRAGMENT_BYTES_MAX;
 
-/// One connection to what the client takes for a server.
+/// One connection of a client to a false server.
 struct Peer(TcpStream);
 
 impl Peer {
@@ -28,7 +28,7 @@ impl Peer {
         Some(header)
     }
 
-    /// The next request.
+    /// Returns the next request.
     fn request(&mut self) -> Header {
         loop {
             let header = self.receive().expect("the client is gone");
@@ -38,7 +38,7 @@ impl Peer {
         }
     }
 
-    /// False when the client takes nothing more.
+    /// Returns false if the client takes nothing more.
     fn send(&mut self, bytes: &[u8]) -> bool {
         self.0.write_all(bytes).is_ok()
     }
@@ -68,7 +68,8 @@ impl Peer {
     }
 }
 
-/// A client with a file of what it takes for a server, which does this after the file was opened. It hears no more of it.
+/// Returns a client with an open file of a false server. Once the file is open, the server does
+/// this and nothing more.
 fn served_by(lies: impl FnOnce(&mut Peer) + Send + 'static) -> (Client, File, JoinHandle<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -86,7 +87,7 @@ fn served_by(lies: impl FnOnce(&mut Peer) + Send + 'static) -> (Client, File, Jo
     (client, file, serving)
 }
 
-/// What this client is told ends its session, with that reason.
+/// Checks that the answer ended the client's session, for this reason.
 fn assert_illegal(result: Result<usize, Error>, reason: &str) {
     let error = result.unwrap_err().to_string();
     assert!(error.contains("no legal message") && error.contains(reason), "{error}");
@@ -101,7 +102,7 @@ fn header_of(kind: Kind, request: &Header, from: usize, length: usize) -> Header
     header
 }
 
-/// Grants these parts of a long write.
+/// Grants these parts of a long write; returns the client's result.
 fn write_granted(parts: &'static [(usize, usize)]) -> Result<usize, Error> {
     let (client, file, serving) = served_by(move |peer| {
         let request = peer.request();
@@ -126,7 +127,7 @@ fn grants_are_for_each_byte_once() {
     assert_illegal(write_granted(&[(LONG - 1, 2)]), "beyond");
 }
 
-/// Else the server keeps all that the session has locked for as long as the client lives.
+/// Otherwise the server would keep the session's locks for as long as the client lives.
 #[test]
 fn a_session_that_is_given_up_ends_its_connection() {
     let (client, file, serving) = served_by(|peer| {
@@ -155,7 +156,7 @@ fn grants_of_what_is_over_are_ignored() {
     serving.join().unwrap();
 }
 
-/// Sends these messages in answer to a read of 8192 bytes: length of the data, and how many checksums.
+/// Answers a read of 8192 bytes with these messages: length of the data, and number of checksums.
 fn read_summed(parts: &'static [(usize, usize)]) -> Result<usize, Error> {
     let (client, file, serving) = served_by(move |peer| {
         let request = peer.request();
@@ -192,7 +193,7 @@ fn no_more_is_written_than_was_to_be() {
     }
 }
 
-/// The file was opened, and its first byte could not be read by who sent it.
+/// The file was opened, but the server could not read its first byte.
 #[test]
 fn a_file_that_was_opened_and_could_not_be_read_is_closed() {
     let (client, file, serving) = served_by(|peer| {
@@ -213,7 +214,7 @@ fn a_file_that_was_opened_and_could_not_be_read_is_closed() {
     serving.join().unwrap();
 }
 
-/// Answers a request for events so, and the next one as it should be.
+/// Answers a request for events in this way, and the next one correctly.
 fn told(next: u64, length: usize, payload: Vec<u8>) -> Result<Happenings, Error> {
     let (client, file, serving) = served_by(move |peer| {
         let request = peer.request();

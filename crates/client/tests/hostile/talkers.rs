@@ -1,4 +1,4 @@
-//! Peers that never stop talking: others have their turn.
+//! Peers that never stop sending: others still get their turn.
 
 use super::common::{CREATE, Raw, message, pattern};
 use std::io::Write;
@@ -10,7 +10,7 @@ use towline_net::address::Address;
 use towline_server::{Config, EngineWish, Export, ExportKind, Server};
 use towline_wire::{Header, Kind};
 
-/// A server of one core, and what others get of it while somebody sends these bytes again and again.
+/// Checks that a server of one core serves others while a peer sends these bytes again and again.
 fn others_are_served_beside(what: &str, engine: EngineWish, bytes: &[u8]) {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("s");

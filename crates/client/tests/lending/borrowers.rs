@@ -1,4 +1,4 @@
-//! Borrowers that say what they like: what they hold, and what they cannot do.
+//! Borrowers that send arbitrary messages: what they can hold, and what they cannot do.
 
 use super::common::{CREATE, counter, eventually, pattern, setup_with};
 use super::raw::Raw;
@@ -19,7 +19,7 @@ fn what_is_lent_stays_until_it_is_given_back() {
     let mut raw = Raw::connect(&setup, 0, 0);
     let handle = raw.open(b"f");
     let lent = raw.read(1, handle, 0, MIB).expect("not lent");
-    // Written over, cut, punched, removed; and the space used again.
+    // Overwrites, punches, shortens and removes the file, and uses its space again.
     file.write_at(&pattern(300_000, 2), 1000).unwrap();
     assert!(raw.bytes(&lent) == data, "after a write");
     file.allocate(3, 500_000, 200_000).unwrap();
@@ -78,7 +78,7 @@ fn forged_releases_have_no_effect() {
     }
     raw.request(3, Request::Stat { base: handle, flags: 0, path: b"" });
     assert_eq!(counter(&client, "bytes_on_loan"), MIB as u64);
-    // Another client's loan is not its own, and what is given back twice counts once.
+    // A client cannot give back another client's loan, and giving a loan back twice counts once.
     let mut second = Raw::connect(&setup, 0, 0);
     let other = second.open(b"f");
     second.release(1, sequence);
@@ -136,7 +136,7 @@ fn who_never_gives_back_gets_little_and_costs_no_space() {
     assert!(!lent.is_empty() && lent.len() < 59, "{} reads lent", lent.len());
     assert!(counter(&client, "loans_exhausted") > 0);
     assert_eq!(free(), used, "lending charges nothing");
-    // The whole of the file can be written over, and its space had again, as if nothing were lent.
+    // The whole file can be overwritten and its space freed, as if nothing were lent.
     assert_eq!(file.write_at(&pattern(length, 2), 0).unwrap(), length);
     set_size(&file, 0);
     let inode = 1;
@@ -148,7 +148,7 @@ fn who_never_gives_back_gets_little_and_costs_no_space() {
     for (offset, extents) in &lent {
         assert!(raw.bytes(extents) == data[*offset..offset + 200 * KIB], "at {offset}");
     }
-    // With all slots used for something else, everything is back and can be lent again.
+    // Once all slots have been used for something else, everything is back and can be lent again.
     for slot in 1..60 {
         raw.request(slot, Request::Stat { base: handle, flags: 0, path: b"" });
     }

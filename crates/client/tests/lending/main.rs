@@ -1,5 +1,5 @@
 //! Memory that clients on the server's machine read in place: contents against a model, loans that
-//! hold and come back, peers that forge them, and who gets none.
+//! hold and are given back, peers that forge them, and clients that get none.
 
 #![allow(clippy::unwrap_used)] // a test that cannot go on should say where
 
@@ -35,8 +35,8 @@ fn connect(transport: &Transport) -> Client {
     Client::connect(transport, options).unwrap()
 }
 
-/// A client of another user than the server's, over shared memory; `None` without the right to be
-/// somebody else.
+/// A client of another user than the server's, over shared memory; `None` if this process may not
+/// change its user.
 fn connect_as_other(setup: &Setup) -> Option<Client> {
     if !rustix::process::geteuid().is_root() {
         common::skipped("a borrower of another user: only root can connect as one");
@@ -49,7 +49,7 @@ fn connect_as_other(setup: &Setup) -> Option<Client> {
     open(path.parent().unwrap());
     open(&path);
     let transport = setup.transports[2].clone();
-    // The user of a thread is its own, and that of a connection whose who connected.
+    // A thread has a user of its own, and a connection has the user of the thread that connected.
     let other = std::thread::spawn(move || {
         let user = rustix::process::Uid::from_raw(OTHER_USER);
         rustix::thread::set_thread_res_uid(user, user, user).unwrap();
@@ -97,12 +97,12 @@ fn clients_with_and_without_the_memory_agree_with_a_model() {
                 model[offset as usize..end].fill(0);
             }
             6 => {
-                // Begun now, taken later: by then it says what was true in between.
+                // Started now, taken later: it returns what was true when it was answered.
                 let offset = random.below(size + 1);
                 let buffer = vec![0xee; random.below(600_000) as usize];
                 let end = model.len().min(offset as usize + buffer.len());
                 let expected = model[offset as usize..end].to_vec();
-                // Answered before anything is changed.
+                // The second call ensures that the read is answered before anything changes.
                 let operation = file.start_read_at(buffer, offset).unwrap();
                 file.stat().unwrap();
                 later.push((operation, expected));
@@ -254,7 +254,7 @@ fn another_user_gets_the_bytes_but_not_the_memory() {
     assert_eq!(counter(&other, "replies_lent"), 1, "not lent to the server's own user");
 }
 
-/// A begun read, whose answer has come and was lent, but was not taken.
+/// A started read whose answer has arrived and was lent, but was not taken.
 fn lent_but_not_taken(
     setup: &Setup,
     data: &[u8],
@@ -276,8 +276,8 @@ fn a_loan_that_ended_with_its_lane_is_read_again() {
     assert!(counter(&other, "bytes_on_loan") >= MIB as u64);
     rustix::net::shutdown(client.fd().unwrap(), rustix::net::Shutdown::Both).unwrap();
     eventually("a lost lane gives back", || counter(&other, "bytes_on_loan") == 0);
-    // Its blocks go to another file before it is written anew: a pattern is the same in each block,
-    // so they must not get their bytes from this one again.
+    // Its blocks go to another file before it is rewritten: patterns repeat in each block, so this
+    // file must not put its bytes into the old blocks again.
     let root = other.attach(b"mem").unwrap();
     root.write_path(b"f", CREATE | TRUNCATE, 0o600, b"").unwrap();
     root.write_path(b"g", CREATE, 0o600, &pattern(4 * MIB, 3)).unwrap();
@@ -295,7 +295,7 @@ fn a_loan_of_a_server_that_stopped_is_no_data() {
     assert!(operation.wait().is_err(), "the server gave the memory back");
 }
 
-/// Set: this process takes no more descriptors.
+/// While set, this process takes no more descriptors.
 static TAKES_NONE: AtomicBool = AtomicBool::new(false);
 
 fn hide(fd: OwnedFd) -> std::io::Result<OwnedFd> {

@@ -17,7 +17,7 @@ use towline_wire::reply::parse_results;
 use towline_wire::request::encode_compound;
 use towline_wire::{Header, Hello, Kind, Reply, Request, Welcome};
 
-/// A peer over shared memory that says what it likes.
+/// A peer over shared memory that sends arbitrary messages.
 pub(super) struct Raw {
     pub(super) link: Link,
     pub(super) welcome: Welcome,
@@ -58,7 +58,7 @@ impl Raw {
         assert_eq!(self.link.send(&[bytes], &Counters::default()).unwrap(), bytes.len());
     }
 
-    /// The next message: header, body, payload.
+    /// Returns the next message: header, body, payload.
     pub(super) fn receive(&mut self) -> (Header, Vec<u8>, Vec<u8>) {
         let fill = |received: &mut Vec<u8>, wanted: usize| {
             while received.len() < wanted {
@@ -117,7 +117,7 @@ impl Raw {
         handle(&body)
     }
 
-    /// Reads; where it is lent, if it is.
+    /// Reads; returns where the data is lent, if it is.
     pub(super) fn read(
         &mut self,
         slot: u16,

@@ -1,4 +1,4 @@
-//! Servers that lend what is not there: the client takes none of it.
+//! Servers that lend memory they do not have: the client accepts none of it.
 
 use super::common::pattern;
 use super::raw::Raw;
@@ -19,8 +19,9 @@ use towline_wire::{Attr, Header, Kind, Reply, Request, Welcome};
 /// extents, and the number of their memory.
 type Forged = (u64, Vec<Extent>, u32);
 
-/// A server that answers reads of clients that borrow with a forged loan, and others with sevens.
-/// Before, it hands memory over, and says how long that is. Yields the flags of the reads.
+/// A server that answers reads of clients that borrow with a forged loan, and other reads with
+/// sevens. Before that it hands over memory, with the length it claims. Returns the flags of the
+/// reads.
 fn fake_server(
     path: PathBuf,
     memory: Option<(SharedMemory, usize)>,
@@ -102,7 +103,7 @@ fn fake_server(
     })
 }
 
-/// What a client makes of such an answer to two reads of 64 KiB; and the flags of its reads.
+/// Returns what a client makes of this answer to two reads of 64 KiB, and the flags of its reads.
 fn read_from_fake(
     memory: Option<(SharedMemory, usize)>,
     forged: Forged,
@@ -152,7 +153,7 @@ fn forged_extents_are_refused_by_the_client() {
 
 #[test]
 fn memory_that_cannot_be_mapped_is_asked_for_as_bytes() {
-    // Said to be longer than it is: what is behind its end would be a fault.
+    // It claims to be longer than it is: reading behind its end would be a fault.
     let memory = SharedMemory::create("lent", 4096).unwrap();
     let forged = (0, vec![Extent { offset: Some(0), length: 64 * KIB as u32 }], 0);
     let (result, flags) = read_from_fake(Some((memory, 1 << 30)), forged);

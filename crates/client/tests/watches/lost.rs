@@ -1,4 +1,4 @@
-//! Connections that are cut, servers that are started again, clients that do not listen.
+//! Connections that are cut, servers that are restarted, and clients that do not listen.
 
 use super::common::proxy::Proxy;
 use super::common::{Process, eventually, seed, setup};
@@ -10,7 +10,7 @@ use towline_client::{Client, Happenings, Options, Transport};
 use towline_server::EngineWish;
 use towline_wire::event;
 
-/// Connects, again when that very connection is cut.
+/// Connects, and tries again if that very connection is cut.
 fn connect(port: u16) -> Client {
     loop {
         let transport = Transport::Tcp("127.0.0.1".into(), port);
@@ -35,7 +35,7 @@ fn nothing_is_lost_or_told_twice_though_connections_are_cut() {
         std::fs::write(&made, b"").unwrap();
         std::fs::rename(&made, &moved).unwrap();
         if round % 3 == 0 {
-            // It waits again, most likely, and the next cut finds it so.
+            // Most likely the client waits again, and the next cut finds it waiting.
             told.extend(ear.until(event::MOVED_TO, &format!("moved{round}")));
         }
     }
@@ -78,7 +78,7 @@ fn a_restart_of_the_server_is_told_and_watching_goes_on() {
             (client, root)
         });
         let (keeper, runner) = (member(&server.tcp()), member(&server.tcp()));
-        // Nothing has happened to any of these. The third one asks only when the server is there again.
+        // Nothing has happened to any of these. The third client asks only once the server is back.
         let begins = keeper.start_events().unwrap().wait().unwrap();
         assert_eq!(begins, Happenings::default());
         let ears = [Ear::of(&clients[0].0), Ear::of(&clients[1].0), Ear::of(&keeper)];
@@ -136,7 +136,7 @@ fn who_does_not_listen_loses_events_and_the_server_keeps_its_memory() {
         (told, loses) = (told + events.len(), lost);
     }
     assert!((1..=20_000).contains(&told), "{told} events");
-    // And goes on listening.
+    // It continues to listen.
     let mut number = 0;
     eventually("nothing is told any more", || {
         number += 1;

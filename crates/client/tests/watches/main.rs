@@ -1,4 +1,5 @@
-//! Watched files: who watches is told what anybody does to them, once each, whatever happens to connections and servers.
+//! Watched files: a watcher learns what anybody does to them, once each, whatever happens to
+//! connections and servers.
 
 #![allow(clippy::unwrap_used)] // a test that cannot go on should say where
 
@@ -16,10 +17,10 @@ use towline_client::{Client, Errno, File, Happening, Happenings, Options, Transp
 use towline_server::EngineWish;
 use towline_wire::event;
 
-/// Long enough for any machine: who waits longer waits for ever.
+/// Long enough for any machine: a longer wait would never end.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What a client is told, by a thread that asks and asks.
+/// The events of a client, which a thread keeps asking for.
 struct Ear(mpsc::Receiver<Happenings>);
 
 impl Ear {
@@ -40,7 +41,7 @@ impl Ear {
         self.0.recv_timeout(PATIENCE).expect("nothing is told")
     }
 
-    /// All that is told up to the first event of this kind with this name.
+    /// Returns all events up to the first one of this kind with this name.
     fn until(&self, mask: u32, name: &str) -> Vec<Happening> {
         let mut told = Vec::new();
         let is_it = |event: &Happening| event.mask & mask != 0 && event.name == name.as_bytes();
@@ -53,7 +54,7 @@ impl Ear {
     }
 }
 
-/// The same once.
+/// Asks for events once.
 fn once(client: &Client) -> Happenings {
     let (tell, told) = mpsc::channel();
     let client = client.clone();
@@ -64,7 +65,7 @@ fn once(client: &Client) -> Happenings {
 /// Both halves of a move.
 const MOVES: u32 = event::MOVED_FROM | event::MOVED_TO;
 
-/// Names of what was told of this kind, in order.
+/// Names in the events of this kind, in order.
 fn names(told: &[Happening], mask: u32) -> Vec<&str> {
     let of_kind = told.iter().filter(|event| event.mask & mask != 0);
     of_kind.map(|event| std::str::from_utf8(&event.name).unwrap()).collect()
@@ -182,7 +183,7 @@ fn each_watcher_is_told_all_that_it_asked_for() {
         std::fs::write(at(&format!("f{number}")), b"").unwrap();
         std::fs::remove_file(at(&format!("f{number}"))).unwrap();
     }
-    // Bits that are asked for later come to the others, and nothing is told twice.
+    // Bits that are asked for later are added, and nothing is reported twice.
     roots[0].watch(event::CREATE | event::DELETE).unwrap();
     roots[0].watch(event::DELETE).unwrap();
     std::fs::write(at("last"), b"").unwrap();
@@ -194,7 +195,7 @@ fn each_watcher_is_told_all_that_it_asked_for() {
         assert_eq!(made[..50], all[..]);
         assert_eq!(made[50..], ["last"]);
     }
-    // Those before it may still have been on their way.
+    // Earlier ones may still have been under way.
     let mut removed = names(&told[0], event::DELETE);
     assert_eq!(removed.pop(), Some("last"));
     assert_eq!(removed, all[50 - removed.len()..]);
@@ -249,13 +250,13 @@ fn a_family_watches_together() {
         std::fs::write(setup.data.join(name("a")), b"").unwrap();
         let told = ear.until(event::CREATE, &name("a"));
         assert_eq!(told[0].handle, root.handle());
-        // The watch is the family's: it stays when the session ends that asked for it.
+        // The watch belongs to the family: it stays when the session that asked for it ends,
         let handle = root.into_handle();
         watcher.close();
         std::fs::write(setup.data.join(name("b")), b"").unwrap();
         let told = ear.until(event::CREATE, &name("b"));
         assert_eq!(names(&told, event::CREATE), [name("b")]);
-        // Until somebody of it closes the file.
+        // until a member closes the file.
         let third = member(transport);
         third.with_handle(handle, 0, |file| file.watch(event::DELETE)).unwrap();
         std::fs::remove_file(setup.data.join(name("b"))).unwrap();
@@ -330,13 +331,13 @@ fn waiting_can_be_given_up_and_one_request_waits() {
         let waits = client.start_events().unwrap();
         waits.cancel();
         assert_eq!(waits.wait().unwrap_err().errno(), Errno::EINTR);
-        // Of two that ask, the first one is told nothing.
+        // Of two requests that wait, the first one is answered with nothing.
         let first = client.start_events().unwrap();
         let second = client.start_events().unwrap();
         assert_eq!(first.wait().unwrap(), Happenings::default());
         let name = format!("f{round}");
         std::fs::write(setup.data.join(&name), b"").unwrap();
-        // What is told to nobody is told to the next, and once.
+        // Events of a dropped request go to the next one, and once.
         if round % 2 == 0 {
             drop(second);
         } else {
@@ -360,12 +361,12 @@ fn a_server_stops_at_once_though_somebody_waits() {
     }
     let waits: Vec<_> = clients.iter().map(|client| client.start_events().unwrap()).collect();
     for client in &clients {
-        // Answered behind it, so that it waits.
+        // Once this is answered, the request for events waits.
         client.attach(b"dir").unwrap();
     }
     let start = Instant::now();
     setup.server.take().unwrap().stop();
-    // It would wait for five for requests under way.
+    // For requests under way it would wait five seconds.
     assert!(start.elapsed() < Duration::from_secs(4), "{:?}", start.elapsed());
     drop(waits);
 }

@@ -1,4 +1,4 @@
-//! Clients that go away without a word, and that ask for what there is not.
+//! Clients that disappear without a word, or ask for impossible things.
 
 use super::common::{Raw, eventually, hello, hello_message, request, setup};
 use super::names;
@@ -27,7 +27,7 @@ impl Speaker {
         Self { raw, session, root: handle }
     }
 
-    /// Goes on over another connection.
+    /// Continues over another connection.
     fn come_back(&mut self, port: u16) {
         self.raw = Raw::connect(port);
         self.raw.send(&hello_message(&self.session));
@@ -38,7 +38,7 @@ impl Speaker {
         self.raw.send(&request(slot, sequence, &[what], 0));
     }
 
-    /// The next answer: its slot, what it says, and its events.
+    /// Returns the next answer: its slot, its result, and its events.
     fn answer(&mut self) -> (u16, Result<(u64, bool), Errno>, Vec<Happening>) {
         let (header, bytes) = self.raw.receive().expect("thrown out");
         let (body, payload) = bytes.split_at(header.body_bytes as usize);
@@ -67,7 +67,7 @@ fn who_asks_and_disappears_is_told_when_it_is_back() {
     for sequence in 1..20 {
         let asks = Request::Events { seen };
         speaker.send(2, sequence, asks);
-        // Answered behind it, so that it waits.
+        // Once this is answered, the request for events waits.
         speaker.send(3, sequence, Request::Watch { handle: speaker.root, mask });
         assert_eq!(speaker.answer().0, 3);
         if sequence % 2 == 0 {
@@ -85,7 +85,8 @@ fn who_asks_and_disappears_is_told_when_it_is_back() {
         }
         let (_, said, told) = speaker.answer();
         assert_eq!(names(&told, event::CREATE), [&name]);
-        // The answer is lost: it is given again, over another connection, with what has happened since.
+        // The answer is lost. It is given again over another connection, with what has happened
+        // since.
         speaker.come_back(setup.port());
         let late = format!("late{sequence}");
         std::fs::write(setup.data.join(&late), b"").unwrap();
@@ -120,7 +121,7 @@ fn a_client_cannot_ask_for_what_there_is_not() {
         speaker.send(1, sequence, Request::Watch { handle, mask });
         assert_eq!(speaker.answer().1, Err(errno), "{mask:#x} of {handle:#x}");
     }
-    // Whoever has no number gets one; an absurd one is told to be so, and at once.
+    // A client without a number gets one. An absurd number is answered at once, as lost.
     speaker.send(2, 1, Request::Events { seen: 0 });
     let (next, lost) = speaker.answer().1.unwrap();
     assert!(next != 0 && !lost);
@@ -128,7 +129,7 @@ fn a_client_cannot_ask_for_what_there_is_not() {
         speaker.send(2, sequence, Request::Events { seen: absurd });
         assert_eq!(speaker.answer().1, Ok((next, true)), "{absurd:#x}");
     }
-    // Of many that wait all but the last are answered with nothing.
+    // Of many requests that wait, all but the last are answered with nothing.
     for slot in 3..63 {
         speaker.send(slot, 1, Request::Events { seen: next });
     }
@@ -140,7 +141,7 @@ fn a_client_cannot_ask_for_what_there_is_not() {
     std::fs::write(setup.data.join("made"), b"").unwrap();
     let (slot, said, told) = speaker.answer();
     assert_eq!((slot, said, told.len()), (62, Ok((next + 1, false)), 1));
-    // Who waits must not wait for what it asks for itself.
+    // A request must not wait for events in a compound with others.
     let together = [Request::Watch { handle, mask: 1 }, Request::Events { seen: 0 }];
     speaker.raw.send(&request(1, 10, &together, 0));
     assert!(speaker.raw.thrown_out());

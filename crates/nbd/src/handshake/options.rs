@@ -1,10 +1,10 @@
-//! Each option of the handshake.
+//! Parses and answers each option of the handshake.
 
 use super::{Ended, Haggle, option_error, option_reply_message};
 use crate::constants::{PAYLOAD_BYTES_MAX, STRING_BYTES_MAX, info, option, option_reply};
 use crate::{Agreement, Catalogue, Context, Form, Offer, ProtocolError};
 
-/// Reads big-endian numbers and strings off the front of an option's payload.
+/// Reads big-endian numbers and strings from the front of an option's payload.
 struct Fields<'a>(&'a [u8]);
 
 impl<'a> Fields<'a> {
@@ -20,7 +20,7 @@ impl<'a> Fields<'a> {
         Some(u16::from_be_bytes(*bytes))
     }
 
-    /// A string with its length before it.
+    /// Reads a string that is preceded by its length.
     fn string(&mut self) -> Option<&'a [u8]> {
         let length = self.word()? as usize;
         if length > STRING_BYTES_MAX {
@@ -32,7 +32,7 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// An export's name, and the kinds of information asked for.
+/// Parses an export's name and the kinds of information asked for.
 fn parse_info(payload: &[u8]) -> Option<(&[u8], Vec<u16>)> {
     let mut fields = Fields(payload);
     let name = fields.string()?;
@@ -44,7 +44,7 @@ fn parse_info(payload: &[u8]) -> Option<(&[u8], Vec<u16>)> {
     fields.0.is_empty().then_some((name, kinds))
 }
 
-/// An export's name, and queries for contexts.
+/// Parses an export's name and the queries for contexts.
 fn parse_queries(payload: &[u8]) -> Option<(&[u8], Vec<&[u8]>)> {
     let mut fields = Fields(payload);
     let name = fields.string()?;
@@ -151,7 +151,7 @@ impl Haggle {
     }
 
     fn agree(&mut self, export: Offer, name: &[u8]) -> Ended {
-        // Contexts count only for the export they were chosen for.
+        // The chosen contexts apply only to the export they were chosen for.
         let contexts = match self.contexts.take() {
             Some((chosen_for, contexts)) if chosen_for == name => contexts,
             _ => Vec::new(),
@@ -185,7 +185,7 @@ impl Haggle {
         if kinds.contains(&info::DESCRIPTION) && !offer.description.is_empty() {
             tell(info::DESCRIPTION, &[offer.description.as_bytes()]);
         }
-        // Told also when not asked for: those who know it profit.
+        // Sent even when not asked for, since clients that know it benefit.
         let (minimum, preferred) = (offer.block_minimum, offer.block_preferred);
         let sizes = [minimum, preferred, PAYLOAD_BYTES_MAX].map(u32::to_be_bytes);
         tell(info::BLOCK_SIZE, &[sizes.as_flattened()]);
@@ -213,8 +213,8 @@ impl Haggle {
             if context.as_bytes() == query {
                 return true;
             }
-            // A namespace, or a namespace with the first part of a leaf, stands for all in it; only
-            // when listing.
+            // When listing, a namespace, or a namespace and the first part of a leaf, matches everything in
+            // it.
             listing
                 && query.contains(&b':')
                 && query.ends_with(b":")

@@ -29,7 +29,7 @@ impl Catalogue for One {
     }
 }
 
-/// A client's side: what it sends, and what it is told.
+/// A client that records what the server sends.
 #[derive(Default)]
 struct Client {
     haggle: Haggle,
@@ -51,7 +51,7 @@ impl Client {
         Ok(())
     }
 
-    /// Sends an option and returns the types of the replies with their payloads.
+    /// Sends an option and returns the type and payload of each reply.
     fn option(&mut self, option: u32, payload: &[u8]) -> Vec<(u32, Vec<u8>)> {
         self.out.clear();
         self.send(&option_bytes(option, payload)).unwrap();
@@ -228,7 +228,7 @@ fn contexts_are_chosen_for_an_export() {
     client.option(option::GO, &info(b"disk", &[]));
     let agreed = client.agreed();
     assert_eq!(agreed.contexts.iter().map(|c| c.number).collect::<Vec<_>>(), [1]);
-    // For another name, even of the same export, they do not count.
+    // Contexts do not apply to another name, even of the same export.
     let mut client = Client::new(3);
     client.option(option::STRUCTURED_REPLY, &[]);
     set(&mut client, &[b"x:y"]);

@@ -3,7 +3,7 @@ use crate::constants::{EXTENDED_REQUEST_MAGIC, REQUEST_MAGIC, command, command_f
 use crate::{Agreement, Command, Context, Error, Form, Offer, Refusal, Request};
 use proptest::prelude::*;
 
-/// What a handler was told, with the bytes of writes.
+/// A call of the handler; for writes with the bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Told {
     Command(Command, u64, u64, u64, Vec<usize>),
@@ -16,15 +16,15 @@ struct Log {
     told: Vec<Told>,
     /// Writes of at most this length are taken at once.
     now: usize,
-    /// The write that is coming in, and its place.
+    /// The write being received, and how far it has come.
     filling: Option<(u64, u64, Vec<u8>, usize)>,
-    /// So many requests more are taken.
+    /// How many more requests are taken; `None`: any number.
     room: Option<usize>,
-    /// Cookies of requests that were announced.
+    /// Cookies of the announced requests.
     upcoming: Vec<u64>,
 }
 
-/// Long writes here are refused by the handler.
+/// The handler refuses long writes at this offset.
 const REFUSED: u64 = 8192;
 
 impl Handler for Log {
@@ -117,7 +117,7 @@ fn tell(agreed: Agreement, bytes: &[u8]) -> Vec<Told> {
     log.told
 }
 
-/// What one request without payload leads to.
+/// Returns the outcome of one request without payload.
 fn one(form: Form, flags: u16, kind: u16, offset: u64, length: u64) -> Result<Command, Error> {
     match &tell(agreement(form), &request(form, flags, kind, 1, offset, length))[..] {
         [Told::Command(command, 1, ..)] => Ok(*command),

@@ -1,4 +1,4 @@
-//! What a guest asks the kernel for: each of its system calls comes here.
+//! Answers the system calls of a guest.
 
 use super::switch::{self, Thread};
 use super::{deliver, frame, heap, threads};
@@ -10,17 +10,18 @@ use crate::trap::{masks, stack};
 use crate::{report, waits};
 use libc::{c_int, c_long, c_void, siginfo_t, ucontext_t};
 
-/// Longest that the instruction of a system call is.
+/// Length of a system call instruction in bytes.
 const CALL_BYTES: i64 = 2;
 
-/// The handler of `SIGSYS`, with our FS and all signals blocked. `in_guest`: it did not come to our own code.
+/// Body of the handler of `SIGSYS`, with our FS and all signals blocked. `in_guest`: the guest's code was
+/// interrupted, not ours.
 pub(super) unsafe extern "C" fn answer(
     _: c_int,
     info: *mut siginfo_t,
     context: *mut c_void,
     in_guest: bool,
 ) {
-    // SAFETY: the kernel lends both.
+    // SAFETY: the kernel passes both.
     unsafe {
         let context = &mut *context.cast::<ucontext_t>();
         if (*info).si_code != SYS_USER_DISPATCH {
@@ -37,7 +38,7 @@ pub(super) unsafe extern "C" fn answer(
     }
 }
 
-/// Answers a call; `None`: the registers say how to go on.
+/// Answers a call; with `None`, execution continues with the registers in `context`.
 unsafe fn call(context: &mut ucontext_t, number: c_long, arguments: Arguments) -> Option<isize> {
     let [first, second, ..] = arguments;
     // SAFETY: the arguments are those of the guest.
@@ -59,7 +60,7 @@ unsafe fn call(context: &mut ucontext_t, number: c_long, arguments: Arguments) -
             libc::SYS_munmap
                 if (first..first.saturating_add(second)).contains(&stack_of(context)) =>
             {
-                // musl's way out of a thread that nobody waits for.
+                // A detached thread of musl unmaps its own stack before it ends.
                 Thread::current().unmaps = first..first + second;
                 0
             }
@@ -81,7 +82,7 @@ unsafe fn call(context: &mut ucontext_t, number: c_long, arguments: Arguments) -
                 masks::wait(number, arguments, |number, arguments| switch::wait(number, &arguments))
             }
             libc::SYS_sigaltstack => change_stack(context, arguments),
-            // Who gets that does it the old way.
+            // Programs then fall back to `clone`.
             libc::SYS_clone3 => -(libc::ENOSYS as isize),
             libc::SYS_fork | libc::SYS_vfork | libc::SYS_clone => {
                 threads::new_task(context, number, arguments)
@@ -100,9 +101,9 @@ fn stack_of(context: &ucontext_t) -> usize {
     context.uc_mcontext.gregs[libc::REG_RSP as usize] as usize
 }
 
-/// The end of a thread.
+/// Ends a thread.
 unsafe fn end(context: &mut ucontext_t) -> Option<isize> {
-    // SAFETY: nothing here has to be dropped.
+    // SAFETY: nothing here needs to be dropped.
     unsafe {
         if Thread::current().is_first {
             switch::bare(context);
@@ -113,13 +114,13 @@ unsafe fn end(context: &mut ucontext_t) -> Option<isize> {
     }
 }
 
-/// `arch_prctl`: FS is the guest's own, GS is ours.
+/// Answers `arch_prctl`: FS belongs to the guest, GS to us.
 unsafe fn registers(context: &mut ucontext_t, [what, value, ..]: Arguments) -> Option<isize> {
     const SET_GS: usize = 0x1001;
     const SET_FS: usize = 0x1002;
     const GET_FS: usize = 0x1003;
     const GET_GS: usize = 0x1004;
-    // SAFETY: a place for a word, as the guest says.
+    // SAFETY: room for a word, as the guest says.
     unsafe {
         match what {
             SET_FS => Thread::current().its = value,
@@ -134,7 +135,7 @@ unsafe fn registers(context: &mut ucontext_t, [what, value, ..]: Arguments) -> O
     Some(0)
 }
 
-/// `sigaltstack`: while the guest has none, the kernel has one of ours.
+/// Answers `sigaltstack`: while the guest has no signal stack, the kernel has one of ours.
 unsafe fn change_stack(context: &mut ucontext_t, arguments: Arguments) -> isize {
     // SAFETY: the thread is one of a guest; the arguments are its own.
     unsafe {
@@ -149,8 +150,8 @@ unsafe fn change_stack(context: &mut ucontext_t, arguments: Arguments) -> isize 
             *current = spare;
         }
         if result == 0 && arguments[0] != 0 {
-            // Now, and from another stack: the kernel does not change the one that is in use, which may
-            // be the spare one, also not on the way back.
+            // Change it here, and from another stack: the kernel does not change a signal stack that is in
+            // use, even on return from a handler, and the spare one may be.
             let change = [&raw const *current as usize, 0, 0, 0, 0, 0];
             stack::switched(|| system_call(libc::SYS_sigaltstack, change));
         }
@@ -158,7 +159,7 @@ unsafe fn change_stack(context: &mut ucontext_t, arguments: Arguments) -> isize 
     }
 }
 
-/// A call that changes nothing of how the guest goes on.
+/// Answers a call that does not change how the guest continues.
 unsafe fn any_other(
     context: &mut ucontext_t,
     number: c_long,
@@ -176,7 +177,7 @@ unsafe fn any_other(
         let whose = numbers::whose(number, arguments);
         let answered_here = match whose {
             Whose::Ours => return ours(context, number, arguments),
-            // It may wait, and then handlers of the guest run.
+            // It may wait, and handlers of the guest then run.
             Whose::Looked => !waits_for_others(number, arguments),
             Whose::Kernels => numbers::gives_descriptor(number),
         };
@@ -196,8 +197,8 @@ unsafe fn any_other(
     }
 }
 
-/// Waits until a message can be sent or received, as handlers of the guest may run then: while the call
-/// itself is ours they wait. What is given ends the call, or begins it anew.
+/// Waits until a message can be sent or received, with handlers of the guest enabled: they wait while we
+/// answer the call itself. A returned value ends the call or restarts it.
 unsafe fn readiness(
     context: &mut ucontext_t,
     number: c_long,
@@ -231,13 +232,13 @@ unsafe fn readiness(
     }
 }
 
-/// The call is made again: the registers are still those of it.
+/// Restarts the call, whose registers are unchanged.
 fn begin_anew(context: &mut ucontext_t) -> Option<isize> {
     context.uc_mcontext.gregs[libc::REG_RIP as usize] -= CALL_BYTES;
     None
 }
 
-/// True for the opening of what makes its opener wait: a pipe with a name, or a terminal.
+/// Returns true for a call that opens a named pipe or a terminal, which may wait.
 unsafe fn waits_for_others(number: c_long, arguments: Arguments) -> bool {
     let (at, path) = match number {
         libc::SYS_open => (libc::AT_FDCWD as usize, arguments[0]),
@@ -253,9 +254,9 @@ unsafe fn waits_for_others(number: c_long, arguments: Arguments) -> bool {
     }
 }
 
-/// A call of ours, on a stack of ours. Signals with handlers wait meanwhile; the others do what they do.
+/// Answers a call of ours on our own stack. Signals with handlers wait meanwhile; others take effect.
 unsafe fn ours(context: &mut ucontext_t, number: c_long, arguments: Arguments) -> Option<isize> {
-    // SAFETY: the kernel's sets have 8 bytes, libc's begin with them.
+    // SAFETY: the kernel's sets have 8 bytes, and libc's begin with them.
     let blocked = unsafe { (&raw const context.uc_sigmask).cast::<u64>().read() };
     mask(libc::SIG_SETMASK, masks::with_trap(blocked | handled_signals().all));
     let quiet = set_quiet(true);
@@ -283,7 +284,7 @@ unsafe fn ours(context: &mut ucontext_t, number: c_long, arguments: Arguments) -
         }));
     }
     if result == -(waits::RESTART as isize) {
-        // When the handlers have run.
+        // After the handlers have run.
         return begin_anew(context);
     }
     Some(result)

@@ -1,8 +1,9 @@
-//! A `SIGSYS` that is not of our making comes to a guest: sent by somebody, or by a filter of its own (`seccomp`).
+//! Delivers to a guest a `SIGSYS` that is not from our trap: one sent by a process, or by a filter of the
+//! guest (`seccomp`).
 //!
-//! The kernel has our handler, so the frame that the guest's finds is made here, where and as the kernel makes it: when that
-//! handler returns it asks the kernel to go on with what the frame holds. The signal is blocked while our own code
-//! runs, so it waits until the guest goes on.
+//! As the kernel has our handler, the frame for the guest's handler is built here, where and how the kernel
+//! would: when that handler returns, it asks the kernel to continue with the state in the frame. The signal
+//! is blocked while our own code runs, so it waits until the guest continues.
 
 use super::switch::Thread;
 use crate::guard::{mask, system_call};
@@ -11,23 +12,23 @@ use crate::trap::chained::{self, KernelAction};
 use crate::trap::masks;
 use libc::{siginfo_t, ucontext_t};
 
-/// Bytes of the kernel's `struct ucontext`; libc's begins with it.
+/// Size of the kernel's `struct ucontext`; libc's begins with it.
 const CONTEXT_BYTES: usize = 304;
 const INFO_BYTES: usize = size_of::<siginfo_t>();
-/// Where the state of the processor's other units says how long it is, with a mark before that.
+/// Offset of the length in the extended processor state, after a mark.
 const LENGTH_AT: usize = 464;
 const LENGTH_MARK: u32 = 0x4650_5853;
-/// How long it is without.
+/// Length of the state without the mark.
 const SHORT_BYTES: usize = 512;
-/// Below a stack pointer the ABI lets functions have so much.
+/// Size of the area below the stack pointer that the ABI reserves for functions.
 const RED_ZONE: usize = 128;
-/// Flags that the kernel takes from who begins with a handler: trap, direction, resume.
+/// Flags that the kernel clears for a handler: trap, direction, resume.
 const FLAGS: i64 = 0x1_0500;
 
-/// A `SIGSYS` came.
+/// Handles a `SIGSYS`.
 ///
 /// # Safety
-/// To be called by our handler, with what the kernel lent it.
+/// Only for our handler, with its arguments.
 pub(super) unsafe fn deliver(info: *mut siginfo_t, context: &mut ucontext_t, in_guest: bool) {
     let action = chained::now();
     // SAFETY: as the caller says; the thread is one of a guest.
@@ -51,16 +52,17 @@ pub(super) unsafe fn deliver(info: *mut siginfo_t, context: &mut ucontext_t, in_
     }
 }
 
-/// Runs `work`, which does what the guest asked for. `None` when a filter of the guest's own trapped a call in that, which
-/// did not succeed without: then the guest's own call is to be made, so that its handler hears of that one.
+/// Runs `work`, which does what the guest asked for. Returns `None` if it failed after a filter of the
+/// guest's own trapped one of its calls: then the guest's own call must be made, so that the guest's
+/// handler sees that one.
 ///
 /// # Safety
-/// In a thread of a guest, with `SIGSYS` blocked.
+/// The thread is one of a guest, with `SIGSYS` blocked.
 pub(super) unsafe fn filtered(work: impl FnOnce() -> isize) -> Option<isize> {
     if !is_handler(chained::now().handler) {
         return Some(work());
     }
-    // SAFETY: as the caller says; each time for a moment.
+    // SAFETY: as the caller says; both references are short-lived.
     unsafe { Thread::current() }.is_refused = false;
     masks::let_in();
     let result = work();
@@ -70,11 +72,11 @@ pub(super) unsafe fn filtered(work: impl FnOnce() -> isize) -> Option<isize> {
 }
 
 fn mask_of(context: &ucontext_t) -> u64 {
-    // SAFETY: the kernel's sets have 8 bytes, libc's begin with them.
+    // SAFETY: the kernel's sets have 8 bytes, and libc's begin with them.
     unsafe { (&raw const context.uc_sigmask).cast::<u64>().read() }
 }
 
-/// How long the state of the processor's other units is.
+/// Returns the length of the extended processor state.
 unsafe fn length_of(state: usize) -> usize {
     // SAFETY: as the kernel made it.
     match unsafe { ((state + LENGTH_AT) as *const [u32; 2]).read_unaligned() } {
@@ -83,14 +85,14 @@ unsafe fn length_of(state: usize) -> usize {
     }
 }
 
-/// The guest goes on with its handler; comes back where there is no place for that.
+/// Continues the guest in its handler; returns only if there is no room for the frame.
 unsafe fn call(action: &KernelAction, info: *const siginfo_t, context: &ucontext_t) {
     let stack = context.uc_stack;
     let (low, high) = (stack.ss_sp as usize, stack.ss_sp as usize + stack.ss_size);
     let is_in = |at: usize| (low + 1..=high).contains(&at);
     let sp = context.uc_mcontext.gregs[libc::REG_RSP as usize] as usize;
-    // SAFETY: the thread is one of a guest, and nothing is left behind that would have to be dropped; what the kernel
-    // lent is as long as it says. The frame is where the kernel's would be.
+    // SAFETY: the thread is one of a guest, and nothing abandoned here needs to be dropped; the kernel's
+    // structures are as long as they say. The frame is where the kernel's would be.
     unsafe {
         let thread = Thread::current();
         let has_own = stack.ss_sp != thread.spare_stack().ss_sp;
@@ -99,7 +101,7 @@ unsafe fn call(action: &KernelAction, info: *const siginfo_t, context: &ucontext
         let state = context.uc_mcontext.fpregs as usize;
         let new_state = (top - length_of(state)) & !63;
         let new_info = new_state - INFO_BYTES;
-        // At the beginning of a function the stack is aligned but for the address to return to.
+        // At the entry of a function the stack is aligned except for the return address.
         let new_context = (new_info - CONTEXT_BYTES) & !15;
         let frame = new_context - size_of::<usize>();
         if is_in(top) && frame < low || action.restorer == 0 {
@@ -121,7 +123,7 @@ unsafe fn call(action: &KernelAction, info: *const siginfo_t, context: &ucontext
             bytes.extend_from_slice(std::slice::from_raw_parts(from as *const u8, length));
         }
         let mut begins = *context;
-        // As the kernel leaves them to a handler.
+        // As the kernel sets them for a handler.
         begins.uc_mcontext.fpregs = std::ptr::null_mut();
         let registers = &mut begins.uc_mcontext.gregs;
         for (place, value) in [

@@ -1,5 +1,5 @@
-//! What a program finds when it begins: arguments, environment and what the kernel tells it, as the
-//! kernel would leave them on its stack.
+//! Builds the initial stack of a program: arguments, environment and auxiliary vector, as the kernel would
+//! leave them.
 
 use super::image::Image;
 use crate::guard::checked;
@@ -7,27 +7,27 @@ use libc::c_char;
 
 type Strings = *const *const c_char;
 
-/// Longest stack; the shell's usual limit.
+/// Maximum stack size; the usual limit of shells.
 const STACK_BYTES_MAX: usize = 8 << 20;
 const STACK_BYTES_MIN: usize = 256 << 10;
 const PAGE: usize = 4096;
-/// Bounds of kernel's restartable sequences, of which this thread has one already.
+/// Auxiliary types of the kernel's restartable sequences, of which this thread has registered one already.
 const RESTARTABLE: [usize; 2] = [27, 28];
 
-/// What a program gets.
+/// The data that a program gets.
 pub(super) struct Given {
-    /// Its arguments, and null.
+    /// Its arguments, null-terminated.
     pub(super) arguments: Strings,
-    /// Its environment, and null.
+    /// Its environment, null-terminated.
     pub(super) environment: Strings,
-    /// What the kernel told this process, up to a pair that begins with zero.
+    /// The auxiliary vector of this process, up to a pair that begins with zero.
     pub(super) auxiliary: *const [usize; 2],
 }
 
-/// The strings of a list that ends with null.
+/// Returns the strings of a null-terminated list.
 ///
 /// # Safety
-/// It is one.
+/// `list` is null-terminated.
 unsafe fn all(mut list: Strings) -> Vec<usize> {
     let mut found = Vec::new();
     // SAFETY: as the caller says.
@@ -40,10 +40,11 @@ unsafe fn all(mut list: Strings) -> Vec<usize> {
     found
 }
 
-/// Makes a stack for a program of this path, which ends with a zero byte, and gives where it begins.
+/// Makes a stack for the program of this path, which ends with a zero byte; returns its initial stack
+/// pointer.
 ///
 /// # Safety
-/// What is given is as the kernel gave it.
+/// `given` is as the kernel made it.
 pub(super) unsafe fn stack(
     given: &Given,
     path: &'static [u8],
@@ -83,12 +84,12 @@ pub(super) unsafe fn stack(
     words.extend([libc::AT_NULL as usize, 0]);
     let top = memory()?;
     let at = (top - size_of_val(&words[..])) & !15;
-    // SAFETY: in new memory, which is longer than what a program may be given.
+    // SAFETY: within new memory, which is longer than what a program may be given.
     unsafe { std::ptr::copy_nonoverlapping(words.as_ptr(), at as *mut usize, words.len()) };
     Ok(at)
 }
 
-/// The upper end of a new stack.
+/// Maps a new stack; returns its upper end.
 fn memory() -> Result<usize, i32> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     let get = [libc::RLIMIT_STACK as usize, &raw mut limit as usize, 0, 0, 0, 0];
@@ -98,7 +99,7 @@ fn memory() -> Result<usize, i32> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_STACK;
     let access = libc::PROT_READ | libc::PROT_WRITE;
     let call = [0, bytes + PAGE, access as usize, flags as usize, usize::MAX, 0];
-    // SAFETY: new memory, and its lowest page as the end of the stack.
+    // SAFETY: new memory, whose lowest page becomes the guard page.
     unsafe {
         let from = checked(libc::SYS_mmap, call)?;
         checked(libc::SYS_mprotect, [from, PAGE, libc::PROT_NONE as usize, 0, 0, 0])?;

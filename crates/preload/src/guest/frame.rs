@@ -1,36 +1,36 @@
-//! What the child of a `vfork` leaves in the frames of whoever called it.
+//! Passes what the child of a `vfork` changes in its caller's frames to the parent.
 //!
-//! A guest's child has memory of its own, as it comes back through our frames (`threads.rs`). But the child
-//! of glibc's `posix_spawn` says there why its program could not be executed. So what a child has changed
-//! above the stack pointer that its parent waits with is changed there, too, when it has executed a program or
-//! ended. Other changes stay the child's.
+//! A guest's child has its own memory, as it returns through our frames (`threads.rs`). But the child of
+//! glibc's `posix_spawn` stores there why its program could not be executed. So the child's changes above
+//! the stack pointer of the waiting parent are repeated in the parent once the child has executed a program
+//! or ended. Other changes stay with the child.
 
 use crate::guard::{checked, system_call};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
-/// Most bytes above the stack pointer.
+/// Maximum number of bytes above the stack pointer.
 const BYTES_MAX: usize = 4096;
 
-/// In memory of both processes.
+/// Memory shared by both processes.
 struct Shared {
     at: usize,
     length: usize,
     before: [u8; BYTES_MAX],
     after: [u8; BYTES_MAX],
-    /// False while the child writes what it has.
+    /// Whether the child's bytes are complete.
     is_told: AtomicBool,
 }
 
-/// Where this process tells its parent, which waits for it.
+/// Where this process stores its changes for its waiting parent.
 static PARENT: AtomicPtr<Shared> = AtomicPtr::new(null_mut());
 
 /// The frames of a thread that waits for its child.
 pub(super) struct Frames(*mut Shared);
 
 impl Frames {
-    /// Those above this stack pointer, but not what is in the stack for signals, where our own are. `None`
-    /// where they cannot be shared: then the child keeps its changes.
+    /// Shares the frames above this stack pointer, except for the signal stack, where our own frames are.
+    /// Returns `None` if they cannot be shared: the child then keeps its changes.
     pub(super) fn share(at: usize, signals: libc::stack_t) -> Option<Self> {
         let access = (libc::PROT_READ | libc::PROT_WRITE) as usize;
         let flags = (libc::MAP_SHARED | libc::MAP_ANONYMOUS) as usize;
@@ -48,10 +48,10 @@ impl Frames {
         (shared.length > 0).then_some(this)
     }
 
-    /// For the parent, when the child has no more to tell.
+    /// Repeats the child's changes in the parent, once the child makes no more.
     pub(super) fn take_back(&self) {
-        // SAFETY: the child has executed a program or ended; the addresses were read before, and are those
-        // of frames that wait for us.
+        // SAFETY: the child has executed a program or ended; the addresses were readable before and belong
+        // to frames that wait for us.
         unsafe {
             let shared = &*self.0;
             if !shared.is_told.load(Ordering::Acquire) {
@@ -74,19 +74,19 @@ impl Drop for Frames {
     }
 }
 
-/// For a child: it is the one that its parent waits for with these frames, or with none.
+/// Notes in a child whether its parent waits for it with shared frames.
 pub(super) fn in_child(frames: Option<Frames>) {
     let shared = frames.map_or(null_mut(), |frames| std::mem::ManuallyDrop::new(frames).0);
     PARENT.store(shared, Ordering::Relaxed);
 }
 
-/// This process is about to execute a program, or to end.
+/// Publishes the changes, as this process is about to execute a program or to end.
 pub(super) fn tell() {
     let shared = PARENT.load(Ordering::Relaxed);
     if shared.is_null() {
         return;
     }
-    // SAFETY: since `in_child` only this process writes to it, until it has ended or executed a program.
+    // SAFETY: from `in_child` on only this process writes to it, until it has ended or executed a program.
     unsafe {
         (*shared).is_told.store(false, Ordering::Relaxed);
         let length = (*shared).length;
@@ -95,12 +95,12 @@ pub(super) fn tell() {
     }
 }
 
-/// Memory of this process that may not be there: how many bytes are.
+/// Reads memory of this process that may be unmapped; returns the number of bytes read.
 fn read(at: usize, target: &mut [u8]) -> usize {
     let part = |at: usize| libc::iovec { iov_base: at as *mut _, iov_len: target.len() };
     let (to, from) = (part(target.as_ptr() as usize), part(at));
     let places = [&raw const to as usize, &raw const from as usize];
-    // SAFETY: the target is as long as said; what cannot be read is not.
+    // SAFETY: the target is as long as said; the kernel skips memory that cannot be read.
     unsafe {
         let own = system_call(libc::SYS_getpid, [0; 6]) as usize;
         let call = [own, places[0], 1, places[1], 1, 0];

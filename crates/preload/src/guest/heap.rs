@@ -1,30 +1,30 @@
-//! `brk` of a guest. The kernel's is that of our libc, which would be cut off.
+//! `brk` for a guest. The kernel's heap belongs to our libc, which would lose its memory.
 
 use crate::guard::checked;
 use std::sync::Mutex;
 
-/// Most bytes, as far as there are addresses for them; a libc goes on with mappings then.
+/// Heap sizes to reserve, the first that addresses suffice for; beyond it a libc continues with mappings.
 const BYTES_MAX: [usize; 2] = [16 << 30, 256 << 20];
 const PAGE: usize = 4096;
 
 struct Heap {
     start: usize,
     end: usize,
-    /// How far it may grow.
+    /// Address up to which it may grow.
     limit: usize,
 }
 
 static HEAP: Mutex<Option<Heap>> = Mutex::new(None);
 
-/// Addresses without memory.
+/// Reserves addresses without memory.
 fn reserve(at: usize, bytes: usize, flags: i32) -> Result<usize, i32> {
     let flags = flags | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     let call = [at, bytes, libc::PROT_NONE as usize, flags as usize, usize::MAX, 0];
-    // SAFETY: new ones, or of those that were reserved here.
+    // SAFETY: new addresses, or those reserved here.
     unsafe { checked(libc::SYS_mmap, call) }
 }
 
-/// `brk(2)`, as the kernel has it: gives the end, which is the old one when that fails.
+/// `brk(2)` as the kernel has it: returns the end, which is the previous one on failure.
 pub(super) fn set_end(asked: usize) -> usize {
     let Ok(mut heap) = HEAP.lock() else { return 0 };
     let heap = match &mut *heap {
@@ -46,8 +46,8 @@ pub(super) fn set_end(asked: usize) -> usize {
     let (now, new) = (up(heap.end), up(asked));
     let done = if new > now {
         let access = libc::PROT_READ | libc::PROT_WRITE;
-        // Other than a new mapping in its place, this minds the limit of data.
-        // SAFETY: of those that were reserved here, and not in use.
+        // Unlike a new mapping there, this respects the data limit (`RLIMIT_DATA`).
+        // SAFETY: addresses reserved here and not in use.
         unsafe { checked(libc::SYS_mprotect, [now, new - now, access as usize, 0, 0, 0]) }
     } else if new < now {
         reserve(new, now - new, libc::MAP_FIXED)

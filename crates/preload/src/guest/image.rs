@@ -1,27 +1,27 @@
-//! Brings a program into memory, as the kernel would.
+//! Loads a program into memory, as the kernel would.
 
 use crate::guard::checked;
 use libc::{Elf64_Ehdr, Elf64_Phdr, c_int};
 use std::mem::zeroed;
 
 const PAGE: usize = 4096;
-/// Most program headers that Linux takes, in bytes.
+/// Maximum size of the program headers that Linux accepts, in bytes.
 const HEADERS_BYTES_MAX: usize = 64 * 1024;
 const PATH_BYTES_MAX: usize = libc::PATH_MAX as usize;
 
-/// A program in memory.
+/// A loaded program.
 pub(super) struct Image {
-    /// How far it lies from where its headers say.
+    /// Difference between its addresses and those in its headers.
     pub(super) base: usize,
-    /// Where it begins.
+    /// Its entry point.
     pub(super) entry: usize,
-    /// Its program headers, in memory.
+    /// Address of its program headers.
     pub(super) headers: usize,
-    /// How many those are.
+    /// Number of program headers.
     pub(super) count: usize,
     /// The absolute path of its file.
     pub(super) path: Option<Vec<u8>>,
-    /// The dynamic linker that it wants, with a zero byte at its end.
+    /// Path of the dynamic linker that it names; in a valid file it ends with a zero byte.
     pub(super) linker: Option<Vec<u8>>,
 }
 
@@ -36,10 +36,10 @@ impl File {
         unsafe { checked(libc::SYS_openat, call) }.map(Self)
     }
 
-    /// Fills `to`; `ENOEXEC` where the file ends before.
+    /// Fills `to`; fails with `ENOEXEC` if the file ends before.
     fn read(&self, to: &mut [u8], at: u64) -> Result<(), i32> {
         let call = [self.0, to.as_mut_ptr() as usize, to.len(), at as usize, 0, 0];
-        // SAFETY: the place is as long as said.
+        // SAFETY: the buffer is as long as said.
         match unsafe { checked(libc::SYS_pread64, call) }? {
             all if all == to.len() => Ok(()),
             _ => Err(libc::ENOEXEC),
@@ -49,7 +49,7 @@ impl File {
 
 impl Drop for File {
     fn drop(&mut self) {
-        // SAFETY: ours.
+        // SAFETY: our own descriptor.
         let _ = unsafe { checked(libc::SYS_close, [self.0, 0, 0, 0, 0, 0]) };
     }
 }
@@ -63,7 +63,7 @@ fn map(
     from: u64,
 ) -> Result<usize, i32> {
     let call = [at, bytes, access as usize, flags as usize, file, from as usize];
-    // SAFETY: at a place of the caller's, or one that the kernel finds.
+    // SAFETY: at the caller's address, or one that the kernel chooses.
     unsafe { checked(libc::SYS_mmap, call) }
 }
 
@@ -75,10 +75,11 @@ fn down(address: usize) -> usize {
     address & !(PAGE - 1)
 }
 
-/// Loads a program, or the linker of one. The path ends with a zero byte.
+/// Loads a program or its dynamic linker. The path ends with a zero byte.
 ///
 /// # Errors
-/// `ENOEXEC` for what is none for this machine; `EEXIST` when its place is taken; those of the file.
+/// `ENOEXEC` if it is not a program for this machine; `EEXIST` if its addresses are in use; those of the
+/// file.
 pub(super) fn load(path: &[u8]) -> Result<Image, i32> {
     let file = File::open(path)?;
     // SAFETY: all zero is a valid header.
@@ -149,7 +150,7 @@ unsafe fn bytes_of<T>(of: &mut [T]) -> &mut [u8] {
     unsafe { std::slice::from_raw_parts_mut(of.as_mut_ptr().cast(), size_of_val(of)) }
 }
 
-/// Addresses for so many bytes.
+/// Reserves addresses for `span` bytes.
 fn reserve(span: usize, align: usize) -> Result<usize, i32> {
     if !align.is_power_of_two() {
         return Err(libc::ENOEXEC);
@@ -160,7 +161,7 @@ fn reserve(span: usize, align: usize) -> Result<usize, i32> {
     Ok(found.next_multiple_of(align))
 }
 
-/// Maps one part.
+/// Maps a segment.
 fn place(file: &File, part: &Elf64_Phdr, base: usize) -> Result<(), i32> {
     let bit = |flag, access| if part.p_flags & flag != 0 { access } else { 0 };
     let access = bit(libc::PF_R, libc::PROT_READ)
@@ -176,8 +177,8 @@ fn place(file: &File, part: &Elf64_Phdr, base: usize) -> Result<(), i32> {
     if part.p_filesz > 0 {
         let from = (offset - at % PAGE) as u64;
         map(down(at), up(of_file) - down(at), access, fixed, file.0, from)?;
-        // What is behind the end in its last page is of another part of the file. All of it, as the kernel does: the linker
-        // of glibc takes its first memory from there.
+        // The rest of the last page holds another part of the file. Clear all of it, as the kernel does:
+        // glibc's linker takes its first memory from there.
         if all > of_file && part.p_flags & libc::PF_W != 0 {
             let rest = up(of_file) - of_file;
             // SAFETY: in the page that was just mapped writable.

@@ -1,18 +1,17 @@
-//! Programs that our library cannot be preloaded into, since they bring a libc of their own or none:
+//! Hosts programs that the library cannot be preloaded into, since they have a libc of their own or none:
 //! static ones, most of those written in Go, those for musl.
 //!
-//! Such a *guest* is not executed by the kernel. What is executed is the dynamic linker, with this
-//! library as its program ([`towline_instance::program::hosted`]): that begins at [`begin`], brings
-//! the guest into memory (`image.rs`), gives it a stack as the kernel would (`first.rs`) and jumps to
-//! it. All its system calls are trapped: who has to do with something remote is answered as the
-//! functions of libc are for other programs (`hooks/numbers.rs`), all others go on to the kernel from
-//! the guest's own place (`calls.rs`). Each costs about a microsecond, so a guest is hosted only where
-//! something remote is in sight: its arguments, its environment, its working directory or what it
-//! inherits tell.
+//! The kernel does not execute such a *guest*. It executes the dynamic linker with this library as the
+//! linker's program ([`towline_instance::program::LINKER`]). The library starts at [`begin`], loads the
+//! guest into memory (`image.rs`), gives it a stack as the kernel would (`first.rs`) and jumps to it. All
+//! the guest's system calls are trapped: remote ones are answered like those of other programs by the
+//! functions that replace libc's (`hooks/numbers.rs`), and the rest are made in the guest's own context
+//! (`calls.rs`). Each costs about a microsecond, so a program is hosted only if its arguments, environment,
+//! working directory or inherited descriptors involve something remote.
 //!
-//! What differs from a program that the kernel executes: `/proc/self/exe` leads to the linker (not for
-//! the guest itself, which is told its own), a `vfork` is a fork, and `brk` ends after 16 GiB (then a
-//! libc goes on with mappings).
+//! Differences from a program that the kernel executes: `/proc/self/exe` leads to the linker (but the guest
+//! itself is told its own path), a `vfork` is a fork, and `brk` ends after 16 GiB (a libc then continues
+//! with mappings).
 
 mod calls;
 mod deliver;
@@ -36,37 +35,37 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 use switch::Thread;
 
-/// The guest's program, with a zero byte; null in processes that host none.
+/// Path of the guest's program, with a zero byte; null in processes without a guest.
 static PROGRAM: AtomicPtr<u8> = AtomicPtr::new(null_mut());
 static PROGRAM_BYTES: AtomicUsize = AtomicUsize::new(0);
 
-/// Its absolute path, where it could be found out.
+/// The program's absolute path, if it could be determined.
 static PATH: OnceLock<Vec<u8>> = OnceLock::new();
 
-/// True in a process that hosts a guest.
+/// Returns true in a process that hosts a guest.
 #[inline]
 pub(crate) fn is_here() -> bool {
     !PROGRAM.load(Ordering::Relaxed).is_null()
 }
 
-/// The guest's program, with a zero byte.
+/// Returns the path of the guest's program, with a zero byte.
 fn program() -> &'static [u8] {
     let at = PROGRAM.load(Ordering::Acquire);
     if at.is_null() {
         return b"\0";
     }
-    // SAFETY: an argument of this process, which is never changed.
+    // SAFETY: an argument of this process, which never changes.
     unsafe { std::slice::from_raw_parts(at, PROGRAM_BYTES.load(Ordering::Relaxed)) }
 }
 
-/// The path that the guest is known by.
+/// Returns the path that the guest is known by.
 pub(crate) fn name() -> Vec<u8> {
     let given = CStr::from_bytes_until_nul(program()).unwrap_or_default().to_bytes();
     let path = PATH.get().map_or(given, Vec::as_slice);
     inside(|| mirror::original(path).ok_or(libc::ENOENT)).unwrap_or_else(|_| path.to_vec())
 }
 
-/// True for a call that asks what `/proc` says is executed.
+/// Returns true for a call that reads the link in `/proc` to the executed program.
 unsafe fn asks_own_name(number: c_long, arguments: Arguments) -> bool {
     let at = match number {
         libc::SYS_readlink => 0,
@@ -77,7 +76,8 @@ unsafe fn asks_own_name(number: c_long, arguments: Arguments) -> bool {
     unsafe { is_own_name(arguments[at] as *const c_char) }
 }
 
-/// Puts the guest's program in place of what `/proc` says is executed; false for another path.
+/// Replaces the path of the executed program in `/proc` by that of the guest's; returns false for other
+/// paths.
 unsafe fn own_name(number: c_long, arguments: &mut Arguments) -> bool {
     let at = match number {
         libc::SYS_open | libc::SYS_stat | libc::SYS_execve | libc::SYS_access => 0,
@@ -92,10 +92,10 @@ unsafe fn own_name(number: c_long, arguments: &mut Arguments) -> bool {
     is_own
 }
 
-/// True for the name in `/proc` of what this process executes.
+/// Returns true for the path in `/proc` of the program that this process executes.
 ///
 /// # Safety
-/// A path or null.
+/// `path` is null or a string.
 pub(crate) unsafe fn is_own_name(path: *const c_char) -> bool {
     const PROC: &[u8] = b"/proc/";
     if !is_here() || !crate::place::is_address(path) {
@@ -111,23 +111,23 @@ pub(crate) unsafe fn is_own_name(path: *const c_char) -> bool {
         || std::str::from_utf8(whose).is_ok_and(|id| id.parse() == Ok(crate::process::id()))
 }
 
-/// True where guests can be hosted.
+/// Returns true if guests can be hosted.
 pub(crate) fn is_possible() -> bool {
     towline_instance::has_thread_registers() && trap::is_there()
 }
 
-/// The child of a fork is trapped like its parent.
+/// Enables the trap in the child of a fork, as in its parent.
 pub(crate) fn in_child() {
-    // SAFETY: in a process that hosts a guest, in a trapped call.
+    // SAFETY: the process hosts a guest and is in a trapped call.
     let thread = unsafe { Thread::current() };
     thread.is_first = true;
-    // A thread of the parent that this is a copy of was the one to tell somebody.
+    // Only the parent's thread, of which this is a copy, must clear that word.
     thread.clears = null_mut();
     let _ = thread.dispatches();
 }
 
 global_asm!(
-    // The dynamic linker jumps here, with arguments, environment and the rest on the stack.
+    // The dynamic linker jumps here, with arguments, environment and auxiliary vector on the stack.
     ".pushsection .text.towline_host, \"ax\", @progbits",
     ".hidden towline_host",
     ".globl towline_host",
@@ -144,10 +144,10 @@ unsafe extern "C" {
     fn towline_host();
 }
 
-/// Notes the guest, in a process that is to host one.
+/// Notes the guest's program in a process that is to host one.
 ///
 /// # Safety
-/// The arguments of this process.
+/// These are the arguments of this process.
 pub(crate) unsafe fn note(count: i32, arguments: *const *const c_char) {
     // SAFETY: a plain function.
     let entry = unsafe { libc::getauxval(libc::AT_ENTRY) } as usize;
@@ -160,15 +160,15 @@ pub(crate) unsafe fn note(count: i32, arguments: *const *const c_char) {
     PROGRAM.store(path.as_ptr().cast_mut(), Ordering::Release);
 }
 
-/// The library, the guest's program, and its name.
+/// This library, the guest's program, and the guest's name.
 const ARGUMENTS_MIN: i32 = 3;
 
-/// Exit status where a guest cannot begin, as of a program that cannot be executed.
+/// Exit status if a guest cannot start: that of a program that cannot be executed.
 const STATUS_NOT_EXECUTABLE: usize = 126;
 
-/// Our `main`: arguments are this library, the guest's program, and the guest's arguments.
+/// Our `main`: the arguments are this library, the guest's program, and the guest's arguments.
 unsafe extern "C" fn begin(stack: *const usize) -> ! {
-    // SAFETY: the stack is as the kernel made it, less what the linker took.
+    // SAFETY: the stack is as the kernel made it, without what the linker removed.
     unsafe {
         let count = *stack;
         let arguments = stack.add(1).cast::<*const c_char>();
@@ -177,7 +177,7 @@ unsafe extern "C" fn begin(stack: *const usize) -> ! {
             fail(b"this library", "is to be preloaded by \"towline run\"", 0);
         }
         if start::state().is_none() {
-            // A linker that leaves this to its program.
+            // Some linkers leave this to their program.
             start::start(count as i32, arguments, environment);
         }
         let path = program();
@@ -189,7 +189,8 @@ unsafe extern "C" fn begin(stack: *const usize) -> ! {
         while !(*auxiliary).is_null() {
             auxiliary = auxiliary.add(1);
         }
-        // Once more for each variable that was taken out (`start`): no kind of what follows is zero.
+        // One more null per variable that `start` removed. The auxiliary vector contains no type zero
+        // before its end.
         while (*auxiliary).is_null() {
             auxiliary = auxiliary.add(1);
         }
@@ -208,11 +209,11 @@ unsafe extern "C" fn begin(stack: *const usize) -> ! {
     }
 }
 
-/// The first thread, and the registers that it begins with.
+/// Loads the guest; returns its first thread and initial registers.
 unsafe fn prepare(given: &first::Given, path: &'static [u8]) -> Result<(Thread, ucontext_t), i32> {
-    /// Segments of user code and data, as Linux has them.
+    /// Segments of user code and data on Linux.
     const SEGMENTS: i64 = 0x33 | 0x2b << 48;
-    /// Interrupts are let in, and the bit that is always set.
+    /// Interrupts enabled, and the bit that is always set.
     const FLAGS: i64 = 0x202;
     let program = image::load(path)?;
     if let Some(path) = &program.path {
@@ -240,11 +241,11 @@ unsafe fn prepare(given: &first::Given, path: &'static [u8]) -> Result<(Thread, 
     }
 }
 
-/// Makes our handler that of `SIGSYS`.
+/// Installs our handler for `SIGSYS`.
 fn install() -> Result<(), i32> {
     const SA_RESTORER: u64 = 0x0400_0000;
     let flags = (libc::SA_SIGINFO | libc::SA_ONSTACK) as u64 | SA_RESTORER;
-    // It never returns by the restorer, which the kernel wants to have.
+    // It never returns by the restorer, but the kernel requires one.
     let new = KernelAction {
         handler: switch::handler(),
         flags,
@@ -254,14 +255,14 @@ fn install() -> Result<(), i32> {
     let mut old = KernelAction::default();
     let places = [&raw const new as usize, &raw mut old as usize];
     let call = [libc::SIGSYS as usize, places[0], places[1], masks::SET_BYTES, 0, 0];
-    // SAFETY: both outlive the call; the handler is for what is trapped from now on.
+    // SAFETY: both outlive the call; the handler is meant for calls trapped from here on.
     unsafe { checked(libc::SYS_rt_sigaction, call) }?;
     chained::exchange(KernelAction { restorer: 0, ..old });
     trap::hosts_a_guest();
     Ok(())
 }
 
-/// Says what is wrong, and ends.
+/// Prints an error message and ends the process.
 fn fail(path: &[u8], what: &str, error: i32) -> ! {
     let path = path.strip_suffix(b"\0").unwrap_or(path);
     let why = match error {

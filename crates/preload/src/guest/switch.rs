@@ -1,12 +1,12 @@
-//! The border between a guest and us: whose thread pointer a thread has.
+//! The border between a guest and our code: switches the thread pointer.
 //!
-//! The code of the guest has a libc of its own, or none, and with it its own idea of what the register
-//! FS points to; our code needs that of our libc. GS, which no libc for x86-64 uses, points to a
-//! [`Thread`] that knows both. All that changes from one to the other is here, in one piece of code,
-//! from which system calls are not trapped.
+//! The guest's code has its own libc, or none, and hence its own use of the FS register; our code needs the
+//! FS of our libc. GS, which no x86-64 libc uses, points to a [`Thread`] that knows both. Everything that
+//! changes between the two is here, in one range of code whose system calls are not trapped.
 //!
-//! No handler of the guest may run with our FS: all signals wait while a trapped call is answered,
-//! except for those without a handler (`calls.rs`), and while `towline_guest_wait` has given FS back.
+//! No handler of the guest may run with our FS. So all signals are blocked while a trapped call is
+//! answered, except for those without a handler (`calls.rs`), and except while `towline_guest_wait` has
+//! restored the guest's FS.
 
 use crate::guard::{checked, system_call};
 use crate::trap::masks;
@@ -16,28 +16,28 @@ use std::mem::offset_of;
 use std::ops::Range;
 use std::ptr::null_mut;
 
-/// A thread of a guest. Code here knows the places of the first fields.
+/// A thread of a guest. The assembly code relies on the offsets of the first fields.
 #[repr(C)]
 pub(super) struct Thread {
     /// FS of our code.
     ours: usize,
     /// FS of the guest.
     pub(super) its: usize,
-    /// What the kernel looks at before it traps a call of this thread.
+    /// The byte that the kernel reads to decide whether to trap a call of this thread.
     selector: *mut u8,
-    /// Our stack where the guest was entered: a thread that ends goes back there.
+    /// Our stack pointer where the guest was entered, to which a thread returns when it ends.
     entered: usize,
-    /// To be cleared when the thread ends (`CLONE_CHILD_CLEARTID`).
+    /// Word to clear when the thread ends (`CLONE_CHILD_CLEARTID`).
     pub(super) clears: *mut c_int,
-    /// What the thread still has to unmap when it ends: its own stack.
+    /// Memory to unmap when the thread ends: its own stack.
     pub(super) unmaps: Range<usize>,
-    /// The stack for signals while the guest has none: it may have no other, or a very short one.
+    /// Signal stack to use while the guest has set none: its other stack may be very short.
     pub(super) spare: usize,
-    /// The process's first thread: when it ends others may go on.
+    /// Whether this is the process's first thread, after whose end others may continue.
     pub(super) is_first: bool,
-    /// A filter of the guest's own trapped a call of ours.
+    /// Set when a filter of the guest's own has trapped a call of ours.
     pub(super) is_refused: bool,
-    /// What a handler of `SIGSYS` begins with, and the frame that it finds.
+    /// Initial registers of a handler of `SIGSYS`, and the frame that it finds.
     pub(super) begins: Option<Box<(ucontext_t, Vec<u8>)>>,
 }
 
@@ -72,7 +72,7 @@ global_asm!(
     ".hidden towline_guest_code",
     ".globl towline_guest_code",
     "towline_guest_code:",
-    // The handler of SIGSYS: (signal, information, context), on the stack for signals.
+    // The handler of SIGSYS: (signal, information, context), on the signal stack.
     ".hidden towline_guest_signal",
     ".globl towline_guest_signal",
     "towline_guest_signal:",
@@ -85,14 +85,14 @@ global_asm!(
     "push rcx",
     "call {answer}",
     "pop rcx",
-    // With the kernel's return address, as `rt_sigreturn` wants to find it.
+    // Drop the return address: `rt_sigreturn` expects the stack pointer behind it.
     "add rsp, 8",
     "test ecx, ecx",
     "jnz 2f",
-    // To our own code.
+    // Return to our own code.
     "mov eax, 15",
     "syscall",
-    // To the guest, with the registers of the context that the stack begins with.
+    // Return to the guest, with the registers of the context that the stack pointer is at.
     "2:",
     "mov rax, gs:[8]",
     "wrfsbase rax",
@@ -100,19 +100,19 @@ global_asm!(
     "mov byte ptr [rax], 1",
     "mov eax, 15",
     "syscall",
-    // A call as it stands, of which nobody comes back here.
+    // Makes a call from which nothing returns here.
     ".hidden towline_guest_bare",
     ".globl towline_guest_bare",
     "towline_guest_bare:",
     "syscall",
     "ud2",
-    // A call of the guest, which finds where to go on below its red zone.
+    // Makes a call of the guest, whose return address lies below its red zone.
     ".hidden towline_guest_pass",
     ".globl towline_guest_pass",
     "towline_guest_pass:",
     "syscall",
     "ret 128",
-    // Begins the guest with the registers of a context.
+    // Enters the guest with the registers of a context.
     ".hidden towline_guest_enter",
     ".globl towline_guest_enter",
     "towline_guest_enter:",
@@ -125,8 +125,8 @@ global_asm!(
     "mov gs:[24], rsp",
     "mov rsp, rdi",
     "jmp 2b",
-    // (target, source, bytes, context): puts a frame into a stack of the guest, maybe over the one that we are on, and goes
-    // on with the registers of the context.
+    // (target, source, bytes, context): copies a frame to a stack of the guest, maybe over the current one,
+    // and continues with the registers of the context.
     ".hidden towline_guest_handle",
     ".globl towline_guest_handle",
     "towline_guest_handle:",
@@ -135,7 +135,7 @@ global_asm!(
     "rep movsb",
     "mov rsp, r8",
     "jmp 2b",
-    // Back from it, to whoever called that.
+    // Returns to the caller of towline_guest_enter.
     ".hidden towline_guest_leave",
     ".globl towline_guest_leave",
     "towline_guest_leave:",
@@ -147,7 +147,7 @@ global_asm!(
     "pop rbp",
     "pop rbx",
     "ret",
-    // (number, arguments): a call in which handlers of the guest may run.
+    // (number, arguments): makes a call during which handlers of the guest may run.
     ".hidden towline_guest_wait",
     ".globl towline_guest_wait",
     "towline_guest_wait:",
@@ -171,7 +171,7 @@ global_asm!(
     "wrfsbase rcx",
     "pop rbx",
     "ret",
-    // (number, arguments, mask): a call in which those may run that this mask lets in.
+    // (number, arguments, mask): makes a call during which handlers may run that this mask admits.
     ".hidden towline_guest_unmasked",
     ".globl towline_guest_unmasked",
     "towline_guest_unmasked:",
@@ -198,7 +198,7 @@ global_asm!(
     "mov r9, [rbx + 40]",
     "syscall",
     "mov r12, rax",
-    // All signals wait again.
+    // Block all signals again.
     "push -1",
     "mov eax, 14",
     "mov edi, 2",
@@ -222,41 +222,41 @@ global_asm!(
     answer = sym super::calls::answer,
 );
 
-/// Bytes below a guest's stack pointer that are its own, as the ABI of x86-64 has it.
+/// Size of the area below the stack pointer that belongs to the guest, by the x86-64 ABI.
 const RED_ZONE: usize = 128;
-/// Bytes of the stack for signals that a guest's thread has while the guest gave it none.
+/// Size of the signal stack that a thread uses while the guest has set none.
 const SPARE_BYTES: usize = 64 * 1024;
 
-/// Code from which calls are not trapped.
+/// Returns the range of code whose calls are not trapped.
 pub(super) fn code() -> Range<usize> {
     &raw const towline_guest_code as usize..&raw const towline_guest_code_end as usize
 }
 
-/// What the kernel is to call on `SIGSYS`.
+/// Returns the address of the handler of `SIGSYS` for the kernel.
 pub(super) fn handler() -> usize {
     towline_guest_signal as *const () as usize
 }
 
-/// Goes on with the call that the registers hold, from where it is not trapped, and nowhere after it.
+/// Continues with the call in the registers, untrapped, and does not return from it.
 pub(super) fn bare(context: &mut ucontext_t) {
     context.uc_mcontext.gregs[libc::REG_RIP as usize] = &raw const towline_guest_bare as i64;
 }
 
-/// Goes on with the call that the registers hold, from where it is not trapped, and then behind the
-/// guest's own: with all registers, its stack and signals as if it were made there.
+/// Continues with the call in the registers, untrapped, and then after the guest's own call: registers,
+/// stack and signals are as if the call were made there.
 ///
 /// # Safety
-/// The context is that of a trapped call.
+/// `context` is that of a trapped call.
 pub(super) unsafe fn pass(context: &mut ucontext_t) {
     let registers = &mut context.uc_mcontext.gregs;
     let stack = registers[libc::REG_RSP as usize] as usize - RED_ZONE - size_of::<usize>();
-    // SAFETY: the guest's stack goes on below its red zone.
+    // SAFETY: the guest's stack is free below its red zone.
     unsafe { (stack as *mut i64).write_unaligned(registers[libc::REG_RIP as usize]) };
     registers[libc::REG_RSP as usize] = stack as i64;
     registers[libc::REG_RIP as usize] = &raw const towline_guest_pass as i64;
 }
 
-/// Makes a call that waits with a signal mask of its own, in which handlers of the guest may run.
+/// Makes a waiting call that has its own signal mask, during which handlers of the guest may run.
 ///
 /// # Safety
 /// As for that system call.
@@ -265,7 +265,7 @@ pub(super) unsafe fn wait(number: i64, arguments: &[usize; 6]) -> isize {
     unsafe { towline_guest_wait(number, arguments.as_ptr()) }
 }
 
-/// Makes a call in which handlers of the guest may run, with this signal mask.
+/// Makes a call with this signal mask, during which handlers of the guest may run.
 ///
 /// # Safety
 /// As for that system call; all signals are blocked.
@@ -275,10 +275,10 @@ pub(super) unsafe fn unmasked(number: i64, arguments: &[usize; 6], mask: u64) ->
 }
 
 impl Thread {
-    /// This thread, which begins a guest with that FS.
+    /// Makes the state of this thread for a guest that starts with the FS `its`.
     pub(super) fn new(its: usize, is_first: bool) -> Result<Self, i32> {
         let ours: usize;
-        // SAFETY: reads a register, which `is_possible` has found to be readable.
+        // SAFETY: reads a register that `is_possible` has found to be readable.
         unsafe { std::arch::asm!("rdfsbase {}", out(reg) ours) };
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         let access = libc::PROT_READ | libc::PROT_WRITE;
@@ -299,28 +299,28 @@ impl Thread {
         })
     }
 
-    /// The thread that runs.
+    /// Returns the state of the running thread.
     ///
     /// # Safety
-    /// It is one of a guest; nobody else refers to it.
+    /// The thread is one of a guest; no other reference to the state exists.
     pub(super) unsafe fn current<'a>() -> &'a mut Self {
         let at: usize;
-        // SAFETY: GS is the thread's since `traps`.
+        // SAFETY: GS holds its address since `traps`.
         unsafe {
             std::arch::asm!("rdgsbase {}", out(reg) at);
             &mut *(at as *mut Self)
         }
     }
 
-    /// The stack for signals that the kernel has while the guest gave it none.
+    /// Returns the signal stack that the kernel has while the guest has set none.
     pub(super) fn spare_stack(&self) -> libc::stack_t {
         libc::stack_t { ss_sp: self.spare as *mut c_void, ss_flags: 0, ss_size: SPARE_BYTES }
     }
 
-    /// From now on calls of this thread are trapped, where the selector says so.
+    /// Traps the calls of this thread from here on, if the selector says so.
     ///
     /// # Safety
-    /// It stays where it is until [`Self::end`].
+    /// `self` does not move until [`Self::end`].
     pub(super) unsafe fn traps(&mut self) -> Result<(), i32> {
         const ARCH_SET_GS: usize = 0x1001;
         let stack = self.spare_stack();
@@ -333,7 +333,7 @@ impl Thread {
         }
     }
 
-    /// The kernel's part of it, which children lack.
+    /// Enables the kernel's trap, which children do not inherit.
     pub(super) fn dispatches(&self) -> Result<(), i32> {
         const ON: usize = 1;
         let exempt = code();
@@ -349,39 +349,40 @@ impl Thread {
         unsafe { checked(libc::SYS_prctl, call) }.map(drop)
     }
 
-    /// Runs the guest with the registers of a context, until the thread ends.
+    /// Runs the guest with the registers of a context until the thread ends.
     ///
     /// # Safety
-    /// They are such that the guest can go on with them; all signals are blocked.
+    /// The guest can continue with the registers; all signals are blocked.
     pub(super) unsafe fn enter(&mut self, context: &ucontext_t) {
         // SAFETY: as the caller says.
         unsafe { towline_guest_enter(context) };
     }
 
-    /// Goes on with the registers of `begins`, when its frame is in its place.
+    /// Puts the frame of `begins` in its place and continues with its registers.
     ///
     /// # Safety
-    /// As for [`Self::enter`], from within a handler of ours to which nobody comes back; the place is the guest's.
+    /// As for [`Self::enter`]; called within a handler of ours that is never returned to; the place belongs
+    /// to the guest.
     pub(super) unsafe fn handle(place: usize, begins: &(ucontext_t, Vec<u8>)) -> ! {
         let (context, frame) = begins;
         // SAFETY: as the caller says.
         unsafe { towline_guest_handle(place, frame.as_ptr(), frame.len(), context) }
     }
 
-    /// Ends what [`Self::enter`] began, from within a trapped call, with all signals blocked.
+    /// Returns from [`Self::enter`], from within a trapped call with all signals blocked.
     ///
     /// # Safety
-    /// Nothing that is left behind on the stack has to be dropped.
+    /// Nothing on the abandoned stack needs to be dropped.
     pub(super) unsafe fn leave() -> ! {
         // SAFETY: as the caller says.
         unsafe { towline_guest_leave() }
     }
 
-    /// Gives back what a thread had, and tells whoever waits for its end.
+    /// Releases what a thread had, and wakes a thread that waits for its end.
     pub(super) fn end(self) {
         let none = libc::stack_t { ss_sp: null_mut(), ss_flags: libc::SS_DISABLE, ss_size: 0 };
-        // SAFETY: nothing of the guest runs in this thread any more; what it asked to be cleared and
-        // unmapped is its own.
+        // SAFETY: nothing of the guest runs in this thread any more; the word and the memory are the
+        // guest's, as it said.
         unsafe {
             system_call(libc::SYS_sigaltstack, [&raw const none as usize, 0, 0, 0, 0, 0]);
             system_call(libc::SYS_munmap, [self.spare, SPARE_BYTES, 0, 0, 0, 0]);

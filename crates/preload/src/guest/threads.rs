@@ -1,4 +1,4 @@
-//! Processes and threads that a guest makes.
+//! Creates processes and threads for a guest.
 
 use super::frame::{self, Frames};
 use super::switch::Thread;
@@ -15,10 +15,10 @@ use std::ptr::null_mut;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
-/// Our own part of a thread's stack: its guest brings another.
+/// Size of our own stack for a thread; the guest brings another one.
 const STACK_BYTES: usize = 256 * 1024;
 
-/// A new process or thread.
+/// Answers a call that creates a process or thread.
 pub(super) unsafe fn new_task(
     context: &mut ucontext_t,
     number: c_long,
@@ -35,8 +35,8 @@ pub(super) unsafe fn new_task(
         // SAFETY: as the guest says.
         return unsafe { new_thread(context, asked) };
     }
-    // With memory of its own, as the child comes back through our frames: also that of a `vfork`, for
-    // which its parent waits.
+    // The child gets its own memory, as it returns through our frames; so does that of a `vfork`, for which
+    // its parent waits.
     let plain = flags & !((libc::CLONE_VM | libc::CLONE_SETTLS) as usize);
     let at = context.uc_mcontext.gregs[libc::REG_RSP as usize] as usize;
     let frames = if has(libc::CLONE_VFORK) { Frames::share(at, context.uc_stack) } else { None };
@@ -61,7 +61,7 @@ pub(super) unsafe fn new_task(
     result
 }
 
-/// What `clone` is told of a thread.
+/// The arguments of `clone` for a thread.
 #[derive(Clone, Copy)]
 struct Asked {
     flags: usize,
@@ -72,36 +72,36 @@ struct Asked {
 }
 
 impl Asked {
-    /// A place, if there is one to be written to.
+    /// Returns the address to write to if the flag is set, otherwise null.
     fn place(&self, flag: c_int, at: usize) -> *mut c_int {
         if self.flags & flag as usize != 0 { at as *mut c_int } else { null_mut() }
     }
 }
 
-/// What a new thread begins with.
+/// Initial state of a new thread.
 struct Begin {
     asked: Asked,
     context: ucontext_t,
-    /// FS where it gets none of its own.
+    /// FS of the thread if it gets none of its own.
     fs: usize,
-    /// Its number, or less than zero when it cannot begin; zero until that is known.
+    /// The thread's number; zero until it is known, negative if the thread cannot start.
     known: Arc<AtomicI32>,
 }
 
-/// A thread of the guest is one of our libc, too, as our code needs it.
+/// Creates a thread of the guest. It is also a thread of our libc, as our code requires.
 unsafe fn new_thread(context: &ucontext_t, asked: Asked) -> isize {
     descriptors::share();
     let mut begins = *context;
     let registers = &mut begins.uc_mcontext;
     registers.gregs[libc::REG_RAX as usize] = 0;
     registers.gregs[libc::REG_RSP as usize] = asked.stack as i64;
-    // That of a new thread.
+    // Those of a new thread.
     registers.fpregs = null_mut();
     // SAFETY: the thread is one of a guest.
     let fs = unsafe { Thread::current() }.its;
     let known = Arc::new(AtomicI32::new(0));
     let begin = Box::new(Begin { asked, context: begins, fs, known: Arc::clone(&known) });
-    // Those of the new one wait until it is the guest's.
+    // The new thread's signals wait until it runs the guest.
     mask(libc::SIG_SETMASK, u64::MAX);
     let made = stack::on_own(|| create(begin));
     if made != Some(0) {
@@ -119,10 +119,10 @@ unsafe fn new_thread(context: &ucontext_t, asked: Asked) -> isize {
     }
 }
 
-/// The error number, or zero.
+/// Creates the thread; returns an error number or zero.
 fn create(begin: Box<Begin>) -> c_int {
     let begin = Box::into_raw(begin);
-    // SAFETY: all zero is valid for what is initialized then; the thread takes the box.
+    // SAFETY: all zero is valid for attributes that are then initialized; the thread takes the box.
     unsafe {
         let mut attributes: libc::pthread_attr_t = zeroed();
         libc::pthread_attr_init(&raw mut attributes);
@@ -140,11 +140,12 @@ fn create(begin: Box<Begin>) -> c_int {
     }
 }
 
-/// The signal by which a C library changes the user of all threads. Ours takes it when it makes its first thread; but it
-/// knows no thread of the guest's library, or of Go, which use it for the same.
+/// The signal by which a C library changes the user of all threads. Ours sets a handler for it when it
+/// creates its first thread, but knows no thread of the guest's library or of Go, which use the signal for
+/// the same purpose.
 const SIGSETXID: usize = 33;
 
-/// Makes a thread, and gives the guest's handler of [`SIGSETXID`] back, if ours took its place.
+/// Creates a thread, and restores the guest's handler of [`SIGSETXID`] if our libc replaced it.
 fn keeping_handler(make: impl FnOnce() -> c_int) -> c_int {
     static IS_TAKEN: AtomicBool = AtomicBool::new(false);
     if IS_TAKEN.swap(true, Ordering::Relaxed) {
@@ -158,27 +159,27 @@ fn keeping_handler(make: impl FnOnce() -> c_int) -> c_int {
         system_call(libc::SYS_rt_sigaction, call(0, at));
         let result = make();
         system_call(libc::SYS_rt_sigaction, call(at, 0));
-        // It was let in, too.
+        // Our libc unblocked it, too.
         mask(libc::SIG_SETMASK, u64::MAX);
         result
     }
 }
 
 unsafe extern "C-unwind" fn run(begin: *mut c_void) -> *mut c_void {
-    // Our libc lets its own in.
+    // Our libc unblocks its own signals.
     mask(libc::SIG_SETMASK, u64::MAX);
-    // SAFETY: a leaked box that nobody else takes.
+    // SAFETY: a leaked box that nobody else frees.
     let Begin { asked, mut context, fs, known } = *unsafe { Box::from_raw(begin.cast::<Begin>()) };
     let its = if asked.flags & libc::CLONE_SETTLS as usize != 0 { asked.fs } else { fs };
     let tell = |number: isize| {
         known.store(number as i32, Ordering::Release);
-        // SAFETY: who waits has the word, too.
+        // SAFETY: the waiting thread owns the word, too.
         unsafe {
             let wake = [known.as_ptr() as usize, libc::FUTEX_WAKE as usize, 1, 0, 0, 0];
             system_call(libc::SYS_futex, wake);
         }
     };
-    // SAFETY: the thread stays where it is until it has left the guest; the places are the guest's.
+    // SAFETY: `thread` does not move until it has left the guest; the addresses are the guest's.
     unsafe {
         let mut thread = match Thread::new(its, false) {
             Ok(thread) => thread,

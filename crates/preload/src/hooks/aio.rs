@@ -1,7 +1,7 @@
-//! POSIX asynchronous I/O on remote files: done at once, when it is asked for.
+//! POSIX asynchronous I/O on remote files: done synchronously, when it is requested.
 //!
-//! libc's `aio_error`, `aio_return` and `aio_suspend` look at fields of the control block, so that
-//! an operation that is over when its call returns needs nothing more.
+//! libc's `aio_error`, `aio_return` and `aio_suspend` look at fields of the control block. So they need no
+//! hooks if an operation is over when its call returns.
 
 use super::io;
 use crate::descriptors;
@@ -34,7 +34,7 @@ fn is_remote(block: &Block) -> bool {
     descriptors::find(block.fd).is_some()
 }
 
-/// What is to be done with a block.
+/// The operation of a block.
 #[derive(Clone, Copy)]
 enum Work {
     Read,
@@ -42,11 +42,11 @@ enum Work {
     Sync(c_int),
 }
 
-/// Does it, and notes how it ended where libc looks.
+/// Carries out the operation, and stores the result where libc looks for it.
 unsafe fn complete(block: &mut Block, work: Work) {
     let before = errno();
     let (fd, buffer, count, offset) = (block.fd, block.buffer, block.count, block.offset);
-    // SAFETY: buffer and length are the program's.
+    // SAFETY: the program passes a valid buffer and its length.
     let result = unsafe {
         match work {
             Work::Read => io::pread(fd, buffer, count, offset),
@@ -71,21 +71,21 @@ struct ThreadEvent {
 }
 
 extern "C" fn call(argument: *mut c_void) -> *mut c_void {
-    // SAFETY: made by `notify` for this thread alone.
+    // SAFETY: `notify` made it for this thread alone.
     let (function, value) =
         *unsafe { Box::from_raw(argument.cast::<(extern "C" fn(libc::sigval), libc::sigval)>()) };
     function(value);
     std::ptr::null_mut()
 }
 
-/// Tells the program in the way it wished for.
+/// Notifies the program in the way that it requested.
 unsafe fn notify(event: *const sigevent) {
-    // SAFETY: an event of the program; the thread gets what it needs by value.
+    // SAFETY: the program passes null or an event; the thread gets what it needs by value.
     unsafe {
         let Some(event) = event.cast::<ThreadEvent>().as_ref() else { return };
         match event.notify {
             libc::SIGEV_SIGNAL => {
-                // As libc's: sent by this process, with the value that was asked for.
+                // As in libc: sent by this process, with the requested value.
                 libc::sigqueue(libc::getpid(), event.signal, event.value);
             }
             libc::SIGEV_THREAD => {
@@ -106,10 +106,10 @@ unsafe fn notify(event: *const sigevent) {
 }
 
 unsafe fn start(block: *mut Block, work: Work, local: impl FnOnce(*mut Block) -> c_int) -> c_int {
-    // SAFETY: null or a control block, as the program says.
+    // SAFETY: the program passes null or a control block.
     match unsafe { block.as_mut() } {
         Some(remote) if is_remote(remote) => {
-            // SAFETY: as the program says.
+            // SAFETY: the program passes valid arguments.
             unsafe {
                 complete(remote, work);
                 notify(&raw const remote.event);
@@ -121,12 +121,12 @@ unsafe fn start(block: *mut Block, work: Work, local: impl FnOnce(*mut Block) ->
 }
 
 pub(crate) unsafe fn aio_read(block: *mut Block) -> c_int {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe { start(block, Work::Read, |block| real::aio_read(block)) }
 }
 
 pub(crate) unsafe fn aio_write(block: *mut Block) -> c_int {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe { start(block, Work::Write, |block| real::aio_write(block)) }
 }
 
@@ -134,7 +134,7 @@ pub(crate) unsafe fn aio_fsync(how: c_int, block: *mut Block) -> c_int {
     if how != libc::O_SYNC && how != libc::O_DSYNC {
         return finish(Err(libc::EINVAL));
     }
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe { start(block, Work::Sync(how), |block| real::aio_fsync(how, block)) }
 }
 
@@ -143,7 +143,7 @@ pub(crate) unsafe fn aio_cancel(fd: c_int, block: *mut Block) -> c_int {
     if descriptors::find(fd).is_some() {
         return ALL_DONE;
     }
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe { real::aio_cancel(fd, block) }
 }
 
@@ -157,10 +157,10 @@ pub(crate) unsafe fn lio_listio(
     const WRITE: c_int = 1;
     let length = usize::try_from(count).unwrap_or(0);
     if list.is_null() || length == 0 {
-        // SAFETY: as the program says.
+        // SAFETY: the program passes valid arguments.
         return unsafe { real::lio_listio(mode, list, count, event) };
     }
-    // SAFETY: as many as said, each null or a control block, as the program says.
+    // SAFETY: the program passes `count` pointers, each of them null or to a control block.
     unsafe {
         let mut local: Vec<*mut Block> = std::slice::from_raw_parts(list, length).to_vec();
         let mut failed = false;
@@ -174,7 +174,7 @@ pub(crate) unsafe fn lio_listio(
             complete(block, work);
             notify(&raw const block.event);
             failed |= block.error.load(Ordering::Acquire) != 0;
-            // libc skips what is null.
+            // libc skips null pointers.
             *place = std::ptr::null_mut();
         }
         if local.iter().all(|block| block.is_null()) {

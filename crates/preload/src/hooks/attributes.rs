@@ -1,4 +1,4 @@
-//! Changing attributes.
+//! Hooks that change attributes of files, and the umask.
 
 use super::{by_path, itself, or_working};
 use crate::descriptors::{self, Open};
@@ -9,7 +9,7 @@ use libc::{c_char, c_int, gid_t, mode_t, off64_t, timespec, timeval, uid_t, utim
 use towline_client::SetAttr;
 use towline_wire::Timestamp;
 
-/// Sets attributes of a path, or has libc do it.
+/// Sets attributes of a remote path, or has libc do it for a local one.
 unsafe fn set(
     at: c_int,
     path: *const c_char,
@@ -24,11 +24,11 @@ unsafe fn set(
         }
         at.with(|base, path| base.set_attr(path, follow, &set)).map(|_| 0)
     };
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe { by_path(at, path, follow, local, remote) }
 }
 
-/// Sets attributes of a remote open file; `None`: it is local.
+/// Sets attributes of a remote open file; returns `None` for a local one.
 fn set_open(fd: c_int, set: &SetAttr) -> Option<c_int> {
     let open = descriptors::find(fd)?;
     Some(ours(|| {
@@ -66,13 +66,13 @@ fn times_of(times: Option<[timespec; 2]>) -> SetAttr {
 }
 
 unsafe fn pair<T: Copy>(times: *const T) -> Option<[T; 2]> {
-    // SAFETY: null or two of them, as the program says.
+    // SAFETY: the program passes null or two values.
     (!times.is_null()).then(|| unsafe { [*times, *times.add(1)] })
 }
 
-/// Microseconds in nanoseconds.
+/// Converts microseconds to nanoseconds.
 unsafe fn finer(times: *const timeval) -> Option<[timespec; 2]> {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     let times = unsafe { pair(times) }?;
     Some(times.map(|time| timespec { tv_sec: time.tv_sec, tv_nsec: time.tv_usec * 1000 }))
 }
@@ -82,58 +82,58 @@ pub(crate) unsafe fn truncate(path: *const c_char, length: off64_t) -> c_int {
         return crate::guard::finish(Err(libc::EINVAL));
     }
     let size = SetAttr { size: Some(length as u64), ..SetAttr::default() };
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe { set(libc::AT_FDCWD, path, true, size, |_, path| real::truncate(path, length)) }
 }
 
 pub(crate) unsafe fn chmod(path: *const c_char, mode: mode_t) -> c_int {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe { fchmodat(libc::AT_FDCWD, path, mode, 0) }
 }
 
 pub(crate) unsafe fn lchmod(path: *const c_char, mode: mode_t) -> c_int {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe { fchmodat(libc::AT_FDCWD, path, mode, libc::AT_SYMLINK_NOFOLLOW) }
 }
 
 pub(crate) unsafe fn fchmod(fd: c_int, mode: mode_t) -> c_int {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     set_open(fd, &mode_of(mode)).unwrap_or_else(|| unsafe { real::fchmod(fd, mode) })
 }
 
-/// What `fchmodat` and `fchownat` know.
+/// Flags that `fchmodat` and `fchownat` know.
 const KNOWN: c_int = libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH;
 
 pub(crate) unsafe fn fchmodat(at: c_int, path: *const c_char, mode: mode_t, flags: c_int) -> c_int {
     if flags & !KNOWN != 0 {
-        // SAFETY: as the program says. It is refused, whatever is named.
+        // SAFETY: the program passes valid arguments. Unknown flags are refused for any path.
         return unsafe { real::fchmodat(at, path, mode, flags) };
     }
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     let path = unsafe { or_working(at, path, flags) };
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     if let Some(open) = unsafe { itself(at, path, flags) } {
         return set_itself(open, &mode_of(mode));
     }
     let follow = flags & libc::AT_SYMLINK_NOFOLLOW == 0;
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     let local = |at, path| unsafe { real::fchmodat(at, path, mode, flags) };
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe { set(at, path, follow, mode_of(mode), local) }
 }
 
 pub(crate) unsafe fn chown(path: *const c_char, uid: uid_t, gid: gid_t) -> c_int {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe { fchownat(libc::AT_FDCWD, path, uid, gid, 0) }
 }
 
 pub(crate) unsafe fn lchown(path: *const c_char, uid: uid_t, gid: gid_t) -> c_int {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe { fchownat(libc::AT_FDCWD, path, uid, gid, libc::AT_SYMLINK_NOFOLLOW) }
 }
 
 pub(crate) unsafe fn fchown(fd: c_int, uid: uid_t, gid: gid_t) -> c_int {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     set_open(fd, &owner_of(uid, gid)).unwrap_or_else(|| unsafe { real::fchown(fd, uid, gid) })
 }
 
@@ -145,33 +145,33 @@ pub(crate) unsafe fn fchownat(
     flags: c_int,
 ) -> c_int {
     if flags & !KNOWN != 0 {
-        // SAFETY: as the program says. It is refused, whatever is named.
+        // SAFETY: the program passes valid arguments. Unknown flags are refused for any path.
         return unsafe { real::fchownat(at, path, uid, gid, flags) };
     }
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     let path = unsafe { or_working(at, path, flags) };
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     if let Some(open) = unsafe { itself(at, path, flags) } {
         return set_itself(open, &owner_of(uid, gid));
     }
     let follow = flags & libc::AT_SYMLINK_NOFOLLOW == 0;
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     let local = |at, path| unsafe { real::fchownat(at, path, uid, gid, flags) };
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe { set(at, path, follow, owner_of(uid, gid), local) }
 }
 
 pub(crate) unsafe fn utime(path: *const c_char, times: *const utimbuf) -> c_int {
-    // SAFETY: null or a structure, as the program says.
+    // SAFETY: the program passes null or a structure.
     let two = unsafe { times.as_ref() }.map(|times| {
         [times.actime, times.modtime].map(|seconds| timespec { tv_sec: seconds, tv_nsec: 0 })
     });
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe { set(libc::AT_FDCWD, path, true, times_of(two), |_, path| real::utime(path, times)) }
 }
 
 pub(crate) unsafe fn utimes(path: *const c_char, times: *const timeval) -> c_int {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe {
         let local = |_, path| real::utimes(path, times);
         set(libc::AT_FDCWD, path, true, times_of(finer(times)), local)
@@ -179,7 +179,7 @@ pub(crate) unsafe fn utimes(path: *const c_char, times: *const timeval) -> c_int
 }
 
 pub(crate) unsafe fn lutimes(path: *const c_char, times: *const timeval) -> c_int {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe {
         let local = |_, path| real::lutimes(path, times);
         set(libc::AT_FDCWD, path, false, times_of(finer(times)), local)
@@ -187,12 +187,12 @@ pub(crate) unsafe fn lutimes(path: *const c_char, times: *const timeval) -> c_in
 }
 
 pub(crate) unsafe fn futimes(fd: c_int, times: *const timeval) -> c_int {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe { set_open(fd, &times_of(finer(times))).unwrap_or_else(|| real::futimes(fd, times)) }
 }
 
 pub(crate) unsafe fn futimesat(at: c_int, path: *const c_char, times: *const timeval) -> c_int {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe {
         if path.is_null() {
             return futimes(at, times);
@@ -208,7 +208,7 @@ pub(crate) unsafe fn utimensat(
     times: *const timespec,
     flags: c_int,
 ) -> c_int {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe {
         if path.is_null() {
             return futimens(at, times);
@@ -224,12 +224,12 @@ pub(crate) unsafe fn utimensat(
 }
 
 pub(crate) unsafe fn futimens(fd: c_int, times: *const timespec) -> c_int {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe { set_open(fd, &times_of(pair(times))).unwrap_or_else(|| real::futimens(fd, times)) }
 }
 
 pub(crate) unsafe fn umask(mask: mode_t) -> mode_t {
     start::set_umask(mask);
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe { real::umask(mask) }
 }

@@ -1,4 +1,4 @@
-//! Copies between descriptors: `sendfile`, `copy_file_range`, `splice`.
+//! Hooks that copy between descriptors: `sendfile`, `copy_file_range`, `splice`.
 
 use super::io::{CALL_BYTES_MAX, lseek, pread, pwrite, read, write};
 use crate::descriptors::{self, Open};
@@ -13,30 +13,30 @@ const PIECE_BYTES: usize = 256 * 1024;
 /// Most bytes that one `splice` moves: what a pipe holds by default.
 const SPLICE_BYTES: usize = 64 * 1024;
 
-/// Where a copy reads or writes: an offset that the caller keeps, or the file's own.
+/// Returns the offset that the caller keeps; `None` if a copy uses the file's own.
 unsafe fn place_of(at: *mut off64_t) -> Option<off64_t> {
-    // SAFETY: null or an offset, as the program says.
+    // SAFETY: the program passes null or an offset.
     unsafe { at.as_ref() }.copied()
 }
 
 unsafe fn advance(at: *mut off64_t, by: usize) {
-    // SAFETY: null or an offset, as the program says.
+    // SAFETY: the program passes null or an offset.
     if let Some(at) = unsafe { at.as_mut() } {
         *at += by as i64;
     }
 }
 
-/// What a descriptor may be used for in a copy.
+/// What a copy may use a descriptor for.
 struct End {
     reads: bool,
     writes: bool,
     appends: bool,
-    /// Kind of file, of `S_IFMT`.
+    /// File type, one of `S_IFMT`.
     kind: u32,
 }
 
 impl End {
-    /// `EBADF` for what is no descriptor, or only names a file.
+    /// Fails with `EBADF` for an invalid descriptor, or one that only names a file.
     fn of(fd: c_int) -> Result<Self, i32> {
         let (flags, mode) = match descriptors::find(fd) {
             Some(Open { entry, .. }) => {
@@ -80,7 +80,7 @@ unsafe fn copy(
     while done < count {
         let room = &mut buffer[..PIECE_BYTES.min(count - done)];
         let length = room.len();
-        // SAFETY: the buffer holds `length` bytes; descriptors and offsets are the program's.
+        // SAFETY: the buffer holds `length` bytes; the program passes descriptors and offsets.
         let got = unsafe {
             match place_of(from_at) {
                 Some(at) => pread(from, room.as_mut_ptr().cast(), length, at),
@@ -90,7 +90,7 @@ unsafe fn copy(
         if got <= 0 {
             return if done > 0 { done as isize } else { got };
         }
-        // SAFETY: as above.
+        // SAFETY: the buffer holds `got` bytes; the program passes descriptors and offsets.
         let put = unsafe {
             match place_of(to_at) {
                 Some(at) => pwrite(to, room.as_ptr().cast(), got as usize, at),
@@ -99,13 +99,13 @@ unsafe fn copy(
         };
         let moved = put.max(0) as usize;
         if (moved as isize) < got && place_of_is_own(from_at) {
-            // What could not be written is to be read again; a pipe does not take it back.
+            // The next read must return again what could not be written. A pipe does not take it back.
             let errno = errno();
-            // SAFETY: the program's descriptor.
+            // SAFETY: the call takes no addresses.
             unsafe { lseek(from, moved as i64 - got as i64, libc::SEEK_CUR) };
             set_errno(errno);
         }
-        // SAFETY: the program's offsets.
+        // SAFETY: the program passes null or offsets.
         unsafe {
             advance(from_at, moved);
             advance(to_at, moved);
@@ -122,7 +122,7 @@ fn place_of_is_own(at: *mut off64_t) -> bool {
     at.is_null()
 }
 
-/// What is wrong with the descriptors of a `sendfile`, in the kernel's order.
+/// Checks the arguments of a `sendfile`, in the kernel's order.
 unsafe fn check_sendfile(
     to: c_int,
     from: c_int,
@@ -133,7 +133,7 @@ unsafe fn check_sendfile(
     if !source.reads {
         return Err(libc::EBADF);
     }
-    // SAFETY: null or an offset, as the program says.
+    // SAFETY: the program passes null or an offset.
     if unsafe { place_of(at) }.is_some_and(|at| at < 0) {
         return Err(libc::EINVAL);
     }
@@ -141,7 +141,7 @@ unsafe fn check_sendfile(
     if !target.writes {
         return Err(libc::EBADF);
     }
-    // Of nothing it does not matter of what.
+    // If nothing is copied, the type of the source does not matter.
     let is_plain = count == 0 || matches!(source.kind, libc::S_IFREG | libc::S_IFBLK);
     if (target.appends && target.kind != libc::S_IFIFO) || !is_plain {
         return Err(libc::EINVAL);
@@ -151,10 +151,10 @@ unsafe fn check_sendfile(
 
 pub(crate) unsafe fn sendfile(to: c_int, from: c_int, at: *mut off64_t, count: size_t) -> ssize_t {
     if descriptors::find(from).is_none() && descriptors::find(to).is_none() {
-        // SAFETY: as the program says.
+        // SAFETY: the program passes valid arguments.
         return unsafe { real::sendfile(to, from, at, count) };
     }
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe {
         match check_sendfile(to, from, at, count) {
             Ok(()) => copy(from, at, to, std::ptr::null_mut(), count.min(CALL_BYTES_MAX)),
@@ -163,7 +163,7 @@ pub(crate) unsafe fn sendfile(to: c_int, from: c_int, at: *mut off64_t, count: s
     }
 }
 
-/// What is wrong with the descriptors of a `copy_file_range`, in the kernel's order.
+/// Checks the descriptors of a `copy_file_range`, in the kernel's order.
 fn check_range(from: c_int, to: c_int, flags: c_uint) -> Result<(), i32> {
     let (source, target) = (End::of(from)?, End::of(to)?);
     if flags != 0 {
@@ -192,14 +192,14 @@ pub(crate) unsafe fn copy_file_range(
 ) -> ssize_t {
     let (source, target) = (descriptors::find(from), descriptors::find(to));
     if source.is_none() && target.is_none() {
-        // SAFETY: as the program says.
+        // SAFETY: the program passes valid arguments.
         return unsafe { real::copy_file_range(from, from_at, to, to_at, count, flags) };
     }
     if let Err(error) = check_range(from, to, flags) {
         return finish(Err(error));
     }
     let mount = |open: Open| open.entry.mount.load(Ordering::Relaxed);
-    // As between two file systems: programs then copy in another way.
+    // The error of a copy between two file systems: programs then copy in another way.
     let (Some(source), Some(target)) = (source, target) else {
         return finish(Err(libc::EXDEV));
     };
@@ -210,7 +210,7 @@ pub(crate) unsafe fn copy_file_range(
         let offset = |open: Open, at: Option<i64>| {
             at.unwrap_or_else(|| open.entry.offset.load(Ordering::Relaxed))
         };
-        // SAFETY: as the program says.
+        // SAFETY: the program passes valid arguments.
         let (a, b) = unsafe { (place_of(from_at), place_of(to_at)) };
         let (read_at, write_at) = (offset(source, a), offset(target, b));
         let (Ok(r), Ok(w)) = (u64::try_from(read_at), u64::try_from(write_at)) else {
@@ -235,7 +235,7 @@ pub(crate) unsafe fn copy_file_range(
                     open.entry.offset.fetch_add(copied as i64, Ordering::Relaxed);
                 }
             } else {
-                // SAFETY: as the program says.
+                // SAFETY: the program passes valid arguments.
                 unsafe { advance(pointer, copied) };
             }
         }
@@ -243,7 +243,7 @@ pub(crate) unsafe fn copy_file_range(
     })
 }
 
-/// What is wrong with the descriptors of a `splice`, in the kernel's order: before anything is taken out of a pipe.
+/// Checks the arguments of a `splice`, in the kernel's order, before anything is taken out of a pipe.
 unsafe fn check_splice(
     (from, from_at): (c_int, *mut off64_t),
     (to, to_at): (c_int, *mut off64_t),
@@ -262,7 +262,7 @@ unsafe fn check_splice(
     if !source.reads || !target.writes {
         return Err(libc::EBADF);
     }
-    // SAFETY: null or an offset, as the program says.
+    // SAFETY: the program passes null or an offset.
     let is_before = |at| unsafe { place_of(at) }.is_some_and(|at| at < 0);
     let is_wrong = match (from_pipe, to_pipe) {
         (true, false) => target.appends || is_before(to_at),
@@ -281,14 +281,14 @@ pub(crate) unsafe fn splice(
     flags: c_uint,
 ) -> ssize_t {
     if descriptors::find(from).is_none() && descriptors::find(to).is_none() {
-        // SAFETY: as the program says.
+        // SAFETY: the program passes valid arguments.
         return unsafe { real::splice(from, from_at, to, to_at, count, flags) };
     }
     if count == 0 {
         return 0;
     }
-    // One side is a pipe, which gives what it has: one piece, or an empty pipe would be waited for.
-    // SAFETY: as the program says.
+    // One side is a pipe. Only one piece is moved, as another one would wait for more in an empty pipe.
+    // SAFETY: the program passes valid arguments.
     unsafe {
         match check_splice((from, from_at), (to, to_at), flags) {
             Err(error) => finish(Err(error)),
@@ -303,24 +303,24 @@ pub(crate) unsafe fn splice(
     }
 }
 
-/// True for a pipe out of which nothing can be read at this moment, not even its end.
+/// Returns true for a pipe from which nothing can be read at this moment, not even its end.
 fn is_empty(pipe: c_int) -> bool {
     let mut list = [libc::pollfd { fd: pipe, events: libc::POLLIN, revents: 0 }];
     let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     let call = [list.as_mut_ptr() as usize, 1, &raw const now as usize, 0, 0, 0];
-    // SAFETY: both outlive the call.
+    // SAFETY: the list and the time outlive the call.
     unsafe { checked(libc::SYS_ppoll, call) == Ok(0) }
 }
 
-/// Splices what a remote file holds into a pipe: as much as there is room for, which the kernel alone knows. It is
-/// given memory with the bytes in the file's place.
+/// Splices bytes of a remote file into a pipe, as many as there is room for. Only the kernel knows how
+/// many, so it splices them from a file in memory.
 unsafe fn into_pipe(
     (from, at): (c_int, *mut off64_t),
     to: c_int,
     count: size_t,
     flags: c_uint,
 ) -> ssize_t {
-    // SAFETY: descriptors and offset are the program's; the memory is ours, and nobody else knows of its descriptor.
+    // SAFETY: the program passes descriptors and offset; nothing else knows the descriptor of the memory.
     unsafe {
         let room = checked(libc::SYS_fcntl, [to as usize, libc::F_GETPIPE_SZ as usize, 0, 0, 0, 0]);
         let mut bytes = vec![0u8; count.min(room.unwrap_or(SPLICE_BYTES))];

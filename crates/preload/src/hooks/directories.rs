@@ -12,8 +12,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use towline_client::{DirEntry, File};
 
-/// Goes to a remote directory; the path by which it is known from then on has no links, as `..` is taken
-/// by its letters later.
+/// Goes to a remote directory. The path noted for it has no links, as `..` is later resolved in its text.
 fn go(at: &At) -> Result<c_int, i32> {
     match at.with(File::path_to_enter)?.map_err(remote::number) {
         Ok(path) => {
@@ -22,9 +21,9 @@ fn go(at: &At) -> Result<c_int, i32> {
                 open.entry.set_path(&path);
             }
         }
-        // It was removed, or is not below the prefix any more.
+        // The directory was removed, or is no longer below the prefix.
         Err(libc::ENOENT | libc::EXDEV) => {
-            // Of a removed directory the server knows only where `..` itself leads.
+            // For a removed directory, the server only knows where `..` itself leads.
             let up =
                 if at.path == b"." { b"..".to_vec() } else { [&at.path, &b"/.."[..]].concat() };
             let above = at.with(|base, _| base.path_to_enter(&up)).ok().and_then(Result::ok);
@@ -37,7 +36,7 @@ fn go(at: &At) -> Result<c_int, i32> {
 
 pub(crate) unsafe fn chdir(path: *const c_char) -> c_int {
     let local = |_, path| {
-        // SAFETY: as the program says.
+        // SAFETY: the program passes valid arguments.
         let result = unsafe { real::chdir(path) };
         if result == 0 {
             let _ = inside(|| {
@@ -47,13 +46,13 @@ pub(crate) unsafe fn chdir(path: *const c_char) -> c_int {
         }
         result
     };
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe { super::by_path(libc::AT_FDCWD, path, true, local, go) }
 }
 
 pub(crate) unsafe fn fchdir(fd: c_int) -> c_int {
     let Some(open) = descriptors::find(fd) else {
-        // SAFETY: as the program says.
+        // SAFETY: the program passes valid arguments.
         let result = unsafe { real::fchdir(fd) };
         if result == 0 {
             let _ = inside(|| {
@@ -67,7 +66,7 @@ pub(crate) unsafe fn fchdir(fd: c_int) -> c_int {
     ours(|| go(&At { mount, directory: Some(open), path: b".".to_vec() }))
 }
 
-/// The remote working directory as the program names it.
+/// Returns the remote working directory as the program names it.
 fn here() -> Option<Vec<u8>> {
     working::remote().map(|(mount, below)| place::absolute(mount, &below))
 }
@@ -77,7 +76,7 @@ pub(crate) unsafe fn getcwd(to: *mut c_char, room: size_t) -> *mut c_char {
         return finish(Err(libc::ENOENT));
     }
     let Ok(Some(path)) = inside(|| Ok(here())) else {
-        // SAFETY: as the program says.
+        // SAFETY: the program passes valid arguments.
         return unsafe { real::getcwd(to, room) };
     };
     let needed = path.len() + 1;
@@ -87,7 +86,7 @@ pub(crate) unsafe fn getcwd(to: *mut c_char, room: size_t) -> *mut c_char {
     if room != 0 && room < needed {
         return finish(Err(libc::ERANGE));
     }
-    // SAFETY: the program's allocator, as it will free it.
+    // SAFETY: `malloc` may be called with any size; the program frees the memory.
     let to = if to.is_null() { unsafe { libc::malloc(room.max(needed)) }.cast() } else { to };
     if to.is_null() {
         return finish(Err(libc::ENOMEM));
@@ -101,12 +100,12 @@ pub(crate) unsafe fn getcwd(to: *mut c_char, room: size_t) -> *mut c_char {
 }
 
 pub(crate) unsafe fn getcwd_chk(to: *mut c_char, count: size_t, room: size_t) -> *mut c_char {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe { getcwd(to, count.min(room)) }
 }
 
 pub(crate) unsafe fn get_current_dir_name() -> *mut c_char {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe {
         match working::remote() {
             None => real::get_current_dir_name(),
@@ -116,12 +115,12 @@ pub(crate) unsafe fn get_current_dir_name() -> *mut c_char {
 }
 
 pub(crate) unsafe fn getwd(to: *mut c_char) -> *mut c_char {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe { getcwd(to, libc::PATH_MAX as usize) }
 }
 
-/// Entries from a cookie on, and whether they are the last: those that came with opening, or asked
-/// for, with attributes if the program seems to want them.
+/// Returns entries from a cookie on, and whether they are the last. The first ones may have come with
+/// opening; others are requested, with attributes if the program seems to want them.
 fn list(open: Open, cookie: u64) -> Result<(Vec<DirEntry>, bool), i32> {
     let mount = open.entry.mount.load(Ordering::Relaxed) as usize;
     let handle = open.handle;
@@ -141,9 +140,9 @@ struct Stream {
     fd: c_int,
     batch: Vec<DirEntry>,
     next: usize,
-    /// Where the listing goes on after the batch.
+    /// Where the listing continues after the batch.
     cookie: u64,
-    /// Cookie of the entry given out last.
+    /// Cookie of the entry returned last.
     told: u64,
     end: bool,
     entry: dirent64,
@@ -153,18 +152,18 @@ struct Stream {
 static STREAMS: Mutex<Vec<usize>> = Mutex::new(Vec::new());
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
-/// True when the program has such streams.
+/// Returns true if the program has streams of remote directories.
 pub(super) fn has_streams() -> bool {
     COUNT.load(Ordering::Acquire) > 0
 }
 
-/// The remote stream at this address; `None`: it is libc's.
+/// Returns the remote stream at this address; `None` for one of libc's.
 fn stream<'a>(at: *mut DIR) -> Option<&'a mut Stream> {
     if !has_streams() {
         return None;
     }
     let known = inside(|| Ok(STREAMS.lock().map_err(|_| libc::EIO)?.contains(&(at as usize))));
-    // SAFETY: it is one of ours, and a program uses a stream from one thread at a time.
+    // SAFETY: the stream is the library's own, and the program uses it from one thread at a time.
     known.unwrap_or(false).then(|| unsafe { &mut *at.cast::<Stream>() })
 }
 
@@ -186,26 +185,26 @@ fn new_stream(fd: c_int) -> Result<*mut DIR, i32> {
 }
 
 pub(crate) unsafe fn opendir(path: *const c_char) -> *mut DIR {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     let local = |_, path| unsafe { real::opendir(path) };
     let remote = |at: &At| {
         let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC | libc::O_NONBLOCK;
         new_stream(super::files::open_remote(at, flags, 0)?)
     };
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe { super::by_path(libc::AT_FDCWD, path, true, local, remote) }
 }
 
 pub(crate) unsafe fn fdopendir(fd: c_int) -> *mut DIR {
     let Some(open) = descriptors::find(fd) else {
-        // SAFETY: as the program says.
+        // SAFETY: the program passes valid arguments.
         return unsafe { real::fdopendir(fd) };
     };
     ours(|| {
         if open.entry.mode.load(Ordering::Relaxed) & libc::S_IFMT != libc::S_IFDIR {
             return Err(libc::ENOTDIR);
         }
-        // SAFETY: a descriptor that the program gave away.
+        // SAFETY: the program has given the descriptor away.
         unsafe {
             crate::guard::checked(
                 libc::SYS_fcntl,
@@ -217,7 +216,7 @@ pub(crate) unsafe fn fdopendir(fd: c_int) -> *mut DIR {
 }
 
 impl Stream {
-    /// The next entry; `None` at the end.
+    /// Returns the next entry; `None` at the end.
     fn next(&mut self) -> Result<Option<&mut dirent64>, i32> {
         if self.next == self.batch.len() {
             if self.end {
@@ -253,7 +252,7 @@ impl Stream {
 
 pub(crate) unsafe fn readdir(at: *mut DIR) -> *mut dirent64 {
     let Some(stream) = stream(at) else {
-        // SAFETY: as the program says.
+        // SAFETY: the program passes valid arguments.
         return unsafe { real::readdir(at) };
     };
     match inside(|| Ok(stream.next()?.map(|entry| &raw mut *entry))) {
@@ -268,12 +267,12 @@ pub(crate) unsafe fn readdir_r(
     result: *mut *mut dirent64,
 ) -> c_int {
     let Some(stream) = stream(at) else {
-        // SAFETY: as the program says.
+        // SAFETY: the program passes valid arguments.
         return unsafe { real::readdir_r(at, to, result) };
     };
     let done = inside(|| {
         let entry = stream.next()?;
-        // SAFETY: the program lends both.
+        // SAFETY: the program provides both places.
         unsafe {
             *result = match entry {
                 Some(entry) => {
@@ -285,23 +284,23 @@ pub(crate) unsafe fn readdir_r(
         }
         Ok(())
     });
-    // The error is the result here.
+    // This function returns the error number.
     done.err().unwrap_or(0)
 }
 
 pub(crate) unsafe fn closedir(at: *mut DIR) -> c_int {
     if stream(at).is_none() {
-        // SAFETY: as the program says.
+        // SAFETY: the program passes valid arguments.
         return unsafe { real::closedir(at) };
     }
     let fd = inside(|| {
         STREAMS.lock().map_err(|_| libc::EIO)?.retain(|known| *known != at as usize);
         COUNT.fetch_sub(1, Ordering::Release);
-        // SAFETY: it was made by `new_stream`, and nobody finds it any more.
+        // SAFETY: `new_stream` made it, and nothing can find it any more.
         Ok(unsafe { Box::from_raw(at.cast::<Stream>()) }.fd)
     });
     match fd {
-        // SAFETY: the stream's descriptor.
+        // SAFETY: the descriptor belongs to the stream.
         Ok(fd) => unsafe { super::files::close(fd) },
         Err(error) => finish(Err(error)),
     }
@@ -309,7 +308,7 @@ pub(crate) unsafe fn closedir(at: *mut DIR) -> c_int {
 
 pub(crate) unsafe fn rewinddir(at: *mut DIR) {
     match stream(at) {
-        // SAFETY: as the program says.
+        // SAFETY: the program passes valid arguments.
         None => unsafe { real::rewinddir(at) },
         Some(stream) => stream.seek(0),
     }
@@ -317,7 +316,7 @@ pub(crate) unsafe fn rewinddir(at: *mut DIR) {
 
 pub(crate) unsafe fn telldir(at: *mut DIR) -> c_long {
     match stream(at) {
-        // SAFETY: as the program says.
+        // SAFETY: the program passes valid arguments.
         None => unsafe { real::telldir(at) },
         Some(stream) => stream.told as c_long,
     }
@@ -325,7 +324,7 @@ pub(crate) unsafe fn telldir(at: *mut DIR) -> c_long {
 
 pub(crate) unsafe fn seekdir(at: *mut DIR, to: c_long) {
     match stream(at) {
-        // SAFETY: as the program says.
+        // SAFETY: the program passes valid arguments.
         None => unsafe { real::seekdir(at, to) },
         Some(stream) => stream.seek(to as u64),
     }
@@ -333,13 +332,13 @@ pub(crate) unsafe fn seekdir(at: *mut DIR, to: c_long) {
 
 pub(crate) unsafe fn dirfd(at: *mut DIR) -> c_int {
     match stream(at) {
-        // SAFETY: as the program says.
+        // SAFETY: the program passes valid arguments.
         None => unsafe { real::dirfd(at) },
         Some(stream) => stream.fd,
     }
 }
 
-/// Entries as the kernel gives them; the cookie of the last one is kept as the file's offset.
+/// Writes entries as `getdents64(2)` does; keeps the cookie of the last one as the file's offset.
 fn records(open: Open, to: &mut [u8]) -> Result<usize, i32> {
     let _lock = open.entry.lock(crate::process::id());
     let cookie = open.entry.offset.load(Ordering::Relaxed) as u64;
@@ -367,21 +366,21 @@ fn records(open: Open, to: &mut [u8]) -> Result<usize, i32> {
 
 pub(crate) unsafe fn getdents64(fd: c_int, to: *mut c_void, room: size_t) -> ssize_t {
     let Some(open) = descriptors::find(fd) else {
-        // SAFETY: as the program says.
+        // SAFETY: the program passes valid arguments.
         return unsafe { real::getdents64(fd, to, room) };
     };
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     ours(|| Ok(records(open, unsafe { super::io::target(to, room) }?)? as isize))
 }
 
-/// The old form, which also tells where in the directory it began.
+/// The old form of [`getdents64`], which also returns where in the directory it began.
 pub(crate) unsafe fn getdirentries(
     fd: c_int,
     to: *mut c_char,
     room: size_t,
     base: *mut libc::off64_t,
 ) -> ssize_t {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe {
         if descriptors::find(fd).is_none() {
             return real::getdirentries(fd, to, room, base);

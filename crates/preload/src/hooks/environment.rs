@@ -1,4 +1,4 @@
-//! Environments of new programs, by which they find the library and the run.
+//! Environments for new programs, through which they find the library and the run.
 
 use crate::guard::inside;
 use crate::{mirror, start, waits};
@@ -12,11 +12,11 @@ unsafe extern "C" {
     pub(super) static environ: Strings;
 }
 
-/// The strings of a list that ends with null.
+/// Returns the strings of a list that ends with null.
 pub(super) unsafe fn list(strings: Strings) -> Vec<*const c_char> {
     let mut all = Vec::new();
     if !strings.is_null() {
-        // SAFETY: a list that ends with null, as the program says.
+        // SAFETY: the program passes a list that ends with null.
         unsafe {
             let mut at = strings;
             while !(*at).is_null() {
@@ -28,13 +28,13 @@ pub(super) unsafe fn list(strings: Strings) -> Vec<*const c_char> {
     all
 }
 
-/// An environment with what a program needs to belong to the run; keeps its own strings alive.
+/// An environment with what a program needs to belong to the run; it owns the strings that were added.
 pub(crate) struct Environment {
     strings: Vec<*const c_char>,
     own: Vec<Vec<u8>>,
 }
 
-/// The value of a variable, if this string sets it.
+/// Returns the value of a variable if this string sets it.
 unsafe fn value_of<'a>(string: *const c_char, name: &[u8]) -> Option<&'a [u8]> {
     // SAFETY: a string of an environment.
     let string = unsafe { CStr::from_ptr(string) }.to_bytes();
@@ -42,11 +42,11 @@ unsafe fn value_of<'a>(string: *const c_char, name: &[u8]) -> Option<&'a [u8]> {
 }
 
 impl Environment {
-    /// The environment for a `program` of this local path, which may be a copy and ends with a zero
-    /// byte; `None` when the given one is good as it is.
+    /// Returns the environment for a program at this local path, which may be a copy and ends with a zero
+    /// byte; `None` if the given environment will do.
     pub(crate) unsafe fn of(given: Strings, program: Option<&[u8]>) -> Option<Self> {
         let library = &start::config()?.library;
-        // SAFETY: as the program says.
+        // SAFETY: the program passes valid arguments.
         let mut new = Self { strings: unsafe { list(given) }, own: Vec::new() };
         let find = |new: &Self, name: &[u8]| {
             // SAFETY: strings of the environment.
@@ -81,11 +81,11 @@ impl Environment {
         Some(new)
     }
 
-    /// The environment for what hosts a program: it has the library anyway, and the guest, whose linker
-    /// would not understand it, is not to be told of it.
+    /// Returns the environment for a process that hosts a guest. The host has the library anyway. The guest
+    /// must not see it in `LD_PRELOAD`: its loader could not use it.
     pub(super) unsafe fn of_host(given: Strings) -> Option<Self> {
         let library = &start::config()?.library;
-        // SAFETY: as the program says.
+        // SAFETY: the program passes valid arguments.
         let mut new = Self { strings: unsafe { list(given) }, own: Vec::new() };
         // SAFETY: strings of the environment.
         let of = |string: &*const c_char| unsafe { value_of(*string, b"LD_PRELOAD") };
@@ -105,7 +105,8 @@ impl Environment {
         Some(new)
     }
 
-    /// Signals wait while a trapped call is answered; the new program is told which of them it is to let in.
+    /// Passes on which signals the program itself has blocked: while a trapped call is answered, more are
+    /// blocked.
     fn tell_blocked(&mut self) {
         if let Some(blocked) = waits::blocked_outside() {
             let text = format!("{blocked:x}");
@@ -126,9 +127,9 @@ impl Environment {
     }
 }
 
-/// Runs `work` with an environment that tells the new program to be called as what was executed by this path, where the
-/// kernel is to execute something else for it: a copy, or what runs a script. `depth`: of scripts that run scripts, of
-/// which the first one says it.
+/// Runs `work` with an environment that gives the new program the name by which it was executed, for when
+/// the kernel executes something else in its place: a copy, or the interpreter of a script. At a `depth`
+/// above 0, where scripts run scripts, the first one has set the name already.
 pub(super) unsafe fn with_name<T>(
     given: Strings,
     path: *const c_char,
@@ -138,12 +139,12 @@ pub(super) unsafe fn with_name<T>(
     if depth > 0 {
         return work(given);
     }
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     let path = unsafe { CStr::from_ptr(path) }.to_bytes();
     let name = path.rsplit(|b| *b == b'/').next().unwrap_or_default();
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     let mut new = Environment { strings: unsafe { list(given) }, own: Vec::new() };
-    // By a descriptor it has no name.
+    // A program executed by its descriptor has no name.
     if !path.starts_with(b"/dev/fd/") {
         new.set(start::CALLED.to_bytes(), &start::told(name));
     }
@@ -151,13 +152,13 @@ pub(super) unsafe fn with_name<T>(
     work(new.as_ptr())
 }
 
-/// Runs `work` with the environment that a new program gets.
+/// Runs `work` with the environment for a new program.
 pub(crate) unsafe fn with_environment<T>(
     given: Strings,
     program: Option<&[u8]>,
     work: impl FnOnce(Strings) -> T,
 ) -> T {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     match inside(|| Ok(unsafe { Environment::of(given, program) })) {
         Ok(Some(own)) => work(own.as_ptr()),
         _ => work(given),

@@ -1,4 +1,4 @@
-//! New programs: they find the library and the run in their environment, and may themselves be
+//! Execution of new programs. They find the library and the run in their environment, and may themselves be
 //! remote.
 
 use super::environment::{Environment, Strings, environ, list, with_environment, with_name};
@@ -14,19 +14,19 @@ use libc::{FILE, c_char, c_int, pid_t};
 use std::ffi::CStr;
 use towline_instance::program::{FIRST_BYTES, LINKER};
 
-/// The bytes of a script at its beginning that say what runs it, as in Linux.
+/// Bytes at the start of a script in which Linux looks for its interpreter (`BINPRM_BUF_SIZE`).
 const LINE_BYTES: usize = 256;
-/// Most interpreters that are scripts themselves, one inside the other.
+/// Maximum nesting of interpreters that are scripts themselves.
 const DEPTH_MAX: u32 = 5;
 
-/// A path with its zero byte, for what wants to know where a program is.
+/// Returns a path with its zero byte; `None` for an invalid address.
 unsafe fn local_path<'a>(path: *const c_char) -> Option<&'a [u8]> {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     place::is_address(path).then(|| unsafe { CStr::from_ptr(path) }.to_bytes_with_nul())
 }
 
-/// Executes a remote program from its local copy, or the interpreter of a remote script, which
-/// gets the script's `name`.
+/// Executes a remote program from its local copy, or the interpreter of a remote script, which gets the
+/// script's `name`. Returns an error number, and only on failure.
 unsafe fn execute_remote(
     at: &At,
     name: *const c_char,
@@ -42,7 +42,7 @@ unsafe fn execute_remote(
             return Err(libc::EACCES);
         }
         let count = file.read_at(&mut first, 0).map_err(crate::remote::number)?;
-        // Links may have led there.
+        // The path may have led through links.
         let path = if first.starts_with(b"#!") { None } else { file.path().ok() };
         Ok((count, path.map(|path| At { mount: at.mount, directory: None, path })))
     });
@@ -51,7 +51,7 @@ unsafe fn execute_remote(
         Err(libc::EISDIR) => return libc::EACCES,
         Err(error) => return error,
     };
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe {
         let way = match reach::check_first(CStr::from_ptr(name).to_bytes(), first, arguments) {
             Ok(way) => way,
@@ -78,7 +78,8 @@ unsafe fn execute_remote(
     }
 }
 
-/// Executes the interpreter that the first line of a script names, with the script as argument.
+/// Executes the interpreter named in the first line of a script, with the script as its argument. `line`
+/// starts after the `#!`.
 unsafe fn script(
     line: &[u8],
     name: *const c_char,
@@ -86,7 +87,7 @@ unsafe fn script(
     environment: Strings,
     depth: u32,
 ) -> i32 {
-    // A short file may end without a new line.
+    // A short file may end without a newline.
     let line = &line[..line.len().min(LINE_BYTES - 2)];
     let end = line.iter().position(|b| matches!(b, b'\n' | 0));
     let end = end.or((line.len() < LINE_BYTES - 2).then_some(line.len()));
@@ -101,7 +102,7 @@ unsafe fn script(
     if depth == DEPTH_MAX {
         return libc::ELOOP;
     }
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     let mut rest = unsafe { list(arguments) };
     let mut all: Vec<*const c_char> = vec![interpreter.as_ptr().cast()];
     if option.len() > 1 {
@@ -110,7 +111,7 @@ unsafe fn script(
     all.push(name);
     all.extend(rest.drain(..).skip(1));
     all.push(std::ptr::null());
-    // SAFETY: strings that end with zero bytes, in a list that ends with null.
+    // SAFETY: all strings end with zero bytes, and the list ends with null.
     unsafe {
         with_name(environment, name, depth, |environment| {
             execute(interpreter.as_ptr().cast(), all.as_ptr(), environment, depth + 1)
@@ -119,7 +120,7 @@ unsafe fn script(
     crate::guard::errno()
 }
 
-/// Executes what is remote, or what a link there leads to in another tree.
+/// Executes a remote program, or the program outside its export that a remote link leads to.
 unsafe fn execute_found(
     at: &At,
     name: *const c_char,
@@ -127,7 +128,7 @@ unsafe fn execute_found(
     environment: Strings,
     depth: u32,
 ) -> c_int {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe {
         let error = execute_remote(at, name, arguments, environment, depth);
         if error != libc::EXDEV {
@@ -143,8 +144,8 @@ unsafe fn execute_found(
     }
 }
 
-/// Executes the local program to which links lead from `name`, by which a script is told of itself. The path ends with a
-/// zero byte.
+/// Executes the local program at `path`, which ends with a zero byte and to which links lead from `name`. A
+/// script gets `name` as its own path.
 unsafe fn execute_behind(
     path: &[u8],
     name: *const c_char,
@@ -153,7 +154,7 @@ unsafe fn execute_behind(
     depth: u32,
 ) -> c_int {
     let local = path.as_ptr().cast();
-    // SAFETY: as the program says; the path is a string.
+    // SAFETY: the program passes valid arguments; the path ends with a zero byte.
     unsafe {
         match reach::check(local, arguments, environment) {
             Ok(Way::Hosted) => return host(path, arguments, environment),
@@ -167,14 +168,14 @@ unsafe fn execute_behind(
     }
 }
 
-/// `execve`, from an interpreter of so many others.
+/// `execve` for the interpreter at this depth of nested scripts; 0 for the program itself.
 unsafe fn execute(
     path: *const c_char,
     arguments: Strings,
     environment: Strings,
     depth: u32,
 ) -> c_int {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe {
         let found = place::find(libc::AT_FDCWD, path)
             .or_else(|| place::through_descriptor(path, true).filter(|at| !at.path.is_empty()));
@@ -211,8 +212,8 @@ unsafe fn execute(
     }
 }
 
-/// Executes a local program that is found by this path, which ends with a zero byte, but was named by the
-/// descriptor `fd`, or from that: `plain` does it where the kernel can.
+/// Executes a local program named by the descriptor `fd`, or relative to it. `path`, which ends with a zero
+/// byte, also leads to it; `plain` executes it where the kernel can.
 unsafe fn execute_local(
     fd: c_int,
     path: &[u8],
@@ -221,9 +222,10 @@ unsafe fn execute_local(
     plain: impl FnOnce() -> c_int,
 ) -> c_int {
     let name = path.as_ptr().cast();
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe {
-        // The interpreter of a script would not find it any more: as the kernel says.
+        // The interpreter of a script could not open a close-on-exec descriptor; the kernel reports that
+        // itself.
         let is_gone = path.starts_with(b"/dev/fd/") && closes(fd);
         let line = match reach::check(name, arguments, environment) {
             Ok(Way::Hosted) => return host(path, arguments, environment),
@@ -244,15 +246,15 @@ unsafe fn execute_local(
     }
 }
 
-/// True for a descriptor that a new program does not get.
+/// Returns true for a close-on-exec descriptor.
 fn closes(fd: c_int) -> bool {
     let call = [fd as usize, libc::F_GETFD as usize, 0, 0, 0, 0];
-    // SAFETY: a plain call.
+    // SAFETY: the call takes no addresses.
     let flags = unsafe { system_call(libc::SYS_fcntl, call) };
     flags > 0 && flags & libc::FD_CLOEXEC as isize != 0
 }
 
-/// Executes what hosts a local program, whose path ends with a zero byte.
+/// Executes a process that hosts a local program as its guest. The program's path ends with a zero byte.
 unsafe fn host(program: &[u8], arguments: Strings, environment: Strings) -> c_int {
     let library = start::config().map_or(&[][..], |config| &config.library);
     let library = [library, b"\0"].concat();
@@ -260,7 +262,8 @@ unsafe fn host(program: &[u8], arguments: Strings, environment: Strings) -> c_in
         Ok(program) => program,
         Err(error) => return finish(Err(error)),
     };
-    // SAFETY: as the program says; texts that end with zero bytes, in a list that ends with null.
+    // SAFETY: the program passes valid arguments; all strings end with zero bytes, and the list ends with
+    // null.
     unsafe {
         let mut own = list(arguments);
         if own.is_empty() {
@@ -277,7 +280,7 @@ unsafe fn host(program: &[u8], arguments: Strings, environment: Strings) -> c_in
     }
 }
 
-/// What has to be done before this process becomes another program.
+/// Prepares this process for becoming another program.
 fn before() {
     crate::between::end();
     super::maps::write_back_all();
@@ -293,23 +296,23 @@ pub(crate) unsafe fn execve(
     environment: Strings,
 ) -> c_int {
     before();
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe { execute(path, arguments, environment, 0) }
 }
 
 pub(crate) unsafe extern "C" fn execl(path: *const c_char, arguments: Strings) -> c_int {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe { execve(path, arguments, environ) }
 }
 
 pub(crate) unsafe extern "C" fn execlp(file: *const c_char, arguments: Strings) -> c_int {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe { execvpe(file, arguments, environ) }
 }
 
-/// The environment comes behind the end of the arguments.
+/// The environment follows the null that ends the arguments.
 pub(crate) unsafe extern "C" fn execle(path: *const c_char, arguments: Strings) -> c_int {
-    // SAFETY: a list that ends with null, and one more, as the program says.
+    // SAFETY: the program passes a list that ends with null, and one more pointer after that.
     unsafe {
         let mut at = arguments;
         while !(*at).is_null() {
@@ -326,7 +329,7 @@ pub(crate) unsafe fn execveat(
     environment: Strings,
     flags: c_int,
 ) -> c_int {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe {
         if start::state().is_none() || !place::is_address(path) {
             return real::execveat(at, path, arguments, environment, flags);
@@ -370,12 +373,12 @@ pub(crate) unsafe fn execveat(
 }
 
 pub(crate) unsafe fn execv(path: *const c_char, arguments: Strings) -> c_int {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe { execve(path, arguments, environ) }
 }
 
 pub(crate) unsafe fn execvp(file: *const c_char, arguments: Strings) -> c_int {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe { execvpe(file, arguments, environ) }
 }
 
@@ -384,7 +387,7 @@ pub(crate) unsafe fn execvpe(
     arguments: Strings,
     environment: Strings,
 ) -> c_int {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe {
         if start::state().is_none() || !place::is_address(file) {
             return real::execvpe(file, arguments, environment);
@@ -393,13 +396,13 @@ pub(crate) unsafe fn execvpe(
     }
 }
 
-/// [`execvpe`] without the shell for files that nobody claims, as `posix_spawnp` does it.
+/// [`execvpe`] without the fallback to the shell, as `posix_spawnp` searches.
 pub(super) unsafe fn search(
     file: *const c_char,
     arguments: Strings,
     environment: Strings,
 ) -> c_int {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe { find_and_execute(file, arguments, environment, false) }
 }
 
@@ -409,7 +412,7 @@ unsafe fn find_and_execute(
     environment: Strings,
     has_shell: bool,
 ) -> c_int {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe {
         let name = CStr::from_ptr(file).to_bytes();
         if name.contains(&b'/') || name.is_empty() {
@@ -435,9 +438,9 @@ unsafe fn find_and_execute(
     }
 }
 
-/// A file that no interpreter claims is a script for the shell, for the functions that search.
+/// Runs a file of unknown format as a shell script, as the functions that search `PATH` do.
 unsafe fn by_shell(path: *const c_char, arguments: Strings, environment: Strings) -> c_int {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe {
         let mut all = vec![c"/bin/sh".as_ptr(), path];
         all.extend(list(arguments).drain(..).skip(1));
@@ -448,7 +451,7 @@ unsafe fn by_shell(path: *const c_char, arguments: Strings, environment: Strings
 
 pub(crate) unsafe fn fexecve(fd: c_int, arguments: Strings, environment: Strings) -> c_int {
     before();
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe {
         let Some(open) = descriptors::find(fd) else {
             let plain =
@@ -458,7 +461,7 @@ pub(crate) unsafe fn fexecve(fd: c_int, arguments: Strings, environment: Strings
         };
         let mount = open.entry.mount.load(std::sync::atomic::Ordering::Relaxed) as usize;
         let at = At { mount, directory: Some(open), path: Vec::new() };
-        // As the kernel names a script that has no other name.
+        // The name that the kernel gives a script executed by its descriptor alone.
         let name = format!("/dev/fd/{fd}\0");
         finish(Err(execute_remote(&at, name.as_ptr().cast(), arguments, environment, 0)))
     }
@@ -466,43 +469,44 @@ pub(crate) unsafe fn fexecve(fd: c_int, arguments: Strings, environment: Strings
 
 pub(crate) unsafe fn system(command: *const c_char) -> c_int {
     descriptors::share();
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe { real::system(command) }
 }
 
-/// The end of a process: what `exit` does for us. Handlers of signals and children of `fork` end
-/// this way.
+/// Ends the process, and does first what `exit` would do for the library. Signal handlers and children of
+/// `fork` end this way.
 pub(crate) unsafe fn end(status: c_int) {
     super::maps::write_back_all();
     let _ = inside(|| {
         crate::remote::goodbye();
         Ok(())
     });
-    // SAFETY: a plain system call, which does not return.
+    // SAFETY: the call takes no addresses and does not return.
     unsafe { system_call(libc::SYS_exit_group, [status as usize, 0, 0, 0, 0, 0]) };
 }
 
 pub(crate) unsafe fn popen(command: *const c_char, mode: *const c_char) -> *mut FILE {
     descriptors::share();
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe { real::popen(command, mode) }
 }
 
-/// `fork`, after which the parent waits until the child has executed a program or ended: `vfork` where the
-/// child cannot use this memory (see `vfork.rs`).
+/// Calls `fork` and lets the parent wait until the child has executed a program or ended. Replaces `vfork`
+/// where the child cannot use the parent's memory (see `vfork.rs`).
 pub(crate) unsafe extern "C" fn fork_and_wait() -> pid_t {
-    // SAFETY: a plain call; the child returns as from `fork`.
+    // SAFETY: `fork` takes no arguments.
     and_wait(|| unsafe { libc::fork() } as isize) as pid_t
 }
 
-/// Lets the parent wait after `fork`, which is less than zero when it fails, as [`fork_and_wait`] does.
+/// Calls `fork`, which returns a negative number on failure, and lets the parent wait as [`fork_and_wait`]
+/// does.
 pub(crate) fn and_wait(fork: impl FnOnce() -> isize) -> isize {
     if start::state().is_none() {
         return fork();
     }
     let mut ends = [0i32; 2];
     let flags = libc::O_CLOEXEC as usize;
-    // SAFETY: plain calls; what they write to outlives them.
+    // SAFETY: the memory that the calls write to outlives them.
     unsafe {
         let has_pipe =
             system_call(libc::SYS_pipe2, [ends.as_mut_ptr() as usize, flags, 0, 0, 0, 0]) == 0;
@@ -513,7 +517,7 @@ pub(crate) fn and_wait(fork: impl FnOnce() -> isize) -> isize {
         let close = |fd: i32| system_call(libc::SYS_close, [fd as usize, 0, 0, 0, 0, 0]);
         close(ends[usize::from(child != 0)]);
         if child == 0 {
-            // Out of the way of what the child opens.
+            // Moves the pipe out of the way of what the child opens.
             if own::duplicate(ends[1], Own::Memory).is_ok() {
                 close(ends[1]);
             }

@@ -1,5 +1,5 @@
-//! Pipes that have remote names. The node is remote; the pipe is the kernel's, in the run's directory, under
-//! the number of that node, as it is for sockets (`sockets.rs`). So only programs of one run meet.
+//! Pipes with remote names. The node is remote; the pipe is the kernel's, in the run's directory, under the
+//! node's number, as for sockets (`sockets.rs`). So only programs of the same run meet.
 
 use super::by_path;
 use crate::guard::{self, checked, finish};
@@ -11,7 +11,7 @@ use libc::{c_char, c_int};
 use std::cell::Cell;
 use towline_instance::SOCKETS;
 
-/// Where the kernel's pipe is for a node.
+/// Returns the path of the kernel's pipe for a node.
 fn stand_in(mount: usize, inode: u64) -> Result<Path, i32> {
     let name = format!("/{SOCKETS}/pipe-{mount}-{inode}\0");
     let path = [start::directory(), name.as_bytes()].concat();
@@ -20,7 +20,7 @@ fn stand_in(mount: usize, inode: u64) -> Result<Path, i32> {
     Ok(fixed)
 }
 
-/// A node was made: a pipe of one that had its number and was removed is none of its.
+/// Removes the pipe of an earlier node that had the number of this new one.
 pub(super) fn made(mount: usize, inode: u64) {
     let Ok(path) = stand_in(mount, inode) else { return };
     let unlink = [libc::AT_FDCWD as usize, path.as_ptr() as usize, 0, 0, 0, 0];
@@ -28,7 +28,7 @@ pub(super) fn made(mount: usize, inode: u64) {
     let _ = unsafe { checked(libc::SYS_unlinkat, unlink) };
 }
 
-/// The kernel's pipe for a remote one, which is made where it is missing; `None` for anything else.
+/// Returns the kernel's pipe for a remote one, and makes it if needed; `None` for anything but a pipe.
 fn behind(at: &At, flags: c_int) -> Result<Option<Path>, i32> {
     let wanted = match flags & libc::O_ACCMODE {
         libc::O_RDONLY => libc::R_OK,
@@ -52,7 +52,8 @@ fn behind(at: &At, flags: c_int) -> Result<Option<Path>, i32> {
     }
 }
 
-/// What opening something failed with `ENXIO` for: a remote pipe is opened now, and waits for its other side as any does.
+/// Opens a remote pipe after the usual way to open it has failed with `ENXIO`. The call waits for the other
+/// side as for any pipe.
 ///
 /// # Safety
 /// `path` ends with a zero byte.
@@ -60,7 +61,7 @@ pub(super) unsafe fn open(at: c_int, path: *const c_char, flags: c_int) -> c_int
     let found = Cell::new(None);
     let errno = guard::errno();
     let follow = flags & libc::O_NOFOLLOW == 0;
-    // SAFETY: as the caller says; the structure is ours.
+    // SAFETY: the caller guarantees the path; the structure is a local one.
     let asked = unsafe {
         by_path(
             at,
@@ -76,7 +77,7 @@ pub(super) unsafe fn open(at: c_int, path: *const c_char, flags: c_int) -> c_int
     let Some(pipe) = found.take() else {
         return if asked == 0 { finish(Err(errno)) } else { asked };
     };
-    // Not inside of our own code: it may wait for long.
+    // Outside the library's own code, as it may wait for long.
     let flags = flags & !(libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW);
     if waits::is_trapped() {
         return finish(Err(waits::open_later(pipe, flags)));

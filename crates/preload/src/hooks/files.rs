@@ -1,4 +1,4 @@
-//! Opening, closing and duplicating.
+//! Hooks that open, close and duplicate descriptors, and make temporary files.
 
 use super::{by_path, fifos};
 use crate::descriptors::{self, New, Open};
@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 use towline_wire::request::open_flag;
 
-/// What comes with opening a file, in the same round trip.
+/// What the server sends along with opening a file, in the same round trip.
 enum Comes {
     Data,
     Listing,
@@ -21,7 +21,7 @@ enum Comes {
 }
 
 impl Comes {
-    /// What the program most likely wants next of a file it opens with these flags.
+    /// Returns what a program most likely wants next from a file that it opens with these flags.
     fn with(flags: c_int) -> Self {
         const OTHERWISE: c_int =
             libc::O_ACCMODE | libc::O_PATH | libc::O_CREAT | libc::O_TRUNC | libc::O_DIRECT;
@@ -41,7 +41,7 @@ impl Comes {
 /// Opens a remote path.
 pub(crate) fn open_remote(at: &At, flags: c_int, mode: mode_t) -> Result<c_int, i32> {
     let sent = open_flag::of_this_machine(flags & !libc::O_CLOEXEC);
-    // What makes or empties a file must not fail behind that for want of a descriptor.
+    // An open that creates or truncates a file must not fail afterwards for lack of a descriptor.
     let early = open_flag::alters(sent).then(|| descriptors::reserve(flags)).transpose()?;
     let (when, changes) = (Instant::now(), known::changes());
     let what = Comes::with(flags);
@@ -65,7 +65,7 @@ pub(crate) fn open_remote(at: &At, flags: c_int, mode: mode_t) -> Result<c_int, 
         let attr = *file.attr();
         Ok((file.into_handle(), attr))
     })?;
-    // What the opening itself changed is no change of what it told.
+    // The changes made by the open itself do not invalidate what came with it.
     let changes = changes + if open_flag::alters(sent) { 2 } else { 0 };
     let mount = at.mount;
     let reserved = match early.map_or_else(|| descriptors::reserve(flags), Ok) {
@@ -99,22 +99,23 @@ pub(crate) fn open_remote(at: &At, flags: c_int, mode: mode_t) -> Result<c_int, 
     Ok(fd)
 }
 
-/// A remote descriptor named as `/dev/fd/N`, `/proc/self/fd/N`, `/dev/stdin` and the like.
+/// Returns the remote file whose descriptor this path names, such as `/dev/fd/N`, `/proc/self/fd/N` or
+/// `/dev/stdin`.
 pub(crate) unsafe fn named_descriptor(path: *const c_char) -> Option<Open> {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     let at = unsafe { place::through_descriptor(path, true) }?;
     at.directory.filter(|_| at.path.is_empty())
 }
 
 pub(crate) unsafe fn open(path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe { openat(libc::AT_FDCWD, path, flags, mode) }
 }
 
 pub(crate) unsafe fn openat(at: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe {
-        // Once more, with an offset of its own.
+        // The name of a descriptor: its file is opened once more, with an offset of its own.
         const NEW: c_int = libc::O_CREAT | libc::O_EXCL;
         let again = place::through_descriptor(path, flags & libc::O_NOFOLLOW == 0);
         if let Some(at) = again.filter(|at| at.path.is_empty()) {
@@ -139,18 +140,18 @@ pub(crate) unsafe fn openat(at: c_int, path: *const c_char, flags: c_int, mode: 
 }
 
 pub(crate) unsafe fn open_2(path: *const c_char, flags: c_int) -> c_int {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe { openat(libc::AT_FDCWD, path, flags, 0) }
 }
 
 pub(crate) unsafe fn openat_2(at: c_int, path: *const c_char, flags: c_int) -> c_int {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe { openat(at, path, flags, 0) }
 }
 
 pub(crate) unsafe fn creat(path: *const c_char, mode: mode_t) -> c_int {
     let flags = libc::O_CREAT | libc::O_WRONLY | libc::O_TRUNC;
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe { openat(libc::AT_FDCWD, path, flags, mode) }
 }
 
@@ -172,21 +173,22 @@ pub(crate) unsafe fn close(fd: c_int) -> c_int {
         });
         descriptors::forget(fd);
         if settled.is_err() {
-            // SAFETY: as the program says. It is closed all the same, as by the kernel.
+            // SAFETY: the program passes valid arguments. As with the kernel, an error does not keep the
+            // descriptor open.
             unsafe { real::close(fd) };
             return finish(settled.map(|()| 0));
         }
     } else {
         descriptors::forget(fd);
     }
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe { real::close(fd) }
 }
 
 pub(crate) unsafe fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     const CLOEXEC: c_int = 4;
     if start::state().is_none() || first > last {
-        // SAFETY: as the program says.
+        // SAFETY: the program passes valid arguments.
         return unsafe { real::close_range(first, last, flags) };
     }
     if flags & CLOEXEC == 0 {
@@ -194,9 +196,9 @@ pub(crate) unsafe fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c
             descriptors::forget(fd);
         }
     }
-    // Around our own descriptors.
+    // Skips the library's own descriptors.
     for (first, last) in own::around(first, last) {
-        // SAFETY: as the program says.
+        // SAFETY: the program passes valid arguments.
         let result = unsafe { real::close_range(first, last, flags) };
         if result != 0 {
             return result;
@@ -206,25 +208,26 @@ pub(crate) unsafe fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c
 }
 
 pub(crate) unsafe fn closefrom(first: c_int) {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe { close_range(first.max(0) as u32, u32::MAX, 0) };
 }
 
 pub(crate) unsafe fn dup(fd: c_int) -> c_int {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe { duplicate(fd, || real::dup(fd)) }
 }
 
-/// Runs what gives another descriptor for what `fd` is.
+/// Runs a call that makes another descriptor for the file of `fd`.
 fn duplicate(fd: c_int, call: impl FnOnce() -> c_int) -> c_int {
     let is_remote = descriptors::find(fd).is_some();
     undisturbed(is_remote, || descriptors::duplicate(fd, call))
 }
 
-/// Runs what puts the descriptor `from` in the place of `to`.
+/// Runs a call that puts a duplicate of `from` in the place of `to`.
 fn replace(from: c_int, to: c_int, call: impl FnOnce() -> c_int) -> c_int {
     if !is_inside() && start::state().is_some() && own::may_have(to) {
-        // No thread uses what is ours there, nor takes the number, before it is the program's.
+        // No thread may use the library's descriptor there, or take the number anew, before the program has
+        // it.
         return ours(|| {
             guard::alone(|| {
                 own::make_way(to);
@@ -236,18 +239,19 @@ fn replace(from: c_int, to: c_int, call: impl FnOnce() -> c_int) -> c_int {
     undisturbed(is_remote, || descriptors::replace(from, to, call))
 }
 
-/// With something remote, neither a fork of another thread nor a handler of a signal comes between the kernel's work and ours.
+/// Runs `work`. If something remote is involved, no fork by another thread and no signal handler comes
+/// between the kernel's part and the library's.
 fn undisturbed(is_remote: bool, work: impl FnOnce() -> c_int) -> c_int {
     if is_remote { ours(|| done(work())) } else { work() }
 }
 
-/// What a function of libc gave.
+/// Converts the result of a libc function.
 fn done(result: c_int) -> Result<c_int, i32> {
     if result < 0 { Err(guard::errno()) } else { Ok(result) }
 }
 
 pub(crate) unsafe fn dup2(from: c_int, to: c_int) -> c_int {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe {
         if from == to {
             return real::dup2(from, to);
@@ -257,7 +261,7 @@ pub(crate) unsafe fn dup2(from: c_int, to: c_int) -> c_int {
 }
 
 pub(crate) unsafe fn dup3(from: c_int, to: c_int, flags: c_int) -> c_int {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe {
         if from == to {
             return real::dup3(from, to, flags);
@@ -268,7 +272,7 @@ pub(crate) unsafe fn dup3(from: c_int, to: c_int, flags: c_int) -> c_int {
 
 pub(crate) unsafe fn fcntl(fd: c_int, command: c_int, argument: c_ulong) -> c_int {
     let Some(open) = descriptors::find(fd) else {
-        // SAFETY: as the program says.
+        // SAFETY: the program passes valid arguments.
         let result = unsafe { real::fcntl(fd, command, argument) };
         if matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) && result >= 0 {
             descriptors::forget(result);
@@ -285,13 +289,13 @@ pub(crate) unsafe fn fcntl(fd: c_int, command: c_int, argument: c_ulong) -> c_in
     }
     match command {
         libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => {
-            // SAFETY: as the program says.
+            // SAFETY: the program passes valid arguments.
             unsafe { duplicate(fd, || real::fcntl(fd, command, argument)) }
         }
         libc::F_GETFL => {
             let flags = open.entry.flags.load(Ordering::Relaxed) as c_int;
             const CREATION: c_int = libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC | libc::O_NOCTTY;
-            // libc's constant is zero, as it needs none.
+            // libc's `O_LARGEFILE` is zero on 64-bit machines.
             const LARGE: c_int = if cfg!(target_arch = "aarch64") { 0o400_000 } else { 0o100_000 };
             const OF_PATHS: c_int = libc::O_PATH | libc::O_DIRECTORY | libc::O_NOFOLLOW;
             if flags & libc::O_PATH == 0 { flags & !CREATION | LARGE } else { flags & OF_PATHS }
@@ -308,16 +312,17 @@ pub(crate) unsafe fn fcntl(fd: c_int, command: c_int, argument: c_ulong) -> c_in
         | libc::F_OFD_SETLK
         | libc::F_OFD_SETLKW
         | libc::F_OFD_GETLK => {
-            // SAFETY: these commands have a `struct flock` as argument.
+            // SAFETY: the argument of these commands is the address of a `struct flock`.
             unsafe { super::locks::fcntl(open, command, argument as *mut libc::flock) }
         }
         libc::F_SETLEASE | libc::F_NOTIFY => finish(Err(libc::EINVAL)),
-        // SAFETY: as the program says; the placeholder does.
+        // SAFETY: the program passes valid arguments. The flag is that of the placeholder's descriptor.
         libc::F_GETFD | libc::F_SETFD => unsafe { real::fcntl(fd, command, argument) },
         _ => {
-            // It may stay with the placeholder, which then has to end with the file (`pool.rs`).
+            // The command may leave its mark on the placeholder, which must then end with the file
+            // (`pool.rs`).
             open.entry.shared.store(1, Ordering::Relaxed);
-            // SAFETY: as the program says.
+            // SAFETY: the program passes valid arguments.
             unsafe { real::fcntl(fd, command, argument) }
         }
     }
@@ -326,18 +331,19 @@ pub(crate) unsafe fn fcntl(fd: c_int, command: c_int, argument: c_ulong) -> c_in
 const LETTERS: &[u8; 62] = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789";
 const TRIES: u32 = 1000;
 
-/// Fills the six X of a template until `make` does not say that there is such a name; `None`: there are no prefixes, and libc's
-/// own does it. It looks at local names, too: links may lead across the border.
+/// Fills in the six X of a template until `make` does not fail with `EEXIST`. Returns `None` if there are
+/// no prefixes; libc's own function then does the work. Local names are made here, too: links may lead
+/// across the border.
 unsafe fn temporary(path: *mut c_char, suffix: c_int, make: impl Fn() -> c_int) -> Option<c_int> {
     if start::mounts().is_empty() || !place::is_address(path) || is_inside() {
         return None;
     }
-    // SAFETY: an address, so a string that the program lends for writing.
+    // SAFETY: the address is valid, so the program passes a writable string.
     let length = unsafe { CStr::from_ptr(path) }.count_bytes();
     let begin = usize::try_from(suffix).ok().and_then(|suffix| length.checked_sub(6 + suffix));
-    // SAFETY: within the string.
+    // SAFETY: the place is within the string.
     let room = begin.map(|begin| unsafe { path.add(begin) }.cast::<[u8; 6]>());
-    // SAFETY: as above.
+    // SAFETY: the place is within the string.
     let Some(room) = room.filter(|room| unsafe { **room } == *b"XXXXXX") else {
         return Some(finish(Err(libc::EINVAL)));
     };
@@ -350,7 +356,7 @@ unsafe fn temporary(path: *mut c_char, suffix: c_int, make: impl Fn() -> c_int) 
             return Some(finish(Err(error)));
         }
         let letter = |byte| LETTERS[usize::from(byte) % LETTERS.len()];
-        // SAFETY: as above.
+        // SAFETY: the place is within the string, which the program lets this function change.
         unsafe { *room = random.map(letter) };
         let made = make();
         if made >= 0 {
@@ -365,7 +371,7 @@ unsafe fn temporary(path: *mut c_char, suffix: c_int, make: impl Fn() -> c_int) 
 
 pub(crate) unsafe fn mkostemps(path: *mut c_char, suffix: c_int, flags: c_int) -> c_int {
     let all = libc::O_RDWR | libc::O_CREAT | libc::O_EXCL | flags & !libc::O_ACCMODE;
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe {
         match temporary(path, suffix, || open(path, all, 0o600)) {
             Some(fd) => fd,
@@ -379,23 +385,23 @@ pub(crate) unsafe fn mkostemps(path: *mut c_char, suffix: c_int, flags: c_int) -
 }
 
 pub(crate) unsafe fn mkstemp(path: *mut c_char) -> c_int {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe { mkostemps(path, 0, 0) }
 }
 
 pub(crate) unsafe fn mkostemp(path: *mut c_char, flags: c_int) -> c_int {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe { mkostemps(path, 0, flags) }
 }
 
 pub(crate) unsafe fn mkstemps(path: *mut c_char, suffix: c_int) -> c_int {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe { mkostemps(path, suffix, 0) }
 }
 
-/// A name that was free when it was looked for.
+/// Makes a name that was free when it was looked up.
 pub(crate) unsafe fn mktemp(path: *mut c_char) -> *mut c_char {
-    // SAFETY: as the program says: a string that it lends for writing; all zero is a valid `stat`.
+    // SAFETY: the program passes a writable string; all zero is a valid `stat`.
     unsafe {
         let is_free = || {
             let mut status: libc::stat64 = std::mem::zeroed();
@@ -414,7 +420,7 @@ pub(crate) unsafe fn mktemp(path: *mut c_char) -> *mut c_char {
 }
 
 pub(crate) unsafe fn mkdtemp(path: *mut c_char) -> *mut c_char {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe {
         match temporary(path, 0, || super::names::mkdir(path, 0o700)) {
             Some(0) => path,

@@ -1,8 +1,8 @@
-//! `fts` over remote trees: libc's opens directories by itself.
+//! `fts` for remote trees, as libc's own opens directories internally.
 //!
-//! A stream with a remote path among its roots is ours as a whole. It never changes the working
-//! directory: names to access a file by are those from where the walk began, also without
-//! `FTS_NOCHDIR`. Structures are those of <fts.h>, semantics those of its manual page.
+//! The library handles a stream as a whole if one of its roots is remote. It never changes the working
+//! directory: access paths are relative to where the walk began, even without `FTS_NOCHDIR`. Structures are
+//! those of `<fts.h>`, semantics those of its manual page.
 
 mod entries;
 
@@ -19,11 +19,11 @@ use std::ptr::null_mut;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Addresses of the streams that are ours.
+/// Addresses of the library's own streams.
 static STREAMS: Mutex<Vec<usize>> = Mutex::new(Vec::new());
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
-/// True when the program has such streams.
+/// Returns true if the program has streams of remote trees.
 pub(super) fn has_streams() -> bool {
     COUNT.load(Ordering::Acquire) > 0
 }
@@ -37,7 +37,8 @@ fn is_ours(stream: *mut Stream) -> bool {
         .unwrap_or(false)
 }
 
-/// Writes the path of the stream: the first bytes of what it is, and then these. False: too long.
+/// Sets the path of the stream: keeps its first `keep` bytes and appends `rest`. Returns false if it is too
+/// long.
 unsafe fn set_path(stream: *mut Stream, keep: usize, rest: &[u8]) -> bool {
     if keep + rest.len() > PATH_MAX {
         return false;
@@ -51,7 +52,7 @@ unsafe fn set_path(stream: *mut Stream, keep: usize, rest: &[u8]) -> bool {
     true
 }
 
-/// Where the name of something in this directory begins in the path, after a slash.
+/// Returns where the names of entries of this directory begin in the path, after a slash.
 unsafe fn begin_of_names(stream: *mut Stream, directory: *mut Entry) -> usize {
     // SAFETY: the path of a directory that is being walked is in the buffer.
     unsafe {
@@ -61,18 +62,18 @@ unsafe fn begin_of_names(stream: *mut Stream, directory: *mut Entry) -> usize {
     }
 }
 
-/// Puts the path of an entry below the root into the stream's.
+/// Sets the stream's path to that of an entry below a root. Returns false if it is too long.
 unsafe fn enter_path(stream: *mut Stream, entry: *mut Entry) -> bool {
-    // SAFETY: entries of the stream.
+    // SAFETY: the entry and its parent belong to the stream.
     unsafe {
         let begin = begin_of_names(stream, (*entry).parent);
         set_path(stream, begin - 1, b"/") && set_path(stream, begin, name_of(entry))
     }
 }
 
-/// Looks at an entry whose path is the stream's, and gives its `fts_info`.
+/// Gets the attributes of an entry whose path is the stream's, and returns its `fts_info`.
 unsafe fn look(stream: *mut Stream, entry: *mut Entry, follow: bool) -> u16 {
-    // SAFETY: an entry of the stream; parents are entries, too.
+    // SAFETY: the entry and its parents belong to the stream.
     unsafe {
         let status = (*entry).status;
         let path = (*entry).access_path;
@@ -114,9 +115,9 @@ unsafe fn look(stream: *mut Stream, entry: *mut Entry, follow: bool) -> u16 {
     }
 }
 
-/// Looks at an entry anew and through its link.
+/// Gets the attributes of an entry again, following its link.
 unsafe fn look_behind(stream: *mut Stream, entry: *mut Entry) {
-    // SAFETY: an entry of the stream.
+    // SAFETY: the entry belongs to the stream.
     unsafe {
         (*entry).errno = 0;
         (*entry).info = look(stream, entry, true);
@@ -126,10 +127,10 @@ unsafe fn look_behind(stream: *mut Stream, entry: *mut Entry) {
     }
 }
 
-/// Puts a list in the order that the program wants.
+/// Sorts a list in the program's order.
 unsafe fn sorted(stream: *mut Stream, list: *mut Entry) -> *mut Entry {
     type Plain = unsafe extern "C" fn(*const c_void, *const c_void) -> c_int;
-    // SAFETY: a list of entries; the program's function takes two places with entries.
+    // SAFETY: the list holds entries; the program's function takes the addresses of two elements.
     unsafe {
         let Some(compare) = (*stream).compare else { return list };
         let taken = inside(|| {
@@ -158,10 +159,10 @@ unsafe fn sorted(stream: *mut Stream, list: *mut Entry) -> *mut Entry {
     }
 }
 
-/// Lists the current directory. Null when it is empty or cannot be listed; then, when it is being
-/// walked, that is told in its `fts_info`.
+/// Lists the current directory. Returns null if it is empty or cannot be listed; if it is being walked, its
+/// `fts_info` then tells which.
 unsafe fn list(stream: *mut Stream, is_walked: bool) -> *mut Entry {
-    // SAFETY: an open stream; its current entry is a directory whose path is the stream's.
+    // SAFETY: the stream is open, and its current entry is a directory whose path is the stream's.
     unsafe {
         let directory = (*stream).current;
         let length = usize::from((*directory).path_length);
@@ -233,7 +234,7 @@ pub(crate) unsafe fn open(
     options: c_int,
     compare: Option<Compare>,
 ) -> *mut Stream {
-    // SAFETY: a list of strings that ends with null, as the program says.
+    // SAFETY: the program passes a list of strings that ends with null.
     unsafe {
         let mut at = roots;
         let mut is_remote = false;
@@ -268,7 +269,7 @@ pub(crate) unsafe fn open(
                     COUNT.fetch_add(1, Ordering::Release);
                     return stream;
                 }
-                // Not by `close`, which takes a stream that is not noted for libc's.
+                // Not with `close`, which takes a stream that is not in the list for libc's.
                 release(stream);
                 set_errno(libc::EIO);
             }
@@ -281,9 +282,9 @@ pub(crate) unsafe fn open(
     }
 }
 
-/// Makes the entry that the walk begins with, which is before the first root.
+/// Makes the entries of the roots, and the one before them with which the walk begins.
 unsafe fn roots_of(stream: *mut Stream, roots: *const *mut c_char) -> Result<(), i32> {
-    // SAFETY: as `open`.
+    // SAFETY: the program passes a list of strings that ends with null.
     unsafe {
         let parent = new_entry(stream, b"", ROOT_PARENT);
         (*stream).current = new_entry(stream, b"", ROOT);
@@ -327,10 +328,10 @@ unsafe fn roots_of(stream: *mut Stream, roots: *const *mut c_char) -> Result<(),
 
 pub(crate) unsafe fn read(stream: *mut Stream) -> *mut Entry {
     if !is_ours(stream) {
-        // SAFETY: as the program says.
+        // SAFETY: the program passes valid arguments.
         return unsafe { real::fts_read(stream) };
     }
-    // SAFETY: a stream of ours, by one thread at a time, as the program says.
+    // SAFETY: the stream is the library's own, and the program uses it from one thread at a time.
     unsafe {
         let current = (*stream).current;
         if current.is_null() || (*stream).options & STOP != 0 {
@@ -369,9 +370,9 @@ pub(crate) unsafe fn read(stream: *mut Stream) -> *mut Entry {
     }
 }
 
-/// Goes on after an entry that is done.
+/// Leaves a finished entry and goes on to the next one.
 unsafe fn leave(stream: *mut Stream, mut current: *mut Entry) -> *mut Entry {
-    // SAFETY: the current entry of a stream of ours.
+    // SAFETY: the entry is the current one of a stream of the library.
     unsafe {
         loop {
             let done = current;
@@ -408,21 +409,21 @@ unsafe fn leave(stream: *mut Stream, mut current: *mut Entry) -> *mut Entry {
     }
 }
 
-/// The walk comes to an entry below the root. What the program wants of the first one of a directory
-/// is done when it is read next, as libc does it.
+/// Goes to an entry below a root. As in libc, an instruction for the first entry of a directory is carried
+/// out when the stream is read next.
 unsafe fn arrive(stream: *mut Stream, entry: *mut Entry) -> *mut Entry {
-    // SAFETY: an entry of a stream of ours, whose parent is the directory being walked.
+    // SAFETY: the entry belongs to a stream of the library, and its parent is the directory being walked.
     unsafe {
         (*stream).current = entry;
-        // It fitted when the directory was listed.
+        // The path fitted when the directory was listed.
         let _ = enter_path(stream, entry);
         entry
     }
 }
 
-/// The walk comes to a root, whose name gets short: its path is the stream's from now on.
+/// Goes to a root: its path becomes the stream's, and its name is cut to the last part of the path.
 unsafe fn begin_root(stream: *mut Stream, entry: *mut Entry) {
-    // SAFETY: an entry of a stream of ours; its name is the whole path.
+    // SAFETY: the entry belongs to a stream of the library, and its name is the whole path.
     unsafe {
         let name = name_of(entry);
         set_path(stream, 0, name);
@@ -431,7 +432,7 @@ unsafe fn begin_root(stream: *mut Stream, entry: *mut Entry) {
         if slash > 0 && name.len() > 1 {
             let rest = name.len() - slash;
             let to = (&raw mut (*entry).name).cast::<u8>();
-            // With the zero byte.
+            // Includes the zero byte.
             std::ptr::copy(to.add(slash), to, rest + 1);
             (*entry).name_length = rest as c_ushort;
         }
@@ -441,7 +442,7 @@ unsafe fn begin_root(stream: *mut Stream, entry: *mut Entry) {
 
 pub(crate) unsafe fn children(stream: *mut Stream, options: c_int) -> *mut Entry {
     if !is_ours(stream) {
-        // SAFETY: as the program says.
+        // SAFETY: the program passes valid arguments.
         return unsafe { real::fts_children(stream, options) };
     }
     if options != 0 && options != NAME_ONLY {
@@ -449,7 +450,7 @@ pub(crate) unsafe fn children(stream: *mut Stream, options: c_int) -> *mut Entry
         return null_mut();
     }
     set_errno(0);
-    // SAFETY: a stream of ours, by one thread at a time, as the program says.
+    // SAFETY: the stream is the library's own, and the program uses it from one thread at a time.
     unsafe {
         let current = (*stream).current;
         if current.is_null() || (*stream).options & STOP != 0 {
@@ -470,21 +471,21 @@ pub(crate) unsafe fn children(stream: *mut Stream, options: c_int) -> *mut Entry
 
 pub(crate) unsafe fn set(stream: *mut Stream, entry: *mut Entry, instruction: c_int) -> c_int {
     if !is_ours(stream) {
-        // SAFETY: as the program says.
+        // SAFETY: the program passes valid arguments.
         return unsafe { real::fts_set(stream, entry, instruction) };
     }
     if !(0..=c_int::from(SKIP)).contains(&instruction) {
         set_errno(libc::EINVAL);
         return 1;
     }
-    // SAFETY: an entry of a stream of ours, as the program says.
+    // SAFETY: the program passes an entry of this stream, which is the library's own.
     unsafe { (*entry).instruction = instruction as u16 };
     0
 }
 
 pub(crate) unsafe fn close(stream: *mut Stream) -> c_int {
     if !is_ours(stream) {
-        // SAFETY: as the program says.
+        // SAFETY: the program passes valid arguments.
         return unsafe { real::fts_close(stream) };
     }
     let _ = inside(|| {
@@ -492,13 +493,14 @@ pub(crate) unsafe fn close(stream: *mut Stream) -> c_int {
         Ok(())
     });
     COUNT.fetch_sub(1, Ordering::Release);
-    // SAFETY: a stream of ours that the program uses no more.
+    // SAFETY: the stream is the library's own, and the program no longer uses it.
     unsafe { release(stream) };
     0
 }
 
 unsafe fn release(stream: *mut Stream) {
-    // SAFETY: as the caller says; all entries of the walk hang on the current one and its parents.
+    // SAFETY: nothing uses the stream any more; all entries of the walk hang on the current one and its
+    // parents.
     unsafe {
         free_list((*stream).children);
         let mut entry = (*stream).current;

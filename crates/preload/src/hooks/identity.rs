@@ -1,5 +1,5 @@
-//! Other users and groups: requests are then made on their behalf, and the run's files are opened to
-//! them, since the kernel asks who opens a placeholder.
+//! Changes of user and group: requests are then made on behalf of the new ones. The run's files are opened
+//! to a new user, since the kernel checks who opens a placeholder.
 
 use crate::guard::{checked, finish, inside};
 use crate::table::real;
@@ -8,7 +8,7 @@ use libc::{c_int, c_long, gid_t, uid_t};
 use towline_instance::{KEEPER, MAPPINGS, PLACEHOLDERS, PROGRAMS, SERVER, SOCKETS, STATE, WORKING};
 
 const NAME: &std::ffi::CStr = c"system.posix_acl_access";
-/// Entries of an access control list, in the order in which the kernel wants them.
+/// Tags of the entries of an access control list, in the order that the kernel requires.
 const OWNER: u16 = 0x01;
 const USER: u16 = 0x02;
 const GROUP: u16 = 0x04;
@@ -17,25 +17,25 @@ const OTHER: u16 = 0x20;
 const NOBODY: u32 = u32::MAX;
 const BYTES_MAX: usize = 4 + 8 * 64;
 
-/// Lets a user use the run's files, who is about to be the one of this process.
+/// Opens the run's files to the user that this process is about to become.
 fn admit(user: uid_t) {
     if start::state().is_none() || user == NOBODY {
         return;
     }
     let _ = inside(|| {
-        // The files are there then.
+        // All the files exist after this.
         start::wait_for_servers();
         for part in ["", PLACEHOLDERS, WORKING, MAPPINGS, PROGRAMS, SOCKETS, KEEPER, STATE, SERVER]
         {
             let path = [start::directory(), b"/", part.as_bytes(), b"\0"].concat();
             let permissions = if [KEEPER, STATE, SERVER].contains(&part) { 6 } else { 7 };
-            // Where it cannot be, opening fails later, and says so.
+            // If this fails, opening a file fails later and reports it.
             let _ = permit(&path, user, permissions);
         }
         if let Some(config) = start::config() {
             let _ = permit(&[&config.library[..], b"\0"].concat(), user, 5);
         }
-        // The folders above, as far as not everybody may pass.
+        // The folders above, where not everybody may pass.
         let directory = start::directory();
         for end in (1..directory.len()).filter(|end| directory[*end] == b'/') {
             let path = [&directory[..end], b"\0"].concat();
@@ -57,7 +57,7 @@ fn permit(path: &[u8], user: uid_t, permissions: u16) -> Result<(), i32> {
     let mut list = [0u8; BYTES_MAX];
     let (path, name) = (path.as_ptr() as usize, NAME.as_ptr() as usize);
     let arguments = [path, name, list.as_mut_ptr() as usize, list.len(), 0, 0];
-    // SAFETY: strings that end with zero bytes; the target is as long as said.
+    // SAFETY: both strings end with zero bytes; the target has the length passed to the call.
     let known = unsafe { checked(libc::SYS_getxattr, arguments) }.unwrap_or(0);
     let mut entries: Vec<(u16, u16, u32)> = list[..known]
         .get(4..)
@@ -69,7 +69,7 @@ fn permit(path: &[u8], user: uid_t, permissions: u16) -> Result<(), i32> {
         })
         .collect();
     if entries.is_empty() {
-        // What its owner may do today: all that these files and folders are made with.
+        // The owner keeps the permissions with which these files and folders are made.
         let own = if permissions & 1 == 0 { 6 } else { 7 };
         entries = vec![(OWNER, own, NOBODY), (GROUP, 0, NOBODY), (OTHER, 0, NOBODY)];
     }
@@ -88,7 +88,7 @@ fn permit(path: &[u8], user: uid_t, permissions: u16) -> Result<(), i32> {
         bytes.extend_from_slice(&id.to_le_bytes());
     }
     let arguments = [path, name, bytes.as_ptr() as usize, bytes.len(), 0, 0];
-    // SAFETY: strings that end with zero bytes; the value is as long as said.
+    // SAFETY: both strings end with zero bytes; the value has the length passed to the call.
     unsafe { checked(libc::SYS_setxattr, arguments) }.map(drop)
 }
 
@@ -104,32 +104,33 @@ fn changed(result: c_int) -> c_int {
 
 pub(crate) unsafe fn setuid(user: uid_t) -> c_int {
     admit(user);
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     changed(unsafe { real::setuid(user) })
 }
 
 pub(crate) unsafe fn seteuid(user: uid_t) -> c_int {
     admit(user);
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     changed(unsafe { real::seteuid(user) })
 }
 
 pub(crate) unsafe fn setreuid(user: uid_t, effective: uid_t) -> c_int {
     admit(effective);
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     changed(unsafe { real::setreuid(user, effective) })
 }
 
 pub(crate) unsafe fn setresuid(user: uid_t, effective: uid_t, saved: uid_t) -> c_int {
     admit(effective);
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     changed(unsafe { real::setresuid(user, effective, saved) })
 }
 
-/// One of these calls made without libc, in which `user`, or nobody, is to be the effective one.
+/// Makes one of these calls for a program that made it without libc. `user` is the new effective user, or
+/// [`NOBODY`].
 pub(crate) unsafe fn by_call(number: c_long, user: usize, [a, b, c]: [usize; 3]) -> c_long {
     admit(user as uid_t);
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     let done = unsafe { checked(number, [a, b, c, 0, 0, 0]) };
     if done.is_ok() {
         changed(0);
@@ -137,39 +138,39 @@ pub(crate) unsafe fn by_call(number: c_long, user: usize, [a, b, c]: [usize; 3])
     finish(done.map(|before| before as c_long))
 }
 
-/// The user and group that files are asked for with alone. They are a thread's, but requests of all
-/// threads name those that were set last.
+/// Sets the user for file access alone. This user, like the group of [`setfsgid`], belongs to a thread, but
+/// requests of all threads use the one set last.
 pub(crate) unsafe fn setfsuid(user: uid_t) -> c_int {
     admit(user);
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     let before = unsafe { real::setfsuid(user) };
     changed(0);
     before
 }
 
 pub(crate) unsafe fn setfsgid(group: gid_t) -> c_int {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     let before = unsafe { real::setfsgid(group) };
     changed(0);
     before
 }
 
 pub(crate) unsafe fn setgid(group: gid_t) -> c_int {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     changed(unsafe { real::setgid(group) })
 }
 
 pub(crate) unsafe fn setegid(group: gid_t) -> c_int {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     changed(unsafe { real::setegid(group) })
 }
 
 pub(crate) unsafe fn setregid(group: gid_t, effective: gid_t) -> c_int {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     changed(unsafe { real::setregid(group, effective) })
 }
 
 pub(crate) unsafe fn setresgid(group: gid_t, effective: gid_t, saved: gid_t) -> c_int {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     changed(unsafe { real::setresgid(group, effective, saved) })
 }

@@ -1,4 +1,4 @@
-//! Reading and writing.
+//! Hooks for reading and writing by descriptor, and for the offset, length and storage of files.
 
 use super::maps;
 use crate::descriptors::{self, Open};
@@ -9,10 +9,10 @@ use libc::{c_int, c_uint, c_void, iovec, off64_t, size_t, ssize_t};
 use towline_client::{File, SetAttr};
 use towline_wire::request::sync_kind;
 
-/// Most bytes of one call, as on Linux.
+/// Most bytes that one call moves, as on Linux.
 pub(crate) const CALL_BYTES_MAX: usize = 0x7fff_f000;
 
-/// Memory that the program lends, cut to what one call may move.
+/// Returns the program's memory, cut to what one call may move.
 ///
 /// # Safety
 /// `count` bytes at `at` may be written.
@@ -20,22 +20,23 @@ pub(crate) unsafe fn target<'a>(at: *mut c_void, count: size_t) -> Result<&'a mu
     match (!place::is_address(at.cast()), count) {
         (_, 0) => Ok(&mut []),
         (true, _) => Err(libc::EFAULT),
-        // SAFETY: as the caller says.
+        // SAFETY: guaranteed by the caller.
         _ => Ok(unsafe { std::slice::from_raw_parts_mut(at.cast(), count.min(CALL_BYTES_MAX)) }),
     }
 }
 
-/// [`target`] to be read from.
+/// [`target`] for reading from the memory.
 ///
 /// # Safety
 /// `count` bytes at `at` may be read.
 pub(crate) unsafe fn source<'a>(at: *const c_void, count: size_t) -> Result<&'a [u8], i32> {
-    // SAFETY: as the caller says; nothing is written through it.
+    // SAFETY: guaranteed by the caller; nothing is written through the result.
     unsafe { target(at.cast_mut(), count) }.map(|bytes| &*bytes)
 }
 
-/// Does something with a descriptor, and once more where another thread has put something else in its place
-/// meanwhile (`dup2`): for the kernel, too, it is always the one or the other.
+/// Runs the local or remote form of a call on a descriptor. Runs it again if it fails with `EBADF` because
+/// another thread has replaced the descriptor meanwhile (`dup2`): for the kernel, too, a call uses either
+/// the old or the new file.
 fn on<T: Failed + PartialEq>(
     fd: c_int,
     local: impl Fn() -> T,
@@ -58,12 +59,12 @@ fn on<T: Failed + PartialEq>(
 }
 
 pub(crate) unsafe fn read(fd: c_int, to: *mut c_void, count: size_t) -> ssize_t {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     on(
         fd,
         || unsafe { real::read(fd, to, count) },
         |open| {
-            // SAFETY: as the program says.
+            // SAFETY: the program passes valid arguments.
             Ok(remote::read(open, unsafe { target(to, count) }?)? as isize)
         },
     )
@@ -71,32 +72,32 @@ pub(crate) unsafe fn read(fd: c_int, to: *mut c_void, count: size_t) -> ssize_t 
 
 pub(crate) unsafe fn read_chk(fd: c_int, to: *mut c_void, count: size_t, room: size_t) -> ssize_t {
     match descriptors::find(fd) {
-        // SAFETY: as the program says.
+        // SAFETY: the program passes valid arguments.
         None => unsafe { real::__read_chk(fd, to, count, room) },
-        // SAFETY: as the program says.
+        // SAFETY: the program passes valid arguments.
         Some(_) => unsafe { read(fd, to, count.min(room)) },
     }
 }
 
 pub(crate) unsafe fn write(fd: c_int, data: *const c_void, count: size_t) -> ssize_t {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     on(
         fd,
         || unsafe { real::write(fd, data, count) },
         |open| {
-            // SAFETY: as the program says.
+            // SAFETY: the program passes valid arguments.
             Ok(remote::write(open, unsafe { source(data, count) }?)? as isize)
         },
     )
 }
 
 pub(crate) unsafe fn pread(fd: c_int, to: *mut c_void, count: size_t, at: off64_t) -> ssize_t {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     on(
         fd,
         || unsafe { real::pread(fd, to, count, at) },
         |open| {
-            // SAFETY: as the program says.
+            // SAFETY: the program passes valid arguments.
             Ok(remote::read_at(open, unsafe { target(to, count) }?, at)? as isize)
         },
     )
@@ -109,29 +110,29 @@ pub(crate) unsafe fn pread_chk(
     at: off64_t,
     room: size_t,
 ) -> ssize_t {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe { pread(fd, to, count.min(room), at) }
 }
 
 pub(crate) unsafe fn pwrite(fd: c_int, data: *const c_void, count: size_t, at: off64_t) -> ssize_t {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     on(
         fd,
         || unsafe { real::pwrite(fd, data, count, at) },
         |open| {
-            // SAFETY: as the program says.
+            // SAFETY: the program passes valid arguments.
             Ok(remote::write_at(open, unsafe { source(data, count) }?, at)?.0 as isize)
         },
     )
 }
 
-/// The parts of a vector.
+/// Returns the parts of a vector, with the errors of the kernel.
 unsafe fn parts<'a>(parts: *const iovec, count: c_int) -> Result<&'a [iovec], i32> {
     match usize::try_from(count) {
         Ok(0) => Ok(&[]),
-        // SAFETY: as the program says.
+        // SAFETY: the program passes valid arguments.
         Ok(count @ 1..=1024) if !parts.is_null() => {
-            // SAFETY: as the program says.
+            // SAFETY: the program passes valid arguments.
             let parts = unsafe { std::slice::from_raw_parts(parts, count) };
             let total = parts.iter().try_fold(0usize, |sum, part| sum.checked_add(part.iov_len));
             match total {
@@ -144,7 +145,7 @@ unsafe fn parts<'a>(parts: *const iovec, count: c_int) -> Result<&'a [iovec], i3
     }
 }
 
-/// Reads into the parts, at an offset or at the shared one. Several parts are one read.
+/// Reads into the parts, at `at` or at the file's own offset. Several parts are filled by one read.
 unsafe fn scatter(
     open: Open,
     vector: *const iovec,
@@ -155,16 +156,16 @@ unsafe fn scatter(
         Some(at) => remote::read_at(open, room, at),
         None => remote::read(open, room),
     };
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     let parts = unsafe { parts(vector, count) }?;
     let total: usize = parts.iter().map(|part| part.iov_len).sum();
     if total == 0 {
-        // Of a directory, too.
+        // This is not an error for a directory either.
         let is_wrong = at.is_some_and(|at| at < 0);
         return if is_wrong { Err(libc::EINVAL) } else { remote::check_readable(open).map(|()| 0) };
     }
     if let [part] = parts {
-        // SAFETY: as the program says.
+        // SAFETY: the program passes valid arguments.
         return Ok(get(unsafe { target(part.iov_base, part.iov_len) }?)? as isize);
     }
     let mut all = vec![0; total.min(CALL_BYTES_MAX)];
@@ -172,14 +173,14 @@ unsafe fn scatter(
     let mut rest = &all[..count];
     for part in parts {
         let (now, later) = rest.split_at(part.iov_len.min(rest.len()));
-        // SAFETY: as the program says.
+        // SAFETY: the program passes valid arguments.
         unsafe { target(part.iov_base, now.len()) }?.copy_from_slice(now);
         rest = later;
     }
     Ok(count as isize)
 }
 
-/// Writes there, or at the file's own offset.
+/// Returns a function that writes at `at`, or at the file's own offset.
 fn at_offset(open: Open, at: Option<i64>) -> impl Fn(&[u8]) -> Result<usize, i32> {
     move |data| match at {
         Some(at) => remote::write_at(open, data, at).map(|(count, _)| count),
@@ -187,28 +188,28 @@ fn at_offset(open: Open, at: Option<i64>) -> impl Fn(&[u8]) -> Result<usize, i32
     }
 }
 
-/// Writes the parts, at an offset or at the shared one. Several parts are one write.
+/// Writes the parts with `put`. Several parts make one write.
 unsafe fn gather(
     vector: *const iovec,
     count: c_int,
     put: impl Fn(&[u8]) -> Result<usize, i32>,
 ) -> Result<isize, i32> {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     let parts = unsafe { parts(vector, count) }?;
     if let [part] = parts {
-        // SAFETY: as the program says.
+        // SAFETY: the program passes valid arguments.
         return Ok(put(unsafe { source(part.iov_base, part.iov_len) }?)? as isize);
     }
     let mut all = Vec::with_capacity(parts.iter().map(|part| part.iov_len).sum());
     for part in parts {
-        // SAFETY: as the program says.
+        // SAFETY: the program passes valid arguments.
         all.extend_from_slice(unsafe { source(part.iov_base, part.iov_len) }?);
     }
     Ok(put(&all)? as isize)
 }
 
 pub(crate) unsafe fn readv(fd: c_int, vector: *const iovec, count: c_int) -> ssize_t {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     on(
         fd,
         || unsafe { real::readv(fd, vector, count) },
@@ -217,7 +218,7 @@ pub(crate) unsafe fn readv(fd: c_int, vector: *const iovec, count: c_int) -> ssi
 }
 
 pub(crate) unsafe fn writev(fd: c_int, vector: *const iovec, count: c_int) -> ssize_t {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     on(
         fd,
         || unsafe { real::writev(fd, vector, count) },
@@ -226,7 +227,7 @@ pub(crate) unsafe fn writev(fd: c_int, vector: *const iovec, count: c_int) -> ss
 }
 
 pub(crate) unsafe fn preadv(fd: c_int, vector: *const iovec, count: c_int, at: off64_t) -> ssize_t {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     on(
         fd,
         || unsafe { real::preadv(fd, vector, count, at) },
@@ -240,7 +241,7 @@ pub(crate) unsafe fn pwritev(
     count: c_int,
     at: off64_t,
 ) -> ssize_t {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     on(
         fd,
         || unsafe { real::pwritev(fd, vector, count, at) },
@@ -255,12 +256,12 @@ pub(crate) unsafe fn preadv2(
     at: off64_t,
     flags: c_int,
 ) -> ssize_t {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     on(
         fd,
         || unsafe { real::preadv2(fd, vector, count, at, flags) },
         |open| {
-            // What bears on reading, or does nothing.
+            // Flags that apply to reads, or have no effect.
             const KNOWN: c_int = libc::RWF_HIPRI
                 | libc::RWF_DSYNC
                 | libc::RWF_SYNC
@@ -269,7 +270,7 @@ pub(crate) unsafe fn preadv2(
             if flags & !KNOWN != 0 {
                 return Err(libc::EOPNOTSUPP);
             }
-            // SAFETY: as the program says.
+            // SAFETY: the program passes valid arguments.
             unsafe { scatter(open, vector, count, (at != -1).then_some(at)) }
         },
     )
@@ -282,24 +283,24 @@ pub(crate) unsafe fn pwritev2(
     at: off64_t,
     flags: c_int,
 ) -> ssize_t {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     on(
         fd,
         || unsafe { real::pwritev2(fd, vector, count, at, flags) },
         |open| {
             remote::check_writable(open)?;
             let at = (at != -1).then_some(at);
-            // RWF_NOWAIT is a promise that could not be kept.
+            // Not `RWF_NOWAIT`: the library cannot promise not to wait.
             const KNOWN: c_int =
                 libc::RWF_HIPRI | libc::RWF_DSYNC | libc::RWF_SYNC | libc::RWF_APPEND;
             if flags & !KNOWN != 0 {
                 return Err(libc::EOPNOTSUPP);
             }
             let count = if flags & libc::RWF_APPEND != 0 {
-                // SAFETY: as the program says.
+                // SAFETY: the program passes valid arguments.
                 unsafe { gather(vector, count, |data| remote::append(open, data, at.is_none())) }?
             } else {
-                // SAFETY: as the program says.
+                // SAFETY: the program passes valid arguments.
                 unsafe { gather(vector, count, at_offset(open, at)) }?
             };
             if flags & (libc::RWF_DSYNC | libc::RWF_SYNC) != 0 {
@@ -311,12 +312,12 @@ pub(crate) unsafe fn pwritev2(
 }
 
 pub(crate) unsafe fn lseek(fd: c_int, offset: off64_t, whence: c_int) -> off64_t {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     on(fd, || unsafe { real::lseek(fd, offset, whence) }, |open| remote::seek(open, offset, whence))
 }
 
 pub(crate) unsafe fn ftruncate(fd: c_int, length: off64_t) -> c_int {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     on(
         fd,
         || unsafe { real::ftruncate(fd, length) },
@@ -346,17 +347,17 @@ fn sync(open: Open, kind: u32) -> Result<c_int, i32> {
 }
 
 pub(crate) unsafe fn fsync(fd: c_int) -> c_int {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     on(fd, || unsafe { real::fsync(fd) }, |open| sync(open, sync_kind::FULL))
 }
 
 pub(crate) unsafe fn fdatasync(fd: c_int) -> c_int {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     on(fd, || unsafe { real::fdatasync(fd) }, |open| sync(open, sync_kind::DATA))
 }
 
 pub(crate) unsafe fn syncfs(fd: c_int) -> c_int {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     on(fd, || unsafe { real::syncfs(fd) }, |open| sync(open, sync_kind::FILE_SYSTEM))
 }
 
@@ -366,7 +367,7 @@ pub(crate) unsafe fn sync_file_range(
     count: off64_t,
     how: c_uint,
 ) -> c_int {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     on(
         fd,
         || unsafe { real::sync_file_range(fd, from, count, how) },
@@ -386,7 +387,7 @@ fn allocate(open: Open, mode: c_int, from: off64_t, length: off64_t) -> Result<(
 
 pub(crate) unsafe fn fallocate(fd: c_int, mode: c_int, from: off64_t, length: off64_t) -> c_int {
     match descriptors::find(fd) {
-        // SAFETY: as the program says.
+        // SAFETY: the program passes valid arguments.
         None => unsafe { real::fallocate(fd, mode, from, length) },
         Some(open) => ours(|| allocate(open, mode, from, length).map(|()| 0)),
     }
@@ -394,9 +395,9 @@ pub(crate) unsafe fn fallocate(fd: c_int, mode: c_int, from: off64_t, length: of
 
 pub(crate) unsafe fn posix_fallocate(fd: c_int, from: off64_t, length: off64_t) -> c_int {
     match descriptors::find(fd) {
-        // SAFETY: as the program says.
+        // SAFETY: the program passes valid arguments.
         None => unsafe { real::posix_fallocate(fd, from, length) },
-        // The error is the result here.
+        // This function returns the error number.
         Some(open) => inside(|| allocate(open, 0, from, length)).err().unwrap_or(0),
     }
 }
@@ -408,7 +409,7 @@ pub(crate) unsafe fn posix_fadvise(
     what: c_int,
 ) -> c_int {
     match descriptors::find(fd) {
-        // SAFETY: as the program says.
+        // SAFETY: the program passes valid arguments.
         None => unsafe { real::posix_fadvise(fd, from, length, what) },
         Some(_) => 0,
     }
@@ -416,7 +417,7 @@ pub(crate) unsafe fn posix_fadvise(
 
 pub(crate) unsafe fn readahead(fd: c_int, from: off64_t, count: size_t) -> ssize_t {
     match descriptors::find(fd) {
-        // SAFETY: as the program says.
+        // SAFETY: the program passes valid arguments.
         None => unsafe { real::readahead(fd, from, count) },
         Some(_) => 0,
     }

@@ -1,8 +1,8 @@
-//! Locks of files and ranges.
+//! Hooks for locks on files and on ranges of them.
 //!
-//! A lock that has to be waited for is asked for in a session of its own, over a socket, so that
-//! signals can end the waiting, other threads go on meanwhile, and the server sees cycles of
-//! processes that wait for each other.
+//! If a lock has to be waited for, it is requested in a session of its own, over a socket. So signals can
+//! end the wait, other threads can go on meanwhile, and the server sees cycles of processes that wait for
+//! each other.
 
 use crate::descriptors::{self, Open};
 use crate::guard::{finish, inside, ours};
@@ -20,17 +20,17 @@ use towline_client::Lock;
 use towline_instance::{Entry, State};
 use towline_wire::request::lock;
 
-/// Times that a wait is begun again when the server was lost meanwhile.
+/// How often a wait is started again after the connection to the server was lost.
 const TRIES: u32 = 5;
 
-/// How long the keeper may take to close what has no descriptors any more.
+/// How long the keeper may take to close the files that have no descriptors any more.
 const KEEPER: Duration = Duration::from_secs(1);
 
-/// How often it is looked whether it has.
+/// Interval between checks whether the keeper is done.
 const LOOK: Duration = Duration::from_micros(100);
 
-/// True when a process of the run may have left a lock of this file that the keeper has not given back yet:
-/// one that has, or had, the file open by another entry, or has had ours.
+/// Returns true if a process of the run may have left a lock on this file that the keeper has not released
+/// yet: a process that has, or had, the file open by another entry, or has had a descriptor of this one.
 fn may_be_left(open: Open, state: &State) -> bool {
     let inode = |entry: &Entry| entry.inode.load(Ordering::Relaxed);
     let is_other = |entry: &&Entry| !std::ptr::eq(*entry, open.entry);
@@ -40,12 +40,13 @@ fn may_be_left(open: Open, state: &State) -> bool {
             .filter_map(|number| state.entry(number))
             .filter(is_other)
             .any(|entry| inode(entry) == inode(open.entry))
-        // It was open a moment ago. Looked at last: the keeper says so before it takes entries back.
+        // It may have been open a moment ago. This check comes last: the keeper announces its watch before
+        // it takes entries back.
         || state.is_watched()
 }
 
-/// A file, and its locks with it, that was given up by the last process that had it open is closed by the
-/// keeper. Waits until that is done with what was given up by now. Processes that end give up files that way.
+/// Waits until the keeper has closed all files that processes have given up by now, and with them their
+/// locks. Processes give up files that way when they end.
 fn settle_closed(open: Open) {
     let Some(state) = start::state().filter(|state| state.is_kept()) else { return };
     if !may_be_left(open, state) {
@@ -60,7 +61,8 @@ fn settle_closed(open: Open) {
     }
 }
 
-/// True when the open file may have a lock: this process knows of one, or others have, or had, the file from it.
+/// Returns true if the open file may hold a lock: this process knows of one, or other processes have, or
+/// had, descriptors of it.
 fn may_have_locked(open: Open) -> bool {
     let mount = open.entry.mount.load(Ordering::Relaxed) as usize;
     open.entry.shared.load(Ordering::Relaxed) != 0
@@ -72,11 +74,11 @@ fn take(open: Open, wanted: &Lock, wait: bool) -> c_int {
     let mut has_settled = wait;
     let mut has_given_up = wanted.family != lock::FLOCK || !may_have_locked(open);
     loop {
-        // In the process's own session also after the waiting, which then remembers the lock.
+        // Also after a wait, the lock is taken in the process's own session, which then remembers it.
         match inside(|| remote::with(open, |file| file.lock(wanted, false))) {
             Ok(()) => return 0,
-            // As in the kernel, a lock of the other kind is gone then: who have a shared one each, and want it for
-            // themselves, would wait for each other.
+            // As in the kernel, a lock of the other kind is released first: two processes that each hold a
+            // shared lock and want an exclusive one would wait for each other.
             Err(libc::EAGAIN) if !std::mem::replace(&mut has_given_up, true) => {
                 let none = Lock { kind: lock::UNLOCK, ..*wanted };
                 match inside(|| remote::with(open, |file| file.lock(&none, false))) {
@@ -102,7 +104,7 @@ fn take(open: Open, wanted: &Lock, wait: bool) -> c_int {
     }
 }
 
-/// Waits until the lock is ours.
+/// Waits until the server grants the lock.
 fn wait_for(open: Open, wanted: &Lock, wait: &mut Wait) -> Result<(), i32> {
     let (client, operation) = inside(|| {
         let client = remote::waiter(open.entry.mount.load(Ordering::Relaxed) as usize)?;
@@ -118,7 +120,7 @@ fn wait_for(open: Open, wanted: &Lock, wait: &mut Wait) -> Result<(), i32> {
             let Some(under_way) = operation.as_mut() else { return Err(libc::EIO) };
             match Pin::new(under_way).poll(&mut context) {
                 Poll::Pending => {
-                    // Another one after a lost connection.
+                    // A new connection after a lost one has another descriptor.
                     let now = client.fd().map_err(|_| libc::ENOLCK)?;
                     Ok(Err(fd.insert(now).as_raw_fd()))
                 }
@@ -145,7 +147,7 @@ fn wait_for(open: Open, wanted: &Lock, wait: &mut Wait) -> Result<(), i32> {
 
 pub(crate) unsafe fn flock(fd: c_int, operation: c_int) -> c_int {
     let Some(open) = descriptors::find(fd) else {
-        // SAFETY: as the program says.
+        // SAFETY: the program passes valid arguments.
         return unsafe { real::flock(fd, operation) };
     };
     let kind = match operation & !libc::LOCK_NB {
@@ -158,7 +160,7 @@ pub(crate) unsafe fn flock(fd: c_int, operation: c_int) -> c_int {
     take(open, &wanted, operation & libc::LOCK_NB == 0)
 }
 
-/// The first byte and the length that a `struct flock` means.
+/// Returns the first byte and the length that a `struct flock` means.
 fn range(open: Open, whence: c_int, start: i64, length: i64) -> Result<(u64, u64), i32> {
     let base = match whence {
         libc::SEEK_SET => 0,
@@ -171,7 +173,7 @@ fn range(open: Open, whence: c_int, start: i64, length: i64) -> Result<(u64, u64
         Some(before) if before > 0 => (start.checked_add(length).ok_or(libc::EINVAL)?, before),
         _ => (start, length),
     };
-    // As far as files can reach is without end.
+    // A range up to the largest offset has no end.
     let length = match length {
         1.. if start >= 0 && start.checked_add(length - 1).ok_or(libc::EOVERFLOW)? == i64::MAX => 0,
         length => length,
@@ -187,7 +189,7 @@ fn range(open: Open, whence: c_int, start: i64, length: i64) -> Result<(u64, u64
 /// # Safety
 /// `argument` is null or a `struct flock`.
 pub(crate) unsafe fn fcntl(open: Open, command: c_int, argument: *mut libc::flock) -> c_int {
-    // SAFETY: as the caller says.
+    // SAFETY: guaranteed by the caller.
     let Some(asked) = (unsafe { argument.as_mut() }) else { return finish(Err(libc::EFAULT)) };
     let is_process = matches!(command, libc::F_SETLK | libc::F_SETLKW | libc::F_GETLK);
     if !is_process && asked.l_pid != 0 {
@@ -213,7 +215,7 @@ pub(crate) unsafe fn fcntl(open: Open, command: c_int, argument: *mut libc::floc
     if asks {
         let test = || inside(|| remote::with(open, |file| file.test_lock(&wanted)));
         let tested = match test() {
-            // Of a process that has ended?
+            // The lock may be that of a process that has ended.
             Ok(Some(_)) => {
                 settle_closed(open);
                 test()
@@ -242,7 +244,7 @@ pub(crate) unsafe fn fcntl(open: Open, command: c_int, argument: *mut libc::floc
 
 pub(crate) unsafe fn lockf(fd: c_int, command: c_int, length: off64_t) -> c_int {
     let Some(open) = descriptors::find(fd) else {
-        // SAFETY: as the program says.
+        // SAFETY: the program passes valid arguments.
         return unsafe { real::lockf(fd, command, length) };
     };
     // SAFETY: all zero is a valid `struct flock`.
@@ -252,12 +254,12 @@ pub(crate) unsafe fn lockf(fd: c_int, command: c_int, length: off64_t) -> c_int 
         libc::F_ULOCK => (libc::F_UNLCK, libc::F_SETLK),
         libc::F_LOCK => (libc::F_WRLCK, libc::F_SETLKW),
         libc::F_TLOCK => (libc::F_WRLCK, libc::F_SETLK),
-        // As libc does it: locks to read do not matter.
+        // As in libc: shared locks do not count.
         libc::F_TEST => (libc::F_RDLCK, libc::F_GETLK),
         _ => return finish(Err(libc::EINVAL)),
     };
     asked.l_type = kind as _;
-    // SAFETY: the structure is ours.
+    // SAFETY: the structure is a local one.
     let result = unsafe { fcntl(open, command, &raw mut asked) };
     if result == 0 && command == libc::F_GETLK && c_int::from(asked.l_type) != libc::F_UNLCK {
         return finish(Err(libc::EACCES));

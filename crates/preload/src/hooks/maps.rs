@@ -1,9 +1,11 @@
-//! Mappings of remote files. Large ones are read page by page when they are touched, where that is
-//! possible (`touched.rs`); else the bytes are read when the file is mapped. Shared mappings of a file are
-//! one piece of memory for all processes of the run (`shared.rs`). Of writable ones pages are compared with
-//! what was read, and what changed is written at `msync`, `munmap`, `fsync`, `close`, `exec`, the end of
-//! the program, and before this process reads that part of the file. What processes of the run change by
-//! other calls reaches the shared memory at once.
+//! Mappings of remote files.
+//!
+//! Where possible, large mappings are read page by page when they are touched (`touched.rs`); otherwise the
+//! file is read when it is mapped. All processes of the run share one piece of memory for the shared
+//! mappings of a file (`shared.rs`). The pages of writable shared mappings are compared with what was read;
+//! changes are written back at `msync`, `munmap`, `fsync`, `close`, `exec`, the end of the program, and
+//! before this process reads that part of the file. Changes that processes of the run make with other calls
+//! reach the shared memory at once.
 
 use super::shared::{self, Handle, Shared};
 use super::touched::{self, Wish, whole_pages};
@@ -23,38 +25,38 @@ pub(super) struct Map {
     pub(super) mount: usize,
     pub(super) inode: u64,
     pub(super) offset: i64,
-    /// As it was last set.
+    /// The protection set last.
     pub(super) protection: c_int,
-    /// It is read when it is touched.
+    /// Pages are read when they are touched.
     pub(super) is_touched: bool,
-    /// Of a shared one that may become writable: by it changes are written.
+    /// For a shared mapping that may become writable: the handle by which changes are written.
     pub(super) handle: Option<Arc<Handle>>,
-    /// The program's own handle of the file, which the pager holds open.
+    /// The program's own handle of the file; the pager keeps it open.
     pub(super) lent: u64,
-    /// Of a child of a fork: the process that has the same mapping, and writes what changes there.
+    /// In the child of a fork: the process that has the same mapping and writes back its changes.
     pub(super) parent: Option<c_int>,
     /// The program may have stored to it.
     pub(super) is_written: bool,
-    /// Of a shared one: held as long as it is mapped, one for all mappings of a file.
+    /// For a shared mapping: its memory, which all mappings of the file hold while they exist.
     pub(super) shared: Option<Arc<Shared>>,
 }
 
 pub(super) static MAPS: Mutex<Vec<Map>> = Mutex::new(Vec::new());
 static COUNT: AtomicUsize = AtomicUsize::new(0);
-/// The process that makes a child, as the child may outlive it from the first moment on.
+/// The process that forks, for its child: the parent may end before the child can ask for its number.
 static FORKING: AtomicI32 = AtomicI32::new(0);
 
-/// One more.
+/// Counts a new mapping.
 pub(super) fn added() {
     COUNT.fetch_add(1, Ordering::Release);
 }
 
-/// One less.
+/// Takes a removed mapping off the count.
 pub(super) fn removed() {
     COUNT.fetch_sub(1, Ordering::Release);
 }
 
-/// libc's own, without `dlsym`, which may map memory itself.
+/// `mmap` as a system call: finding libc's function takes `dlsym`, which may map memory itself.
 pub(crate) unsafe fn plain(
     at: *mut c_void,
     length: size_t,
@@ -65,7 +67,7 @@ pub(crate) unsafe fn plain(
 ) -> *mut c_void {
     let arguments =
         [at as usize, length, protection as usize, flags as usize, fd as usize, offset as usize];
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     match unsafe { checked(libc::SYS_mmap, arguments) } {
         Ok(at) => at as *mut c_void,
         Err(error) => {
@@ -88,10 +90,10 @@ pub(crate) unsafe fn mmap(
         let _ = replacing(at as usize, length);
     }
     let Some(open) = open else {
-        // SAFETY: as the program says.
+        // SAFETY: the program passes valid arguments.
         return unsafe { plain(at, length, protection, flags, fd, offset) };
     };
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     let mapped = inside(|| unsafe { map(at, length, protection, flags, (open, fd), offset) });
     mapped.unwrap_or_else(|error| {
         crate::guard::set_errno(error);
@@ -100,7 +102,7 @@ pub(crate) unsafe fn mmap(
 }
 
 pub(crate) fn unmap(at: *mut c_void, length: size_t) {
-    // SAFETY: just mapped by us, and nobody knows of it.
+    // SAFETY: the library has just mapped it, and nothing else uses it.
     let _ = unsafe { checked(libc::SYS_munmap, [at as usize, length, 0, 0, 0, 0]) };
 }
 
@@ -128,8 +130,8 @@ unsafe fn map(
         return Err(libc::ENODEV);
     }
     let length = whole_pages(length);
-    // What is read at once has its pages by that. The kernel would make those beyond the end of the file, too, of which
-    // programs map much more than there is.
+    // A file that is read at once gets its pages that way. The kernel would also allocate the pages beyond
+    // the end of the file, and programs often map far more than the file has.
     let populates = flags & libc::MAP_POPULATE != 0;
     let flags = flags & !libc::MAP_POPULATE;
     let shared = is_shared.then(|| shared_of(open)).transpose()?;
@@ -178,7 +180,7 @@ unsafe fn map(
         is_written: false,
         shared: shared.map(|(shared, _)| shared),
     };
-    // Nobody has stored to it yet, as nobody knows of it.
+    // The program has not stored to the mapping yet: it does not know its address.
     if writes && let Err(error) = map.begin_writing() {
         map.end();
         unmap(mapped, length);
@@ -189,11 +191,11 @@ unsafe fn map(
     Ok(mapped)
 }
 
-/// Memory of this process, into which the file is read.
+/// Maps private memory and reads the file into it.
 fn map_private(wish: &Wish<'_>) -> Result<*mut c_void, i32> {
     let Wish { at, length, protection, flags, file: (open, _), offset, .. } = *wish;
     let (flags, all) = (flags | libc::MAP_ANONYMOUS, libc::PROT_READ | libc::PROT_WRITE);
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     let mapped = unsafe { plain(at, length, protection | all, flags, -1, 0) };
     if mapped == libc::MAP_FAILED {
         return Err(crate::guard::errno());
@@ -212,13 +214,13 @@ fn map_private(wish: &Wish<'_>) -> Result<*mut c_void, i32> {
     Ok(mapped)
 }
 
-/// Reads from this place of a file on, up to its end.
+/// Reads from `offset` on until `to` is full or the file ends.
 pub(super) fn read_from(open: Open, to: &mut [u8], offset: i64) -> Result<usize, i32> {
     let read = |part: &mut [u8], at| remote::read_at(open, part, offset + at as i64);
     towline_instance::memory::read_up_to_end(to, read)
 }
 
-/// The memory of a file's shared mappings, and whether this process has none of them yet.
+/// Returns the memory of a file's shared mappings, and whether this process has no mapping of it yet.
 fn shared_of(open: Open) -> Result<(Arc<Shared>, bool), i32> {
     let known = with_maps(None, |maps| {
         Ok(maps.iter().filter(|map| map.is_of(open)).find_map(|map| map.shared.clone()))
@@ -229,7 +231,7 @@ fn shared_of(open: Open) -> Result<(Arc<Shared>, bool), i32> {
     }
 }
 
-/// Maps what is read when it is touched.
+/// Maps a file whose pages are read when they are touched.
 fn prepare_and_map(
     wish: &Wish<'_>,
     shared: &Option<(Arc<Shared>, bool)>,
@@ -240,13 +242,12 @@ fn prepare_and_map(
     touched::map(wish)
 }
 
-/// These addresses are about to show something else: what they show of files is written back and
-/// forgotten.
+/// Writes back and forgets the mappings at these addresses, which are about to show something else.
 pub(super) fn replacing(at: usize, length: usize) -> Result<(), i32> {
     with_maps((), |maps| forget(maps, at, at.saturating_add(length)))
 }
 
-/// Writes back what mappings in these addresses changed, and takes them off the list.
+/// Writes back the changes of mappings at these addresses, and takes the mappings off the list.
 fn forget(maps: &mut Vec<Map>, from: usize, to: usize) -> Result<(), i32> {
     touched::cut(maps, from, to);
     let mut written = Ok(());
@@ -265,12 +266,12 @@ fn forget(maps: &mut Vec<Map>, from: usize, to: usize) -> Result<(), i32> {
 }
 
 impl Map {
-    /// True where a part of it lies in these addresses.
+    /// Returns true if a part of the mapping lies at these addresses.
     pub(super) fn is_in(&self, from: usize, to: usize) -> bool {
         self.at < to && from < self.at + self.length
     }
 
-    /// From now on what changes is written back.
+    /// Keeps track of changes from here on, so that they are written back.
     fn begin_writing(&mut self) -> Result<(), i32> {
         if !self.is_written {
             self.handle.as_ref().ok_or(libc::EACCES)?;
@@ -280,15 +281,15 @@ impl Map {
         Ok(())
     }
 
-    /// Ends its filling.
+    /// Stops the filling of its pages.
     fn end(&self) {
         if self.is_touched {
-            // Before it is unmapped: what is mapped there next comes after it.
+            // Before it is unmapped, as the next mapping at these addresses must come after this.
             demand::end(self.at, self.length);
         }
     }
 
-    /// Writes the pages in these addresses that changed, as far as the file reaches.
+    /// Writes back the changed pages at these addresses, up to the end of the file.
     fn write_back(&self, from: usize, to: usize) -> Result<(), i32> {
         let (from, to) =
             (from.max(self.at) / page_bytes() * page_bytes(), to.min(self.at + self.length));
@@ -300,7 +301,7 @@ impl Map {
         shared.write_back(handle, (self.offset + (from - self.at) as i64, to - from))
     }
 
-    /// [`Map::write_back`] of all of it.
+    /// Writes back the whole mapping with [`Map::write_back`].
     pub(super) fn write_back_all(&self) -> Result<(), i32> {
         self.write_back(self.at, self.at + self.length)
     }
@@ -311,7 +312,7 @@ impl Map {
     }
 }
 
-/// Runs `work` with the mappings, if there are any.
+/// Runs `work` with the mappings of this process; returns `empty` if there are none.
 pub(super) fn with_maps<T>(
     empty: T,
     work: impl FnOnce(&mut Vec<Map>) -> Result<T, i32>,
@@ -325,19 +326,19 @@ pub(super) fn with_maps<T>(
 pub(crate) unsafe fn munmap(at: *mut c_void, length: size_t) -> c_int {
     let (from, to) = (at as usize, (at as usize).saturating_add(length));
     let written = with_maps((), |maps| forget(maps, from, to));
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     match unsafe { checked(libc::SYS_munmap, [from, length, 0, 0, 0, 0]) } {
         Ok(_) => finish(written.map(|()| 0)),
         Err(error) => finish(Err(error)),
     }
 }
 
-/// What a shared mapping may become is decided by how its file was opened; what is written then is
-/// written back from there on.
+/// Prepares for a new protection. How the file was opened decides whether a shared mapping may become
+/// writable; its changes are written back from then on.
 fn will_protect(at: *mut c_void, length: size_t, protection: c_int) -> Result<(), i32> {
     let (from, to) = (at as usize, (at as usize).saturating_add(length));
     with_maps((), |maps| {
-        // So that each has one protection, for a child to take over.
+        // Each mapping needs a single protection, for a child to take over.
         touched::cut(maps, from, to);
         for map in maps.iter_mut().filter(|map| map.is_in(from, to)) {
             if map.shared.is_some() && protection & libc::PROT_WRITE != 0 {
@@ -352,7 +353,7 @@ fn will_protect(at: *mut c_void, length: size_t, protection: c_int) -> Result<()
 pub(crate) unsafe fn mprotect(at: *mut c_void, length: size_t, protection: c_int) -> c_int {
     let arguments = [at as usize, length, protection as usize, 0, 0, 0];
     let allowed = will_protect(at, length, protection);
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     let done = allowed.and_then(|()| unsafe { checked(libc::SYS_mprotect, arguments) });
     finish(done.map(|_| 0))
 }
@@ -364,18 +365,18 @@ pub(crate) unsafe fn pkey_mprotect(
     key: c_int,
 ) -> c_int {
     if key == -1 {
-        // SAFETY: as the program says.
+        // SAFETY: the program passes valid arguments.
         return unsafe { mprotect(at, length, protection) };
     }
     let arguments = [at as usize, length, protection as usize, key as usize, 0, 0];
     let allowed = will_protect(at, length, protection);
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     let done = allowed.and_then(|()| unsafe { checked(libc::SYS_pkey_mprotect, arguments) });
     finish(done.map(|_| 0))
 }
 
-/// Mappings of remote files show their pages in order: the kernel would take the place in the file for
-/// one in our memory. Programs have `mmap` for this since Linux 4.0.
+/// Refuses to reorder pages of remote mappings: the kernel would take `page` as a place in the library's
+/// memory. Programs can use `mmap` instead, as the kernel itself does since Linux 4.0.
 pub(crate) unsafe fn remap_file_pages(
     at: *mut c_void,
     length: size_t,
@@ -389,12 +390,13 @@ pub(crate) unsafe fn remap_file_pages(
         ours => return finish(ours.and(Err(libc::EINVAL))),
     }
     let arguments = [from, length, protection as usize, page, flags as usize, 0];
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     finish(unsafe { checked(libc::SYS_remap_file_pages, arguments) }.map(|_| 0))
 }
 
-/// Of a private mapping the kernel would forget what was read, as it takes it for memory of no file. Of a
-/// shared one it would make a hole in our memory, not in the file.
+/// Ignores `MADV_DONTNEED` and `MADV_FREE` for private mappings whose file was read at once: the kernel
+/// takes them for anonymous memory and would lose the data. Refuses `MADV_REMOVE`, which would punch a hole
+/// in the library's memory instead of the file.
 pub(crate) unsafe fn madvise(at: *mut c_void, length: size_t, advice: c_int) -> c_int {
     let (from, to) = (at as usize, (at as usize).saturating_add(length));
     if advice == libc::MADV_REMOVE {
@@ -410,7 +412,7 @@ pub(crate) unsafe fn madvise(at: *mut c_void, length: size_t, advice: c_int) -> 
     if keeps {
         return 0;
     }
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     let done = unsafe { checked(libc::SYS_madvise, [from, length, advice as usize, 0, 0, 0]) };
     finish(done.map(|_| 0))
 }
@@ -426,9 +428,9 @@ pub(crate) unsafe fn msync(at: *mut c_void, length: size_t, flags: c_int) -> c_i
         Ok(found)
     });
     match ours {
-        // SAFETY: as the program says.
+        // SAFETY: the program passes valid arguments.
         Ok(false) => {
-            // SAFETY: as the program says.
+            // SAFETY: the program passes valid arguments.
             match unsafe { checked(libc::SYS_msync, [from, length, flags as usize, 0, 0, 0]) } {
                 Ok(_) => 0,
                 Err(error) => finish(Err(error)),
@@ -438,12 +440,12 @@ pub(crate) unsafe fn msync(at: *mut c_void, length: size_t, flags: c_int) -> c_i
     }
 }
 
-/// Writes what mappings of a file changed.
+/// Writes back the changes of all mappings of a file.
 pub(crate) fn write_back_file(open: Open) {
     write_back_part(open, 0, usize::MAX >> 1);
 }
 
-/// Writes what mappings of a file changed in so many bytes from this offset on.
+/// Writes back the changes of mappings to `length` bytes of a file from `offset` on.
 pub(crate) fn write_back_part(open: Open, offset: u64, length: usize) {
     let _ = with_maps((), |maps| {
         let (start, end) = (offset as i64, (offset as i64).saturating_add(length as i64));
@@ -457,17 +459,17 @@ pub(crate) fn write_back_part(open: Open, offset: u64, length: usize) {
     });
 }
 
-/// True when this process has a mapping, or any of the run a shared one.
+/// Returns true if this process has a mapping, or any process of the run has a shared one.
 pub(crate) fn is_any() -> bool {
     is_any_here() || shared::is_any()
 }
 
-/// True when this process has a mapping.
+/// Returns true if this process has a mapping.
 pub(crate) fn is_any_here() -> bool {
     COUNT.load(Ordering::Acquire) > 0
 }
 
-/// Bytes were written to a file.
+/// Brings shared mappings up to date after a write to their file.
 pub(crate) fn wrote(open: Open, offset: i64, data: &[u8]) {
     if !shared::is_any() {
         return;
@@ -475,17 +477,17 @@ pub(crate) fn wrote(open: Open, offset: i64, data: &[u8]) {
     let _ = with_maps((), |maps| {
         for map in maps.iter().filter(|map| map.is_of(open)) {
             if map.is_touched && map.shared.is_some() {
-                // What was touched when the file was shorter.
+                // Pages may have been touched while the file was shorter.
                 touched::forget(map, offset, offset.saturating_add(data.len() as i64));
             }
         }
         Ok(())
     });
-    // What fails leaves a mapping with what it had.
+    // On failure, a mapping keeps what it had.
     let _ = inside(|| Shared::existing(open)?.write(offset, data));
 }
 
-/// A file was made shorter or longer than it was before.
+/// Brings mappings up to date after a change of their file's length.
 pub(crate) fn resized(open: Open, before: u64, now: u64) {
     if !is_any() {
         return;
@@ -504,7 +506,7 @@ pub(crate) fn resized(open: Open, before: u64, now: u64) {
     }
 }
 
-/// Runs a call that changes a file in some other way; mappings of it are read anew.
+/// Runs a call that changes a file in some other way; reads its shared mappings anew.
 pub(crate) fn changing<T>(open: Open, call: impl FnOnce() -> Result<T, i32>) -> Result<T, i32> {
     if !shared::is_any() {
         return call();
@@ -515,7 +517,7 @@ pub(crate) fn changing<T>(open: Open, call: impl FnOnce() -> Result<T, i32>) -> 
     Ok(result)
 }
 
-/// A descriptor is about to be closed.
+/// Writes back the mappings of a file before one of its descriptors is closed.
 pub(crate) fn closing(fd: c_int) {
     if is_any_here()
         && let Some(open) = descriptors::find(fd)
@@ -524,16 +526,16 @@ pub(crate) fn closing(fd: c_int) {
     }
 }
 
-/// The program wants this number: memory that has it gets another one.
+/// Moves memory away from a descriptor number that the program wants.
 pub(crate) fn move_from(fd: c_int) -> Result<(), i32> {
     let maps = MAPS.lock().map_err(|_| libc::EIO)?;
     maps.iter().filter_map(|map| map.shared.as_ref()).try_for_each(|shared| shared.move_from(fd))
 }
 
-/// Writes what all mappings changed; those that a parent has, too, only when it has ended.
+/// Writes back all mappings; those inherited from a parent only if the parent has ended.
 pub(crate) fn write_back_all() {
     let _ = with_maps((), |maps| {
-        // SAFETY: it only tells a number.
+        // SAFETY: the call has no arguments.
         let parent = unsafe { system_call(libc::SYS_getppid, [0; 6]) } as c_int;
         for map in maps.iter().filter(|map| map.parent != Some(parent)) {
             map.write_back_all()?;
@@ -542,13 +544,13 @@ pub(crate) fn write_back_all() {
     });
 }
 
-/// Before a fork.
+/// Notes which process forks.
 pub(super) fn before_fork() {
     FORKING.store(crate::process::id() as c_int, Ordering::Relaxed);
 }
 
-/// In the child of a fork, which keeps the mappings that are still to be filled. What it stores to the
-/// others is written back by its parent.
+/// Keeps, in the child of a fork, only the mappings that are still to be filled. The parent writes back
+/// what the child stores to the others.
 pub(crate) fn disown() {
     COUNT.store(0, Ordering::Release);
     if let Ok(mut maps) = MAPS.try_lock() {

@@ -1,4 +1,4 @@
-//! Catalogues of messages, which libc opens by itself: it gets local copies of remote ones.
+//! Message catalogues. libc opens them internally, so it gets local copies of remote ones.
 
 use crate::guard::inside;
 use crate::languages::names;
@@ -8,13 +8,13 @@ use crate::{mirror, start};
 use libc::{c_char, c_int, c_void};
 use std::ffi::CStr;
 
-/// What names languages, the strongest first.
+/// The variables that name languages, highest precedence first.
 const LANGUAGES: [&CStr; 4] = [c"LANGUAGE", c"LC_ALL", c"LC_MESSAGES", c"LANG"];
 
 pub(crate) unsafe fn catopen(name: *const c_char, flags: c_int) -> *mut c_void {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe {
-        // Without a slash it is searched for, in the folders of `NLSPATH`.
+        // A name without a slash is searched for in the folders of `NLSPATH`.
         let is_path = place::is_address(name) && CStr::from_ptr(name).to_bytes().contains(&b'/');
         let at = if is_path { place::find(libc::AT_FDCWD, name) } else { None };
         let copy = at.and_then(|at| inside(|| mirror::copy(&at)).ok());
@@ -22,9 +22,9 @@ pub(crate) unsafe fn catopen(name: *const c_char, flags: c_int) -> *mut c_void {
     }
 }
 
-/// Copies the catalogues of the languages of the environment, and binds the domain to the copies.
+/// Copies the catalogues for the languages in the environment, and binds the domain to the copies.
 pub(crate) unsafe fn bindtextdomain(domain: *const c_char, folder: *const c_char) -> *mut c_char {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe {
         let remote = if domain.is_null() { None } else { place::find(libc::AT_FDCWD, folder) };
         let Some(at) = remote.filter(|_| !start::mounts().is_empty()) else {
@@ -35,7 +35,7 @@ pub(crate) unsafe fn bindtextdomain(domain: *const c_char, folder: *const c_char
             for language in languages() {
                 let path = [&at.path, &language, &b"LC_MESSAGES"[..], domain].join(&b'/');
                 let path = [&path[..], b".mo"].concat();
-                // Most are not there: it is looked for under several names.
+                // Most do not exist: each language has several possible folders.
                 let _ = mirror::copy(&At { path, ..at.clone() });
             }
             Ok([&mirror::folder_of(&at)[..], b"\0"].concat())
@@ -47,7 +47,7 @@ pub(crate) unsafe fn bindtextdomain(domain: *const c_char, folder: *const c_char
     }
 }
 
-/// Names of the folders in which libc looks for messages in the languages of the environment.
+/// Returns the folders in which libc looks for messages in the languages of the environment.
 fn languages() -> Vec<Vec<u8>> {
     let mut all: Vec<Vec<u8>> = Vec::new();
     for variable in LANGUAGES {

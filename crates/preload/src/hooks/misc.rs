@@ -1,4 +1,4 @@
-//! What fits nowhere else: ioctl, descriptors in messages, signals.
+//! Hooks that fit nowhere else: `ioctl`, descriptors in messages, signal handlers.
 
 use super::sockets;
 use crate::between;
@@ -32,14 +32,14 @@ pub(crate) unsafe fn ioctl(fd: c_int, request: c_ulong, argument: c_ulong) -> c_
             return guard::ours(|| {
                 let offset = open.entry.offset.load(Ordering::Relaxed);
                 let rest = (crate::remote::stat(open)?.size as i64 - offset).max(0);
-                // SAFETY: FIONREAD has a place for an int as argument.
+                // SAFETY: the argument of `FIONREAD` is the address of an int.
                 unsafe { *at = rest.min(i64::from(i32::MAX)) as c_int };
                 Ok(0)
             });
         }
         (libc::FIONBIO, Some(open)) => {
             let (flags, nonblocking) = (&open.entry.flags, libc::O_NONBLOCK as u32);
-            // SAFETY: FIONBIO has an int as argument.
+            // SAFETY: the argument of `FIONBIO` is the address of an int.
             match unsafe { *at } {
                 0 => flags.fetch_and(!nonblocking, Ordering::Relaxed),
                 _ => flags.fetch_or(nonblocking, Ordering::Relaxed),
@@ -49,20 +49,20 @@ pub(crate) unsafe fn ioctl(fd: c_int, request: c_ulong, argument: c_ulong) -> c_
         (_, Some(_)) => return finish(Err(libc::ENOTTY)),
         _ => {}
     }
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe { real::ioctl(fd, request, argument) }
 }
 
-/// libc writes the lines itself: to a file of ours first. Nothing is allocated, as in libc's own: handlers
-/// of crashes call it.
+/// libc writes the lines internally, so for a remote file it writes them to a file in memory first. As in
+/// libc's own function, nothing is allocated: crash handlers call it.
 pub(crate) unsafe fn backtrace_symbols_fd(frames: *const *mut c_void, count: c_int, fd: c_int) {
     let Some(open) = descriptors::find(fd) else {
-        // SAFETY: as the program says.
+        // SAFETY: the program passes valid arguments.
         return unsafe { real::backtrace_symbols_fd(frames, count, fd) };
     };
     let name = c"backtrace".as_ptr() as usize;
     let create = [name, libc::MFD_CLOEXEC as usize, 0, 0, 0, 0];
-    // SAFETY: the name ends with a zero byte; the new file is closed again, and used by nobody else.
+    // SAFETY: the name ends with a zero byte; the new file is closed again, and nothing else uses it.
     unsafe {
         let Ok(lines) = guard::checked(libc::SYS_memfd_create, create) else { return };
         real::backtrace_symbols_fd(frames, count, lines as c_int);
@@ -83,7 +83,7 @@ pub(crate) unsafe fn backtrace_symbols_fd(frames: *const *mut c_void, count: c_i
 
 /// Calls `each` with the descriptors in the control part of a message.
 unsafe fn each_descriptor(message: *const msghdr, mut each: impl FnMut(c_int)) {
-    // SAFETY: a message as the program says; the macros walk within its control part.
+    // SAFETY: the program passes a message; the macros stay within its control part.
     unsafe {
         if message.is_null() || (*message).msg_control.is_null() {
             return;
@@ -107,9 +107,9 @@ fn looks_at_messages() -> bool {
     crate::start::state().is_some() && !guard::is_inside()
 }
 
-/// Descriptors in a message are about to get to another process.
+/// Marks the remote files whose descriptors a message is about to take to another process.
 unsafe fn sending(message: *const msghdr) {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe {
         each_descriptor(message, |fd| {
             if let Some(open) = descriptors::find(fd) {
@@ -119,15 +119,15 @@ unsafe fn sending(message: *const msghdr) {
     }
 }
 
-/// The room for the name of who sends a message.
+/// Returns the room that a message has for the sender's name.
 unsafe fn room_of(message: *const msghdr) -> libc::socklen_t {
-    // SAFETY: null or a message, as the program says.
+    // SAFETY: the program passes null or a message.
     unsafe { message.as_ref() }.map_or(0, |message| message.msg_namelen)
 }
 
-/// Descriptors in a message have come to this process. There was `room` for a name.
+/// Adopts the descriptors that came in a message, and corrects the sender's name, which had `room`.
 unsafe fn received(message: *mut msghdr, room: libc::socklen_t) {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe {
         (*message).msg_namelen = sockets::told((*message).msg_name, room, (*message).msg_namelen);
         each_descriptor(message, |fd| {
@@ -141,7 +141,7 @@ unsafe fn received(message: *mut msghdr, room: libc::socklen_t) {
 }
 
 pub(crate) unsafe fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe {
         if looks_at_messages() {
             sending(message);
@@ -158,7 +158,7 @@ pub(crate) unsafe fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) ->
 }
 
 pub(crate) unsafe fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe {
         let room = room_of(message);
         let result = real::recvmsg(fd, message, flags);
@@ -175,7 +175,7 @@ pub(crate) unsafe fn sendmmsg(
     count: c_uint,
     flags: c_int,
 ) -> c_int {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe {
         if looks_at_messages() && !messages.is_null() {
             for index in 0..count as usize {
@@ -193,7 +193,7 @@ pub(crate) unsafe fn recvmmsg(
     flags: c_int,
     time: *mut timespec,
 ) -> c_int {
-    // SAFETY: as the program says; as many messages as came are filled.
+    // SAFETY: the program passes valid arguments; the call has filled in as many messages as it returned.
     unsafe {
         if !looks_at_messages() || messages.is_null() {
             return real::recvmmsg(fd, messages, count, flags, time);
@@ -208,7 +208,7 @@ pub(crate) unsafe fn recvmmsg(
     }
 }
 
-/// True when a disposition is a function of the program.
+/// Returns true if a disposition is a function of the program.
 pub(crate) fn is_handler(handler: usize) -> bool {
     handler != libc::SIG_DFL && handler != libc::SIG_IGN && handler != libc::SIG_ERR
 }
@@ -226,31 +226,31 @@ pub(crate) unsafe fn sigaction(
     new: *const libc::sigaction,
     old: *mut libc::sigaction,
 ) -> c_int {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     if let Some(done) = unsafe { trap::sigaction_of_program(signal, new, old) } {
         return done;
     }
     between::may_be_handled(signal);
     if crate::start::state().is_none() {
-        // SAFETY: as the program says.
+        // SAFETY: the program passes valid arguments.
         return unsafe { real::sigaction(signal, new, old) };
     }
     let before = handlers::known(signal);
-    // SAFETY: null or a structure, as the program says.
+    // SAFETY: the program passes null or a structure.
     let asked = unsafe { new.as_ref() }.map(|new| {
         let mut asked = *new;
         if trap::is_armed() {
-            // SAFETY: the copy holds a set.
+            // SAFETY: the copy holds a valid set.
             unsafe { libc::sigdelset(&raw mut asked.sa_mask, libc::SIGSYS) };
         }
         (asked, disposition(signal, new))
     });
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     let result = unsafe {
         match &asked {
             Some((asked, now)) => {
                 if now.has_handler {
-                    // A mask holds it up until all is in its place.
+                    // A mask holds the signal up until everything is in place.
                     guard::handled(signal, Disposition { is_put_back: false, ..*now });
                 }
                 if now.is_put_back {
@@ -266,7 +266,7 @@ pub(crate) unsafe fn sigaction(
         if let Some((_, now)) = asked {
             guard::handled(signal, now);
         }
-        // SAFETY: null or a structure, which libc has filled.
+        // SAFETY: the program passes null or a structure, which libc has filled in.
         if let Some(old) = unsafe { old.as_mut() } {
             (old.sa_sigaction, old.sa_flags) = before.told(old.sa_sigaction, old.sa_flags);
         }
@@ -274,21 +274,21 @@ pub(crate) unsafe fn sigaction(
     result
 }
 
-/// Runs one of the old functions that set a handler, and then does for it what `sigaction` does.
+/// Calls one of the old functions that set a handler, and then does what `sigaction` does for it.
 unsafe fn set_by(signal: c_int, set: impl FnOnce() -> usize) -> usize {
     if crate::start::state().is_none() {
         return set();
     }
     between::may_be_handled(signal);
     let before = handlers::known(signal);
-    // A mask holds it up until all is in its place.
+    // A mask holds the signal up until everything is in place.
     guard::handled(signal, Disposition { has_handler: true, interrupts: true, is_put_back: false });
     let result = set();
-    // SAFETY: all zero is a valid structure, which libc fills; then it is given back with our handler.
+    // SAFETY: all zero is a valid structure; libc fills it in, and gets it back with the library's handler.
     unsafe {
         let mut now: libc::sigaction = std::mem::zeroed();
         if real::sigaction(signal, std::ptr::null(), &raw mut now) == 0 {
-            // One that has not changed is ours already.
+            // A handler that has not changed is the library's already.
             (now.sa_sigaction, now.sa_flags) = before.told(now.sa_sigaction, now.sa_flags);
             let disposition = disposition(signal, &now);
             if disposition.is_put_back {
@@ -304,7 +304,7 @@ pub(crate) unsafe fn signal(signal: c_int, handler: usize) -> usize {
     if let Some(before) = trap::signal_of_program(signal, handler) {
         return before;
     }
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe { set_by(signal, || real::signal(signal, handler)) }
 }
 
@@ -312,7 +312,7 @@ pub(crate) unsafe fn sysv_signal(signal: c_int, handler: usize) -> usize {
     if let Some(before) = trap::signal_of_program(signal, handler) {
         return before;
     }
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe { set_by(signal, || real::sysv_signal(signal, handler)) }
 }
 
@@ -320,15 +320,15 @@ pub(crate) unsafe fn sigset(signal: c_int, handler: usize) -> usize {
     if let Some(before) = trap::signal_of_program(signal, handler) {
         return before;
     }
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe { set_by(signal, || real::sigset(signal, handler)) }
 }
 
 pub(crate) unsafe fn siginterrupt(signal: c_int, interrupts: c_int) -> c_int {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe {
         let result = real::siginterrupt(signal, interrupts);
-        // It was set anew with its flags changed.
+        // libc has set the handler anew with changed flags.
         set_by(signal, || 0);
         result
     }

@@ -1,4 +1,4 @@
-//! What the hooks do, by subject.
+//! The hooks: functions that take the place of libc's, by subject.
 
 pub(crate) mod aio;
 pub(crate) mod attributes;
@@ -41,14 +41,13 @@ use crate::working;
 use libc::{c_char, c_int};
 use std::ffi::CStr;
 
-/// True when the program has mappings of remote files or streams of remote directories.
+/// Returns true if the program has mappings of remote files or streams of remote directories.
 pub(crate) fn has_remote_memory() -> bool {
     maps::is_any_here() || directories::has_streams() || fts::has_streams()
 }
 
-/// Runs the remote or the local form of a call with one path. A remote path that leads out of its
-/// export is followed; so is a local one that is not found, as a symbolic link in it may lead into an
-/// export.
+/// Runs the local or remote form of a call with one path. A remote path that leads out of its export is
+/// followed. So is a local path that is not found, as a symbolic link in it may lead into an export.
 ///
 /// # Safety
 /// `path` is null or ends with a zero byte.
@@ -61,21 +60,21 @@ pub(crate) unsafe fn by_path<T: Failed + PartialEq>(
 ) -> T {
     let last = last.into();
     let follow = last != Last::Stays;
-    // From the search on, so that signals are held up once.
-    // SAFETY: as the caller says.
+    // Begins before the search, so that signals are held up only once.
+    // SAFETY: guaranteed by the caller.
     let quiet = unsafe { place::may_be(at, path) }.then(guard::Quiet::begin);
-    // SAFETY: as the caller says.
+    // SAFETY: guaranteed by the caller.
     let found = quiet.is_some().then(|| unsafe { place::find(at, path) }).flatten();
-    // SAFETY: as the caller says.
+    // SAFETY: guaranteed by the caller.
     let found = found.or_else(|| unsafe { place::through_descriptor(path, follow) });
     let Some(found) = found else {
         drop(quiet);
         let errno = guard::errno();
         let result = local(at, path);
         if result == T::FAILED && guard::errno() == libc::ENOENT {
-            // SAFETY: as the caller says.
+            // SAFETY: guaranteed by the caller.
             let last = if follow { last } else { unsafe { ends_with_slash(path) }.into() };
-            // SAFETY: as the caller says.
+            // SAFETY: guaranteed by the caller.
             if let Some(found) = unsafe { led_in(at, path, last) } {
                 guard::set_errno(errno);
                 return match found {
@@ -97,7 +96,7 @@ pub(crate) unsafe fn by_path<T: Failed + PartialEq>(
             match place::follow(&full, last)? {
                 Led::Local(path) => Ok(Done::Outside(path)),
                 Led::Remote(at) => match remote(&at) {
-                    // A link that a slash behind it makes to be followed.
+                    // A slash after the link makes it be followed.
                     Err(libc::EXDEV) if !follow => match place::follow(&full, true)? {
                         Led::Local(path) => Ok(Done::Outside(path)),
                         Led::Remote(at) => remote(&at).map(Done::Here),
@@ -116,17 +115,17 @@ pub(crate) unsafe fn by_path<T: Failed + PartialEq>(
     }
 }
 
-/// True for a path with a slash at its end, which makes a link there be followed.
+/// Returns true for a path with a slash at its end, which makes a link there be followed.
 ///
 /// # Safety
 /// `path` is null or ends with a zero byte.
 unsafe fn ends_with_slash(path: *const c_char) -> bool {
-    // SAFETY: as the caller says.
+    // SAFETY: guaranteed by the caller.
     place::is_address(path) && unsafe { CStr::from_ptr(path) }.to_bytes().ends_with(b"/")
 }
 
-/// Where a local path leads that was not found, if symbolic links lead there through something
-/// remote. An error is of the remote part of the way.
+/// Returns where a local path that was not found leads, if symbolic links lead from it through something
+/// remote. Errors come from the remote part of the way.
 ///
 /// # Safety
 /// `path` is null or ends with a zero byte.
@@ -138,14 +137,14 @@ unsafe fn led_in(
     if crate::start::mounts().is_empty() || !place::is_address(path) || guard::is_inside() {
         return None;
     }
-    // SAFETY: as the caller says.
+    // SAFETY: guaranteed by the caller.
     let text = unsafe { CStr::from_ptr(path) }.to_bytes();
     if text.is_empty() {
         return None;
     }
     let here = if text[0] == b'/' { libc::AT_FDCWD } else { at };
     let errno = guard::errno();
-    // SAFETY: as the caller says.
+    // SAFETY: guaranteed by the caller.
     let found = guard::inside(|| unsafe {
         if leads_nowhere(here, path) {
             return Err(libc::ENOENT);
@@ -162,7 +161,7 @@ unsafe fn led_in(
         }
         match place::follow(&full, last) {
             Err(libc::ENOENT) => Err(libc::ENOENT),
-            // Not far from where it came: the kernel has said what there is to say.
+            // The path leads nowhere else, so the kernel's answer stands.
             Ok(Led::Local(path)) if path.strip_suffix(b"\0") == Some(&full) => Err(libc::ENOENT),
             led => Ok(led),
         }
@@ -171,34 +170,36 @@ unsafe fn led_in(
     found.ok()
 }
 
-/// True for a path that is remote, or leads there by links.
+/// Returns true for a path that is remote, or leads to something remote through links.
 ///
 /// # Safety
 /// `path` is null or ends with a zero byte.
 pub(crate) unsafe fn leads_to_us(at: c_int, path: *const c_char, last: impl Into<Last>) -> bool {
-    // SAFETY: as the caller says.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         place::find(at, path).is_some()
             || matches!(led_in(at, path, last), Some(Ok(Led::Remote(_)) | Err(_)))
     }
 }
 
-/// The remote file that a call names by its descriptor alone (`AT_EMPTY_PATH`), which need not be open for anything.
+/// Returns the remote file that a call names by its descriptor alone (`AT_EMPTY_PATH`). It need not be open
+/// for reading or writing.
 ///
 /// # Safety
 /// `path` is null or ends with a zero byte.
 pub(crate) unsafe fn itself(at: c_int, path: *const c_char, flags: c_int) -> Option<Open> {
-    // SAFETY: not null, and then a string.
+    // SAFETY: the path is not null here, so it is a string.
     let is_meant = flags & libc::AT_EMPTY_PATH != 0 && (path.is_null() || unsafe { *path } == 0);
     if is_meant { descriptors::find(at) } else { None }
 }
 
-/// The name of what a call names: where the working directory is meant by no name (`AT_EMPTY_PATH`), and is a remote one, that has one.
+/// Returns the path of a call; `.` if the call names a remote working directory without a path
+/// (`AT_EMPTY_PATH`).
 ///
 /// # Safety
 /// `path` is null or ends with a zero byte.
 pub(crate) unsafe fn or_working(at: c_int, path: *const c_char, flags: c_int) -> *const c_char {
-    // SAFETY: not null, and then a string.
+    // SAFETY: the path is not null here, so it is a string.
     let is_meant = at == libc::AT_FDCWD
         && flags & libc::AT_EMPTY_PATH != 0
         && (path.is_null() || unsafe { *path } == 0)
@@ -206,12 +207,12 @@ pub(crate) unsafe fn or_working(at: c_int, path: *const c_char, flags: c_int) ->
     if is_meant { c".".as_ptr() } else { path }
 }
 
-/// `EINVAL` where there are flags that a call does not know.
+/// Fails with `EINVAL` if there are flags that a call does not know.
 pub(crate) fn only(known: c_int, flags: c_int) -> Result<(), i32> {
     if flags & !known == 0 { Ok(()) } else { Err(libc::EINVAL) }
 }
 
-/// What `openat2(2)` is told.
+/// The argument of `openat2(2)`.
 #[repr(C)]
 pub(crate) struct OpenHow {
     pub(crate) flags: u64,
@@ -219,34 +220,35 @@ pub(crate) struct OpenHow {
     pub(crate) resolve: u64,
 }
 
-/// True when no link of this local path is to blame that it was not found: the kernel comes upon what is missing before it
-/// comes upon a link. So most searches end, by one system call; where that is forbidden, the path is followed.
+/// Returns true if a local path was not found for another reason than a link: the kernel comes to the
+/// missing name before any link. Most searches end here, after one system call. Where `openat2` is
+/// forbidden, the path is followed.
 ///
 /// # Safety
-/// `path` ends with a zero byte; `at` is what it is relative to.
+/// `path` ends with a zero byte; `at` is the directory that it is relative to.
 unsafe fn leads_nowhere(at: c_int, path: *const c_char) -> bool {
     let flags = libc::O_PATH | libc::O_CLOEXEC;
     let how = OpenHow { flags: flags as u64, mode: 0, resolve: libc::RESOLVE_NO_SYMLINKS };
     let (to, length) = (&raw const how as usize, size_of::<OpenHow>());
     let arguments = [at as usize, path as usize, to, length, 0, 0];
-    // SAFETY: as the caller says; the structure outlives the call.
+    // SAFETY: guaranteed by the caller; the structure outlives the call.
     match unsafe { guard::checked(libc::SYS_openat2, arguments) } {
         Err(error) => error == libc::ENOENT,
         Ok(fd) => {
-            // SAFETY: nobody else knows of it.
+            // SAFETY: nothing else knows the descriptor.
             unsafe { guard::system_call(libc::SYS_close, [fd, 0, 0, 0, 0, 0]) };
             false
         }
     }
 }
 
-/// Copies a text to where C wants it, cut if need be, as `readlink` does; the bytes copied.
+/// Copies a text to C, cut to `room` bytes as by `readlink`, and returns the number of bytes copied.
 ///
 /// # Safety
 /// `to` has room for `room` bytes.
 pub(crate) unsafe fn copy_out(text: &[u8], to: *mut u8, room: usize) -> usize {
     let count = text.len().min(room);
-    // SAFETY: as the caller says.
+    // SAFETY: guaranteed by the caller.
     unsafe { std::ptr::copy_nonoverlapping(text.as_ptr(), to, count) };
     count
 }

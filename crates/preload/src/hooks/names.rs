@@ -1,4 +1,4 @@
-//! Making, removing and renaming names; links.
+//! Hooks that make, remove and rename names, and that make and read links.
 
 use super::pairs::{self, Kind, Name};
 use super::{by_path, copy_out, fifos, files::named_descriptor, leads_nowhere, led_in, only};
@@ -12,41 +12,41 @@ use libc::{c_char, c_int, c_uint, dev_t, mode_t, size_t, ssize_t};
 use std::ffi::CStr;
 use std::sync::atomic::Ordering;
 
-/// A path of the program; `EFAULT` where there is none.
+/// Returns a path of the program; `EFAULT` for an invalid address.
 unsafe fn text<'a>(path: *const c_char) -> Result<&'a [u8], i32> {
     if !place::is_address(path) {
         return Err(libc::EFAULT);
     }
-    // SAFETY: an address, so a C string as the program says.
+    // SAFETY: the address is valid, so the program passes a C string.
     Ok(unsafe { CStr::from_ptr(path) }.to_bytes())
 }
 
 pub(crate) unsafe fn mkdir(path: *const c_char, mode: mode_t) -> c_int {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe { mkdirat(libc::AT_FDCWD, path, mode) }
 }
 
 pub(crate) unsafe fn mkdirat(at: c_int, path: *const c_char, mode: mode_t) -> c_int {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     let local = |at, path| unsafe { real::mkdirat(at, path, mode) };
     let remote = |at: &At| {
         at.with(|base, path| base.make_directory(path, start::with_umask(mode))).map(|_| 0)
     };
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe { by_path(at, path, false, local, remote) }
 }
 
 pub(crate) unsafe fn mknod(path: *const c_char, mode: mode_t, device: dev_t) -> c_int {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe { mknodat(libc::AT_FDCWD, path, mode, device) }
 }
 
 pub(crate) unsafe fn mknodat(at: c_int, path: *const c_char, mode: mode_t, device: dev_t) -> c_int {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe { mknodat_by(at, path, mode, device, |at, path| real::mknodat(at, path, mode, device)) }
 }
 
-/// With the form of the function that answers for local names, as in `status.rs`.
+/// `mknodat`, with the function for local names as `local` (see `status.rs`).
 unsafe fn mknodat_by(
     at: c_int,
     path: *const c_char,
@@ -63,7 +63,7 @@ unsafe fn mknodat_by(
         }
         Ok(0)
     };
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe { by_path(at, path, false, local, remote) }
 }
 
@@ -73,7 +73,7 @@ pub(crate) unsafe fn xmknod(
     mode: mode_t,
     device: *const dev_t,
 ) -> c_int {
-    // SAFETY: as the program says; a path that leads elsewhere is absolute.
+    // SAFETY: the program passes valid arguments; a path other than the program's is absolute.
     unsafe {
         let local = |_, path| real::__xmknod(version, path, mode, device);
         let device = device.as_ref().copied().unwrap_or(0);
@@ -88,7 +88,7 @@ pub(crate) unsafe fn xmknodat(
     mode: mode_t,
     device: *const dev_t,
 ) -> c_int {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe {
         let local = |at, path| real::__xmknodat(version, at, path, mode, device);
         mknodat_by(at, path, mode, device.as_ref().copied().unwrap_or(0), local)
@@ -96,33 +96,33 @@ pub(crate) unsafe fn xmknodat(
 }
 
 pub(crate) unsafe fn mkfifo(path: *const c_char, mode: mode_t) -> c_int {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe { mknodat(libc::AT_FDCWD, path, libc::S_IFIFO | mode & 0o7777, 0) }
 }
 
 pub(crate) unsafe fn mkfifoat(at: c_int, path: *const c_char, mode: mode_t) -> c_int {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe { mknodat(at, path, libc::S_IFIFO | mode & 0o7777, 0) }
 }
 
 pub(crate) unsafe fn unlink(path: *const c_char) -> c_int {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe { unlinkat(libc::AT_FDCWD, path, 0) }
 }
 
 pub(crate) unsafe fn rmdir(path: *const c_char) -> c_int {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe { unlinkat(libc::AT_FDCWD, path, libc::AT_REMOVEDIR) }
 }
 
 pub(crate) unsafe fn unlinkat(at: c_int, path: *const c_char, flags: c_int) -> c_int {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     let local = |at, path| unsafe { real::unlinkat(at, path, flags) };
     let directory = flags & libc::AT_REMOVEDIR != 0;
     let remote = |at: &At| {
         only(libc::AT_REMOVEDIR, flags)?;
         if at.directory.is_none() && at.path == b"." {
-            // A prefix itself, as a place where something is mounted.
+            // A prefix itself is like a mount point.
             return Err(if directory { libc::EBUSY } else { libc::EISDIR });
         }
         let removing = Removing::new(at, directory);
@@ -130,12 +130,12 @@ pub(crate) unsafe fn unlinkat(at: c_int, path: *const c_char, flags: c_int) -> c
         removing.done();
         Ok(0)
     };
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe { by_path(at, path, false, local, remote) }
 }
 
 pub(crate) unsafe fn remove(path: *const c_char) -> c_int {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe {
         let errno = crate::guard::errno();
         if place::find(libc::AT_FDCWD, path).is_none() {
@@ -160,7 +160,7 @@ pub(crate) unsafe fn remove(path: *const c_char) -> c_int {
 }
 
 pub(crate) unsafe fn rename(from: *const c_char, to: *const c_char) -> c_int {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe { renameat2(libc::AT_FDCWD, from, libc::AT_FDCWD, to, 0) }
 }
 
@@ -170,7 +170,7 @@ pub(crate) unsafe fn renameat(
     to_at: c_int,
     to: *const c_char,
 ) -> c_int {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe { renameat2(from_at, from, to_at, to, 0) }
 }
 
@@ -181,7 +181,7 @@ pub(crate) unsafe fn renameat2(
     to: *const c_char,
     flags: c_uint,
 ) -> c_int {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe {
         let local = |(from_at, from): Name, (to_at, to): Name| match flags {
             0 => real::renameat(from_at, from, to_at, to),
@@ -201,7 +201,7 @@ pub(crate) unsafe fn renameat2(
 }
 
 pub(crate) unsafe fn link(from: *const c_char, to: *const c_char) -> c_int {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe { linkat(libc::AT_FDCWD, from, libc::AT_FDCWD, to, 0) }
 }
 
@@ -213,9 +213,9 @@ pub(crate) unsafe fn linkat(
     flags: c_int,
 ) -> c_int {
     let follow = flags & libc::AT_SYMLINK_FOLLOW != 0;
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe {
-        // `/proc/self/fd/N`, or a descriptor alone: an open file, perhaps without a name.
+        // An open file, perhaps without a name: `/proc/self/fd/N`, or a descriptor alone.
         let open = match named_descriptor(from).filter(|_| follow) {
             None if flags & libc::AT_EMPTY_PATH != 0 && !from.is_null() && *from == 0 => {
                 crate::descriptors::find(from_at)
@@ -223,7 +223,8 @@ pub(crate) unsafe fn linkat(
             other => other,
         };
         if let Some(open) = open {
-            // Elsewhere the kernel says what it says of a file that is not there: of one of /proc.
+            // For a local path, the kernel must report a link across file systems, so it gets a file of
+            // `/proc`.
             let elsewhere = c"/proc/self/status".as_ptr();
             let local = |at, path| real::linkat(libc::AT_FDCWD, elsewhere, at, path, 0);
             let remote = |to: &At| {
@@ -252,46 +253,46 @@ pub(crate) unsafe fn linkat(
 }
 
 pub(crate) unsafe fn symlink(target: *const c_char, path: *const c_char) -> c_int {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe { symlinkat(target, libc::AT_FDCWD, path) }
 }
 
 pub(crate) unsafe fn symlinkat(target: *const c_char, at: c_int, path: *const c_char) -> c_int {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     let local = |at, path| unsafe { real::symlinkat(target, at, path) };
     let remote = |at: &At| {
-        // SAFETY: as the program says.
+        // SAFETY: the program passes valid arguments.
         let target = unsafe { text(target) }?;
         if target.is_empty() {
             return Err(libc::ENOENT);
         }
         at.with(|base, path| base.symlink(path, target)).map(|_| 0)
     };
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe { by_path(at, path, false, local, remote) }
 }
 
 pub(crate) unsafe fn readlink(path: *const c_char, to: *mut c_char, room: size_t) -> ssize_t {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe { readlinkat(libc::AT_FDCWD, path, to, room) }
 }
 
-/// What `/proc` says of a descriptor.
+/// Returns what `/proc` shows for a descriptor.
 fn name_of(open: Open) -> Result<Vec<u8>, i32> {
     let mount = open.entry.mount.load(Ordering::Relaxed) as usize;
-    // It may have been opened, or renamed, by way of a link.
+    // Asks the server, as the file may have been opened, or renamed, through a link.
     if let Ok(path) = crate::remote::with(open, towline_client::File::path) {
         return Ok(place::absolute(mount, &path));
     }
     let mut path = place::absolute(mount, &open.entry.path());
-    // Perhaps somebody else removed it.
+    // Something outside the run may have removed the file.
     if !path.ends_with(DELETED) && crate::remote::stat(open)?.links == 0 {
         path.extend_from_slice(DELETED);
     }
     Ok(path)
 }
 
-/// Copies out what a link says.
+/// Copies the target of a link to the program.
 fn give_link(target: &[u8], to: *mut c_char, room: size_t) -> Result<ssize_t, i32> {
     if room == 0 {
         return Err(libc::EINVAL);
@@ -299,7 +300,7 @@ fn give_link(target: &[u8], to: *mut c_char, room: size_t) -> Result<ssize_t, i3
     if !place::is_address(to) {
         return Err(libc::EFAULT);
     }
-    // SAFETY: the program says that there is so much room.
+    // SAFETY: the program provides `room` bytes.
     Ok(unsafe { copy_out(target, to.cast(), room) } as isize)
 }
 
@@ -309,7 +310,7 @@ pub(crate) unsafe fn readlinkat(
     to: *mut c_char,
     room: size_t,
 ) -> ssize_t {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe {
         if start::state().is_some()
             && let Some(open) = named_descriptor(path)
@@ -339,12 +340,13 @@ pub(crate) unsafe fn readlinkat(
     }
 }
 
-/// The remote program of a process, which runs from a local copy, by its name in `/proc`.
+/// Returns the path of the remote program of a process, which runs from a local copy, by its name in
+/// `/proc`.
 unsafe fn program_of(at: c_int, path: *const c_char) -> Option<Vec<u8>> {
     if start::mounts().is_empty() || !place::is_address(path) {
         return None;
     }
-    // SAFETY: as the program says; the target is as long as said.
+    // SAFETY: the program passes valid arguments; the target has the length passed to the call.
     unsafe {
         #[cfg(target_arch = "x86_64")]
         if crate::guest::is_own_name(path) {
@@ -361,19 +363,19 @@ unsafe fn program_of(at: c_int, path: *const c_char) -> Option<Vec<u8>> {
     }
 }
 
-/// True for the name in `/proc` of the working directory of any process.
+/// Returns true for the name in `/proc` of the working directory of any process.
 pub(super) unsafe fn is_working_directory(path: *const c_char) -> bool {
     if start::mounts().is_empty() || !place::is_address(path) {
         return false;
     }
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     let name = unsafe { CStr::from_ptr(path) }.to_bytes();
     name.starts_with(b"/proc/") && name.ends_with(b"/cwd")
 }
 
-/// The remote working directory of a process of the run, by its name in `/proc`.
+/// Returns the remote working directory of a process of the run, by its name in `/proc`.
 unsafe fn working_directory_of(at: c_int, path: *const c_char) -> Option<Vec<u8>> {
-    // SAFETY: as the program says; the target is as long as said.
+    // SAFETY: the program passes valid arguments; the target has the length passed to the call.
     unsafe {
         if !is_working_directory(path) {
             return None;
@@ -391,7 +393,7 @@ pub(crate) unsafe fn readlink_chk(
     count: size_t,
     room: size_t,
 ) -> ssize_t {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe { readlink(path, to, count.min(room)) }
 }
 
@@ -402,17 +404,17 @@ pub(crate) unsafe fn readlinkat_chk(
     count: size_t,
     room: size_t,
 ) -> ssize_t {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe { readlinkat(at, path, to, count.min(room)) }
 }
 
-/// A string that the program may free.
+/// Copies a string to `to`, or, if that is null, to memory that the program may free.
 unsafe fn give(text: &[u8], to: *mut c_char) -> Result<*mut c_char, i32> {
     if text.len() >= libc::PATH_MAX as usize {
         return Err(libc::ENAMETOOLONG);
     }
     let target = if to.is_null() {
-        // SAFETY: the program's allocator, as it will free it.
+        // SAFETY: `malloc` may be called with any size; the program frees the memory.
         unsafe { libc::malloc(text.len() + 1) }.cast::<c_char>()
     } else {
         to
@@ -420,7 +422,7 @@ unsafe fn give(text: &[u8], to: *mut c_char) -> Result<*mut c_char, i32> {
     if target.is_null() {
         return Err(libc::ENOMEM);
     }
-    // SAFETY: room for the text and a zero byte, as `realpath` demands of its caller.
+    // SAFETY: there is room for the text and a zero byte, as `realpath` demands of its caller.
     unsafe {
         copy_out(text, target.cast(), text.len());
         *target.add(text.len()) = 0;
@@ -429,7 +431,7 @@ unsafe fn give(text: &[u8], to: *mut c_char) -> Result<*mut c_char, i32> {
 }
 
 pub(crate) unsafe fn realpath(path: *const c_char, to: *mut c_char) -> *mut c_char {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe {
         let named = place::through_descriptor(path, true);
         if named.is_none() && place::find(libc::AT_FDCWD, path).is_none() {
@@ -447,7 +449,7 @@ pub(crate) unsafe fn realpath(path: *const c_char, to: *mut c_char) -> *mut c_ch
         }
         let resolved = inside(|| {
             let mut full = match &named {
-                // The name leads on, not what is open.
+                // Resolved from the name of the open file, not from the file itself.
                 Some(At { directory: Some(open), path, .. }) => {
                     let name = name_of(*open)?;
                     if path.is_empty() { name } else { [&name[..], b"/", path].concat() }
@@ -487,11 +489,11 @@ pub(crate) unsafe fn realpath(path: *const c_char, to: *mut c_char) -> *mut c_ch
 }
 
 pub(crate) unsafe fn realpath_chk(path: *const c_char, to: *mut c_char, _: size_t) -> *mut c_char {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe { realpath(path, to) }
 }
 
 pub(crate) unsafe fn canonicalize_file_name(path: *const c_char) -> *mut c_char {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe { realpath(path, std::ptr::null_mut()) }
 }

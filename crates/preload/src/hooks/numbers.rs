@@ -1,5 +1,5 @@
-//! System calls by number: those that programs make through `syscall(2)` or by themselves
-//! (`trap.rs`), answered by the same functions as the calls of libc.
+//! Answers system calls by number, made through `syscall(2)` or trapped (`trap/mod.rs`), with the same
+//! functions as the calls of libc.
 
 use super::{
     OpenHow, attributes, by_path, copies, directories, exec, files, identity, io, locks, maps,
@@ -11,13 +11,13 @@ use crate::trap::threads;
 use crate::{descriptors, place, start, working};
 use libc::{AT_FDCWD, c_char, c_int, c_long};
 
-/// Who gets no other user by a call.
+/// No user: for calls that do not change the effective user.
 const NOBODY: usize = u32::MAX as usize;
 
-/// Most arguments of a system call.
+/// Arguments of a system call, at most six.
 pub(crate) type Arguments = [usize; 6];
 
-/// What decides whether a call is ours.
+/// The part of a call that decides whether the library answers it.
 enum Subject {
     /// A descriptor.
     Fd(usize),
@@ -27,20 +27,20 @@ enum Subject {
     Path(usize, usize),
     /// Either of two paths.
     Paths([usize; 4]),
-    /// Nothing: our functions know.
+    /// No part: the function that answers decides.
     Always,
-    /// It cannot be ours.
+    /// The call cannot name anything remote.
     Never,
 }
 
-/// Whose a call is.
+/// Who answers a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Whose {
-    /// For [`carry_out`].
+    /// The library, by [`carry_out`].
     Ours,
-    /// For the kernel; with `ENOENT` for [`carry_out`], as a symbolic link may lead to us.
+    /// The kernel; if it fails with `ENOENT`, [`carry_out`], as a symbolic link may lead into an export.
     Looked,
-    /// For the kernel.
+    /// The kernel alone.
     Kernels,
 }
 
@@ -49,12 +49,12 @@ const HERE: usize = AT_FDCWD as usize;
 /// Numbers of system calls.
 mod number {
     pub(super) use libc::*;
-    /// `libc` has it for some machines.
+    /// `libc` defines this number for some architectures only.
     #[allow(non_upper_case_globals)] // as those of `libc`
     pub(super) const SYS_fchmodat2: c_long = 452;
 }
 
-/// Each line: system calls, what decides, and the function that answers.
+/// Each line lists system calls, their [`Subject`], and the function that answers them.
 macro_rules! calls {
     (($a:ident $b:ident $c:ident $d:ident $e:ident $f:ident)
      $($(#[$only:meta])? $first:ident $(| $more:ident)* => $subject:expr, $call:expr;)*) => {
@@ -66,16 +66,16 @@ macro_rules! calls {
             }
         }
 
-        /// Answers a call, as libc's functions do: -1 and `errno` when it fails.
+        /// Answers a call as libc's functions do: returns -1 and sets `errno` on failure.
         ///
         /// # Safety
-        /// The arguments are those of such a system call.
+        /// The arguments are valid for this system call.
         #[allow(unused_variables)] // not every line uses every argument
         pub(crate) unsafe fn carry_out(
             number: c_long,
             [$a, $b, $c, $d, $e, $f]: Arguments,
         ) -> c_long {
-            // SAFETY: as the caller says.
+            // SAFETY: guaranteed by the caller.
             unsafe {
                 match number {
                     $($(#[$only])? number::$first $(| number::$more)* => $call as c_long,)*
@@ -88,7 +88,7 @@ macro_rules! calls {
 
 calls! {
     (a b c d e f)
-    // These would read and write past us: programs fall back to ordinary calls.
+    // These would bypass the library. Programs fall back to ordinary calls.
     SYS_io_uring_setup | SYS_io_uring_enter | SYS_io_uring_register | SYS_io_setup
         => Subject::Always, finish(Err::<c_long, _>(libc::ENOSYS));
 
@@ -244,7 +244,7 @@ calls! {
     SYS_getpeername => Subject::Always, sockets::getpeername(a as _, b as _, c as _);
     SYS_sendto => addressed(e, f), sockets::sendto(a as _, b as _, c, d as _, e as _, f as _);
 
-    // Users and groups: of this thread alone, which are told to the server as those of all
+    // Users and groups: the calls change those of this thread; the server uses them for the whole process
     SYS_setuid => Subject::Always, identity::by_call(libc::SYS_setuid, a, [a, 0, 0]);
     SYS_setreuid => Subject::Always, identity::by_call(libc::SYS_setreuid, b, [a, b, 0]);
     SYS_setresuid => Subject::Always, identity::by_call(libc::SYS_setresuid, b, [a, b, c]);
@@ -260,18 +260,18 @@ calls! {
     SYS_execveat => Subject::Always, exec::execveat(a as _, b as _, c as _, d as _, e as _);
 }
 
-/// A mapping of a file is decided by its descriptor.
+/// Decides about a mapping by the descriptor of its file.
 fn mapped(flags: usize, fd: usize) -> Subject {
     if flags as c_int & libc::MAP_ANONYMOUS == 0 { Subject::Fd(fd) } else { Subject::Never }
 }
 
-/// A call to a socket is decided by the name in its address.
+/// Decides about a socket call by the name in its address.
 fn addressed(address: usize, length: usize) -> Subject {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     if unsafe { sockets::is_remote(address, length) } { Subject::Always } else { Subject::Never }
 }
 
-/// Memory is ours only where something remote is mapped.
+/// Decides about a call on memory: it matters only if this process maps remote files.
 fn of_mappings() -> Subject {
     if maps::is_any_here() { Subject::Always } else { Subject::Never }
 }
@@ -292,7 +292,7 @@ unsafe fn is_remote_path(at: usize, path: usize) -> bool {
     if path == 0 {
         return is_itself();
     }
-    // SAFETY: as the caller says.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         (place::is_address(name) && *name == 0 && is_itself())
             || place::through_descriptor(name, true).is_some()
@@ -301,10 +301,10 @@ unsafe fn is_remote_path(at: usize, path: usize) -> bool {
     }
 }
 
-/// Whose a call is.
+/// Decides who answers a call.
 ///
 /// # Safety
-/// The arguments are those of such a system call.
+/// The arguments are valid for this system call.
 pub(crate) unsafe fn whose(number: c_long, arguments: Arguments) -> Whose {
     if start::state().is_none() || guard::is_inside() {
         return Whose::Kernels;
@@ -312,10 +312,10 @@ pub(crate) unsafe fn whose(number: c_long, arguments: Arguments) -> Whose {
     let (ours, path) = match subject(number, arguments) {
         Subject::Fd(fd) => (is_remote(fd), false),
         Subject::Fds(one, other) => (is_remote(one) || is_remote(other), false),
-        // SAFETY: as the caller says.
+        // SAFETY: guaranteed by the caller.
         Subject::Path(at, path) => (unsafe { is_remote_path(at, path) }, true),
         Subject::Paths([at, path, other_at, other]) => {
-            // SAFETY: as the caller says.
+            // SAFETY: guaranteed by the caller.
             (unsafe { is_remote_path(at, path) || is_remote_path(other_at, other) }, true)
         }
         Subject::Always => (true, false),
@@ -328,7 +328,7 @@ pub(crate) unsafe fn whose(number: c_long, arguments: Arguments) -> Whose {
     }
 }
 
-/// True for a call whose result is a descriptor, which may have had the number of a remote file.
+/// Returns true for a call that returns a descriptor, whose number may have been that of a remote file.
 pub(crate) fn gives_descriptor(number: c_long) -> bool {
     match number {
         #[cfg(target_arch = "x86_64")]
@@ -338,7 +338,7 @@ pub(crate) fn gives_descriptor(number: c_long) -> bool {
     }
 }
 
-/// Notes what the kernel did without us: a descriptor that it gave out is no remote file.
+/// Updates the table after the kernel answered a call: a descriptor that it returned is not a remote file.
 pub(crate) fn done_by_kernel(number: c_long, result: isize) {
     if gives_descriptor(number) && result >= 0 {
         descriptors::forget(result as c_int);
@@ -357,7 +357,7 @@ pub(crate) unsafe fn syscall(
 ) -> c_long {
     crate::between::end();
     let arguments = [a, b, c, d, e, f];
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe {
         let whose = whose(number, arguments);
         if whose == Whose::Ours {
@@ -380,7 +380,7 @@ pub(crate) unsafe fn syscall(
     }
 }
 
-/// True for a call that makes a child with memory of its own.
+/// Returns true for a call that creates a child with its own memory.
 fn is_fork(number: c_long, flags: usize) -> bool {
     match number {
         #[cfg(target_arch = "x86_64")]
@@ -394,15 +394,15 @@ unsafe fn openat2(at: c_int, path: *const c_char, how: *const OpenHow, length: u
     if length < size_of::<OpenHow>() {
         return finish(Err(libc::EINVAL));
     }
-    // SAFETY: null or that long, as the program says.
+    // SAFETY: the program passes null or a structure of `length` bytes, which is at least its size here.
     let Some(how) = (unsafe { how.as_ref() }) else { return finish(Err(libc::EFAULT)) };
-    // What to refuse on the way is not ours to promise: programs fall back to `openat`.
+    // The library cannot enforce `resolve`. With `ENOSYS`, programs fall back to `openat`.
     let local = |_, _| finish(Err(if how.resolve == 0 { libc::ENOENT } else { libc::ENOSYS }));
     let remote = |at: &place::At| match how.resolve {
         0 => files::open_remote(at, how.flags as c_int, how.mode as u32),
         _ => Err(libc::ENOSYS),
     };
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe { by_path(at, path, how.flags as c_int & libc::O_NOFOLLOW == 0, local, remote) }
 }
 
@@ -410,7 +410,7 @@ unsafe fn getcwd(to: *mut c_char, room: usize) -> c_long {
     if room == 0 {
         return finish(Err(libc::ERANGE));
     }
-    // SAFETY: as the program says; a path that was written ends with a zero byte.
+    // SAFETY: the program passes valid arguments; a path that was written ends with a zero byte.
     unsafe {
         if to.is_null() {
             return finish(Err(libc::EFAULT));
@@ -422,7 +422,7 @@ unsafe fn getcwd(to: *mut c_char, room: usize) -> c_long {
 
 /// Does not return.
 unsafe fn end(status: c_int) -> c_int {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe { exec::end(status) };
     0
 }

@@ -1,4 +1,4 @@
-//! Calls with two names, `rename` and `link`. Each name may be local, remote, or lead across a border.
+//! `rename` and `link`, whose two names may each be local, remote, or lead across a border.
 
 use super::led_in;
 use crate::guard::{self, finish, inside};
@@ -10,7 +10,7 @@ use std::ffi::CStr;
 /// A path, and the directory it is relative to.
 pub(crate) type Name = (c_int, *const c_char);
 
-/// Which call it is.
+/// The kind of call.
 #[derive(Clone, Copy)]
 pub(crate) enum Kind {
     Rename,
@@ -26,14 +26,16 @@ impl Kind {
     }
 }
 
-/// What became of a call.
+/// The outcome of a call.
 enum Done {
     Here(Result<c_int, i32>),
-    /// Both names are local: paths of ours, which end with a zero byte, or what the program says.
+    /// Both names are local. Each is a resolved path that ends with a zero byte, or the program's own if
+    /// `None`.
     Outside(Option<Vec<u8>>, Option<Vec<u8>>),
 }
 
-/// Runs the remote form of a call if both names lead into one export, the local one if none does.
+/// Runs the remote form of a call if both names lead into one export, and the local form if neither leads
+/// into any.
 ///
 /// # Safety
 /// The paths are null or end with a zero byte.
@@ -44,9 +46,9 @@ pub(crate) unsafe fn run(
     local: impl Fn(Name, Name) -> c_int,
     remote: impl Fn(&At, &At) -> Result<c_int, i32>,
 ) -> c_int {
-    // SAFETY: as the caller says.
+    // SAFETY: guaranteed by the caller.
     unsafe {
-        // Of these the kernel says what it says of any.
+        // The kernel itself reports invalid addresses and paths that are too long.
         let is_odd = |path: *const c_char| {
             !place::is_address(path)
                 || CStr::from_ptr(path).count_bytes() >= libc::PATH_MAX as usize
@@ -61,7 +63,7 @@ pub(crate) unsafe fn run(
             let wrong = if place::is_address(to.1) { libc::ENAMETOOLONG } else { libc::EFAULT };
             return finish(Err(first_of(from, kind).err().unwrap_or(wrong)));
         }
-        // A slash behind the name of what is to be linked makes links be followed, too.
+        // A slash after the first name of `link` makes a symbolic link there be followed, too.
         let slash = CStr::from_ptr(from.1).to_bytes().ends_with(b"/");
         let kind = match kind {
             Kind::Link { follow } => Kind::Link { follow: follow || slash },
@@ -75,7 +77,7 @@ pub(crate) unsafe fn run(
             if result == 0 || guard::errno() != libc::ENOENT {
                 return result;
             }
-            // A local name may lead to us by a link.
+            // A local name may lead into an export through a symbolic link.
             match look_again(&mut sides, [from, to], kind) {
                 Ok(true) => guard::set_errno(errno),
                 Ok(false) => return result,
@@ -101,7 +103,8 @@ pub(crate) unsafe fn run(
     }
 }
 
-/// Looks whether names that seem local lead to us; true if one does. An error is of the remote part of a way.
+/// Checks whether names that seem local lead into an export; returns true if one does. Errors come from the
+/// remote part of the way.
 unsafe fn look_again(
     sides: &mut [Option<Led>; 2],
     names: [Name; 2],
@@ -112,7 +115,7 @@ unsafe fn look_again(
         if side.is_some() {
             continue;
         }
-        // SAFETY: strings, as the program says.
+        // SAFETY: the program passes strings.
         if let Some(led) = unsafe { led_in(at, path, follow) } {
             *side = Some(led?);
             found = true;
@@ -126,14 +129,16 @@ fn is_one_root(one: &At, other: &At) -> bool {
     root(one) == root(other)
 }
 
-/// True for a path that leads nowhere else: one name, perhaps with slashes behind it, for these lead through no link here.
+/// Returns true for a single name, which leads nowhere else. Slashes after it do not follow a link in these
+/// calls.
 fn is_name(path: &[u8]) -> bool {
     let name = path.strip_prefix(b"./").unwrap_or(path);
     let end = name.iter().rposition(|byte| *byte != b'/').map_or(0, |last| last + 1);
     !name[..end].contains(&b'/') && &name[..end] != b".."
 }
 
-/// Runs the remote form where both names lead below one root. An error: they do not.
+/// Runs the remote form if both names lead below one root. Fails with `EXDEV` if they lead to different
+/// places.
 fn decide(
     sides: [Option<Led>; 2],
     kind: Kind,
@@ -147,9 +152,9 @@ fn decide(
             result => return Ok(Done::Here(result)),
         }
     }
-    // One of them leads out of there.
+    // One of the names leads out of that root.
     let resolved = |side, follow: bool| match side {
-        // Its path may be that of a link.
+        // The path of an open file that is no directory may be that of a link, and must not be followed.
         Some(Led::Remote(at)) if at.is_in_no_directory() => Err(libc::ENOTDIR),
         Some(Led::Remote(at)) if !follow && is_name(&at.path) => Ok(Some(Led::Remote(at))),
         Some(Led::Remote(at)) => place::follow(&at.absolute()?, follow).map(Some),
@@ -173,7 +178,7 @@ fn decide(
 }
 
 fn look((at, path): Name, flags: c_int) -> Result<(), i32> {
-    // SAFETY: a string, as the program says of it; the structure is ours, and all zero is valid.
+    // SAFETY: the program passes a string; the structure is a local one, and may be all zero.
     unsafe {
         let mut status: libc::stat64 = std::mem::zeroed();
         match super::status::fstatat(at, path, &raw mut status, flags) {
@@ -183,9 +188,9 @@ fn look((at, path): Name, flags: c_int) -> Result<(), i32> {
     }
 }
 
-/// What is wrong with the directory that holds a name.
+/// Checks the directory that holds a name.
 unsafe fn parent((at, path): Name) -> Result<(), i32> {
-    // SAFETY: a string, as the caller says.
+    // SAFETY: the caller passes a string.
     let path = unsafe { CStr::from_ptr(path) }.to_bytes();
     let end = path.len() - path.iter().rev().take_while(|b| **b == b'/').count();
     let folder = match path[..end].iter().rposition(|b| *b == b'/') {
@@ -197,21 +202,21 @@ unsafe fn parent((at, path): Name) -> Result<(), i32> {
     look((at, folder.as_ptr().cast()), 0)
 }
 
-/// What is wrong with the first name, as far as the kernel looks before it looks at the other one.
+/// Checks the first name as far as the kernel does before it looks at the second.
 unsafe fn first_of(from: Name, kind: Kind) -> Result<(), i32> {
     match kind {
-        // SAFETY: a string, as the caller says.
+        // SAFETY: the caller passes a string.
         Kind::Rename => unsafe { parent(from) },
         Kind::Link { follow: true } => look(from, 0),
         Kind::Link { follow: false } => look(from, libc::AT_SYMLINK_NOFOLLOW),
     }
 }
 
-/// Why a call fails whose two names are not in one tree: `EXDEV` comes behind what is wrong with
+/// Returns the error for a call whose names are in different trees: `EXDEV`, unless something is wrong with
 /// the names themselves.
 unsafe fn apart(from: Name, to: Name, kind: Kind) -> c_int {
     let wrong = || {
-        // SAFETY: strings, as the caller says.
+        // SAFETY: the caller passes strings.
         unsafe {
             first_of(from, kind)?;
             parent(to)?;
@@ -219,14 +224,14 @@ unsafe fn apart(from: Name, to: Name, kind: Kind) -> c_int {
         if matches!(kind, Kind::Rename) {
             return Ok(());
         }
-        // SAFETY: as above.
+        // SAFETY: the caller passes a string.
         let text = unsafe { CStr::from_ptr(to.1) }.to_bytes();
-        // A slash behind the name does not matter if something has it, whatever that is.
+        // A slash after a name that exists makes no difference, whatever it names.
         let end = text.iter().rposition(|byte| *byte != b'/').map_or(text.len(), |last| last + 1);
         let bare = [&text[..end], b"\0"].concat();
         match look((to.0, bare.as_ptr().cast()), libc::AT_SYMLINK_NOFOLLOW) {
             Ok(()) => Err(libc::EEXIST),
-            // A directory is made by no link.
+            // `link` does not make directories.
             Err(libc::ENOENT) if end < text.len() => Err(libc::ENOENT),
             Err(_) => Ok(()),
         }

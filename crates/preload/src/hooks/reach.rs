@@ -1,5 +1,5 @@
-//! Programs that the library cannot reach: looked for before they are executed, where they would have
-//! to do with something remote.
+//! Detects programs that the library cannot reach, before they are executed, if they may have to do with
+//! something remote.
 
 use super::folders::candidates;
 use crate::guard::{checked, inside, system_call};
@@ -9,28 +9,28 @@ use std::ffi::CStr;
 use towline_instance::notes::Note;
 use towline_instance::program::{FIRST_BYTES, Form, Obstacle};
 
-/// Most interpreters of interpreters, as in Linux.
+/// Maximum nesting of interpreters, as in Linux.
 const INTERPRETERS_MAX: u32 = 5;
 
 type Strings = *const *const c_char;
 
-/// How a program is to be executed.
+/// How to execute a program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
     /// By the kernel.
     Plain,
-    /// By one of our processes, as its guest.
+    /// By a process of the library, as its guest.
     Hosted,
-    /// By its interpreter, which is hosted: the script's beginning behind `#!`.
+    /// By its interpreter, which is hosted. Holds the start of the script after `#!`.
     Script(Vec<u8>),
 }
 
-/// What tells that a program may have to do with something remote.
+/// Signs that a program may have to do with something remote.
 #[derive(Clone, Copy)]
 struct Near {
     /// One of its arguments names a prefix.
     is_named: bool,
-    /// That, or a variable of its environment does, or it inherits a remote working directory or
+    /// That, or a variable of its environment names one, or it inherits a remote working directory or
     /// standard stream.
     is_near: bool,
 }
@@ -39,7 +39,7 @@ impl Near {
     /// # Safety
     /// The lists end with null, or are null.
     unsafe fn of(arguments: Strings, environment: Strings) -> Self {
-        // SAFETY: as the caller says.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             let has_any = !arguments.is_null() && !(*arguments).is_null();
             let none = std::ptr::null();
@@ -53,9 +53,9 @@ impl Near {
     }
 }
 
-/// Looks at a local program before it is executed. `EACCES` when it can neither be reached nor hosted
-/// although one of its arguments names a prefix: it would take something else for the remote file, or
-/// make it anew on this machine. Others are started, but told of.
+/// Checks a local program before it is executed. Fails with `EACCES` if it can be neither reached nor
+/// hosted although one of its arguments names a prefix: it would take something else for the remote file,
+/// or create the file on this machine. Other programs that cannot be reached are executed, but reported.
 ///
 /// # Safety
 /// The path is null or a string; the lists end with null, or are null.
@@ -67,13 +67,13 @@ pub(crate) unsafe fn check(
     if start::state().is_none() || path.is_null() {
         return Ok(Way::Plain);
     }
-    // SAFETY: as the caller says.
+    // SAFETY: guaranteed by the caller.
     let near = unsafe { Near::of(arguments, environment) };
     if !near.is_near && !report::is_on() {
         return Ok(Way::Plain);
     }
     inside(|| {
-        // SAFETY: as the caller says.
+        // SAFETY: guaranteed by the caller.
         let path = unsafe { CStr::from_ptr(path) }.to_bytes();
         let Some((first, rights)) = look(path) else { return Ok(Way::Plain) };
         let Some((obstacle, program)) = obstacle(path, &first, rights, 0) else {
@@ -102,13 +102,13 @@ fn can_host(_: Obstacle) -> bool {
 /// [`check`] for a remote program, by its first bytes.
 ///
 /// # Safety
-/// The arguments are a list that ends with null, or null.
+/// `arguments` is a list that ends with null, or null.
 pub(crate) unsafe fn check_first(
     path: &[u8],
     first: &[u8],
     arguments: Strings,
 ) -> Result<Way, i32> {
-    // SAFETY: as the caller says.
+    // SAFETY: guaranteed by the caller.
     let near = unsafe { Near::of(arguments, std::ptr::null()) };
     inside(|| {
         let Form::Binary(binary) = Form::of(first) else { return Ok(Way::Plain) };
@@ -120,7 +120,7 @@ pub(crate) unsafe fn check_first(
     })
 }
 
-/// [`check`] for a program that is looked for in the folders of `PATH`.
+/// [`check`] for a program that is searched for in the folders of `PATH`.
 ///
 /// # Safety
 /// As for [`check`].
@@ -130,7 +130,7 @@ pub(crate) unsafe fn check_found(
     environment: Strings,
     folders: &[u8],
 ) -> Result<Way, i32> {
-    // SAFETY: as the caller says.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         if !Near::of(arguments, environment).is_near && !report::is_on() {
             return Ok(Way::Plain);
@@ -142,30 +142,30 @@ pub(crate) unsafe fn check_found(
     }
 }
 
-/// What a search in these folders comes to first that may be executed: a path that ends with a zero byte.
+/// Returns the first file that may be executed in these folders, as a path that ends with a zero byte.
 ///
 /// # Safety
-/// The name is a string.
+/// `name` is a string.
 pub(crate) unsafe fn found(name: *const c_char, folders: &[u8]) -> Option<Vec<u8>> {
-    // SAFETY: as the caller says.
+    // SAFETY: guaranteed by the caller.
     let name = unsafe { CStr::from_ptr(name) }.to_bytes();
     candidates(name, folders).find(|full| {
         let call = [libc::AT_FDCWD as usize, full.as_ptr() as usize, libc::X_OK as usize, 0, 0, 0];
-        // SAFETY: it ends with a zero byte.
+        // SAFETY: the path ends with a zero byte.
         unsafe { system_call(libc::SYS_faccessat, call) == 0 }
     })
 }
 
-/// What follows `#!` at the beginning of a local script, which the kernel did not execute as what runs it is not
-/// here: it may be remote.
+/// Returns what follows `#!` at the start of a local script. For scripts that the kernel did not execute
+/// because their interpreter is not on this machine: it may be remote.
 ///
 /// # Safety
-/// The path is null or a string.
+/// `path` is null or a string.
 pub(crate) unsafe fn script(path: *const c_char) -> Option<Vec<u8>> {
     if start::mounts().is_empty() || path.is_null() {
         return None;
     }
-    // SAFETY: as the caller says.
+    // SAFETY: guaranteed by the caller.
     let path = unsafe { CStr::from_ptr(path) }.to_bytes();
     let first = inside(|| Ok(look(path))).ok().flatten()?.0;
     first.strip_prefix(b"#!").map(<[u8]>::to_vec)
@@ -190,8 +190,8 @@ fn name(path: &[u8]) -> &[u8] {
     path.rsplit(|b| *b == b'/').next().unwrap_or_default()
 }
 
-/// What is in the way of a program, from what [`look`] says of it, and of which: a script's interpreter
-/// stands for it.
+/// Returns what is in the way of a program, and of which one, from the results of [`look`]. For a script,
+/// its interpreter counts.
 fn obstacle(
     path: &[u8],
     first: &[u8],
@@ -199,13 +199,13 @@ fn obstacle(
     depth: u32,
 ) -> Option<(Obstacle, Vec<u8>)> {
     match Form::of(first) {
-        // Scripts take no rights from their files.
+        // A script gets no privileges from its file.
         Form::Script(interpreter, _) if depth < INTERPRETERS_MAX => {
             let (first, rights) = look(&interpreter)?;
             obstacle(&interpreter, &first, rights, depth + 1)
         }
         Form::Binary(binary) => {
-            // Who gets rights is not to be hosted, whatever else it is.
+            // A program that gains privileges is never hosted, whatever else it is.
             let found = rights.or_else(|| Obstacle::of(&binary, name(path)))?;
             Some((found, path.to_vec()))
         }
@@ -213,8 +213,8 @@ fn obstacle(
     }
 }
 
-/// The first bytes of a program, and what its rights put in the way; `None` for one that cannot be
-/// read or executed.
+/// Returns the first bytes of a program, and the obstacle that its privileges pose; `None` for a program
+/// that cannot be read or executed.
 fn look(path: &[u8]) -> Option<(Vec<u8>, Option<Obstacle>)> {
     let mut text = path.to_vec();
     text.push(0);
@@ -225,8 +225,8 @@ fn look(path: &[u8]) -> Option<(Vec<u8>, Option<Obstacle>)> {
     // SAFETY: all zero is a valid `stat`.
     let mut status: libc::stat = unsafe { std::mem::zeroed() };
     let mut capabilities = false;
-    // SAFETY: the path ends with a zero byte, the places are as long as said, and the descriptor is
-    // closed by who opened it.
+    // SAFETY: the path ends with a zero byte, the buffers have the lengths passed to the calls, and the
+    // descriptor is closed here.
     let count = unsafe {
         checked(libc::SYS_faccessat, executes).ok()?;
         let fd = checked(libc::SYS_openat, open).ok()?;
@@ -245,10 +245,10 @@ fn look(path: &[u8]) -> Option<(Vec<u8>, Option<Obstacle>)> {
     Some((first, Obstacle::of_rights(rights, capabilities, user())))
 }
 
-/// User and group of this process.
+/// Returns the effective user and group of this process.
 fn user() -> (u32, u32) {
     let id = |number| {
-        // SAFETY: a plain system call.
+        // SAFETY: the calls have no arguments.
         unsafe { system_call(number, [0; 6]) as u32 }
     };
     (id(libc::SYS_geteuid), id(libc::SYS_getegid))

@@ -1,4 +1,4 @@
-//! Mappings of remote files that become longer or shorter, or move.
+//! Mappings of remote files that grow, shrink or move.
 
 use super::maps::{MAPS, Map, page_bytes, read_from, removed, replacing, with_maps};
 use super::shared::Shared;
@@ -19,7 +19,7 @@ pub(crate) unsafe fn mremap(
     let (from, end) = (at as usize, (at as usize).saturating_add(old.max(1)));
     let arguments = [from, old, new, flags as usize, to as usize, 0];
     let remap = || {
-        // SAFETY: as the program says.
+        // SAFETY: the program passes valid arguments.
         unsafe { checked(libc::SYS_mremap, arguments) }
     };
     let grows = new.div_ceil(page_bytes()) > old.div_ceil(page_bytes());
@@ -34,7 +34,7 @@ pub(crate) unsafe fn mremap(
         if first.is_touched {
             return touched::resize(maps, (from, old), new, remap).map(|now| Some(Ok(now)));
         }
-        // A second mapping of the same memory.
+        // Without an old length, `mremap` makes a second mapping of the memory.
         if old == 0 {
             return Err(libc::EINVAL);
         }
@@ -77,18 +77,18 @@ pub(crate) unsafe fn mremap(
     }
 }
 
-/// What a mapping is to show more of its file.
+/// The part of a file that a growing mapping will show in addition.
 struct Growth {
     open: Open,
-    /// Where that is in the file, and how long it is, in bytes.
+    /// Its offset in the file and its length, in bytes.
     offset: i64,
     added: usize,
     shared: Option<Arc<Shared>>,
 }
 
 impl Growth {
-    /// Reads it: into the memory of a shared mapping, else into what is given. To be done without
-    /// the lock of the mappings, as reading writes back what they changed.
+    /// Reads the part: into the memory of a shared mapping, else into the returned bytes. The caller must
+    /// not hold the lock of the mappings, as reading writes back what they changed.
     fn read(&self) -> Result<Vec<u8>, i32> {
         if let Some(shared) = &self.shared {
             return shared
@@ -102,7 +102,8 @@ impl Growth {
 }
 
 impl Map {
-    /// What making it longer takes. It has to be the whole mapping, and the file still open.
+    /// Returns what it takes to make the mapping longer. It must be the whole mapping, and the file still
+    /// open.
     fn growth(&self, from: usize, old: usize, new: usize) -> Result<Growth, i32> {
         if from != self.at || whole_pages(old) != self.length {
             return Err(libc::EFAULT);
@@ -128,7 +129,7 @@ impl Map {
         if !bytes.is_empty() {
             let place = now + (growth.offset - self.offset) as usize;
             let all = (libc::PROT_READ | libc::PROT_WRITE) as usize;
-            // SAFETY: the pages that were just added, which the program does not know of yet.
+            // SAFETY: the pages were just added, and the program does not know of them yet.
             unsafe {
                 checked(libc::SYS_mprotect, [place, bytes.len(), all, 0, 0, 0])?;
                 std::ptr::copy_nonoverlapping(bytes.as_ptr(), place as *mut u8, bytes.len());

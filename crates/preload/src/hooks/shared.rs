@@ -1,6 +1,6 @@
-//! The memory behind shared mappings of remote files: for each file that is mapped a file in the run's
-//! directory, which all processes of the run map (`instance::memory`). We never touch mappings of it
-//! ourselves: a page that is missing would be waited for, perhaps by who is to fill it.
+//! The memory behind shared mappings of remote files: for each mapped file, a file in the run's directory
+//! that all processes of the run map (`instance::memory`). The library itself never touches mappings of it:
+//! it would wait for a page that is missing, and may be the one that has to fill it.
 
 use super::maps::{page_bytes, plain};
 use crate::descriptors::{Open, Own};
@@ -13,37 +13,37 @@ use std::sync::{Mutex, MutexGuard};
 use towline_client::File;
 use towline_instance::memory::{self, AT_ONCE, Access, Turn, runs};
 
-/// True once a process of the run has made a shared mapping.
+/// Returns true once a process of the run has made a shared mapping.
 pub(crate) fn is_any() -> bool {
     crate::start::state().is_some_and(|state| state.mapped().load(Ordering::Acquire) != 0)
 }
 
-/// The memory that stands for a file in all processes of the run. It stays locked while somebody maps
-/// it; the first who does reads anew.
+/// The memory that stands for a file in all processes of the run. It stays locked (`flock`) while a process
+/// maps it; the first process that does reads the file anew.
 pub(crate) struct Shared {
-    /// Another one when the program wanted its number.
+    /// Changes when the program wants the number.
     fd: AtomicI32,
     mount: usize,
     inode: u64,
-    /// Of the thread that has the turn.
+    /// Held by the thread that has the turn.
     mine: Mutex<()>,
 }
 
 const PAGES_AT: usize = memory::PAGES_AT as usize;
 const ORIGINALS_AT: usize = memory::ORIGINALS_AT as usize;
-/// Bytes of the longest file that has room.
+/// Length of the longest file that fits, in bytes.
 const LENGTH_MAX: usize = memory::BYTES_MAX as usize - (1 << 20);
 
-/// An open file by which mappings are written back: the program may close its descriptor at once.
+/// An open file through which mappings are written back: the program may close its descriptor at once.
 pub(super) struct Handle {
     mount: usize,
     number: u64,
-    /// It is open as long as the mapping is filled; who filled it closes it.
+    /// The pager keeps it open while it fills the mapping, and closes it.
     is_lent: bool,
 }
 
 impl Handle {
-    /// One of our own for the open file itself, which may have no name any more.
+    /// Opens the file itself once more: it may not have a name any more.
     pub(super) fn of(open: Open) -> Result<Self, i32> {
         let again = |file: &File| file.open(b"", libc::O_RDWR as u32, 0).map(File::into_handle);
         let number = remote::with(open, again)?;
@@ -51,7 +51,7 @@ impl Handle {
         Ok(Self { mount, number, is_lent: false })
     }
 
-    /// That of the file which the pager holds open.
+    /// Uses the handle of the file that the pager keeps open.
     pub(super) fn lent(mount: usize, number: u64) -> Self {
         Self { mount, number, is_lent: true }
     }
@@ -80,7 +80,7 @@ impl Drop for Handle {
 }
 
 impl Shared {
-    /// Made where it is not there yet.
+    /// Opens the memory of a file, and makes it if needed.
     pub(crate) fn of(open: Open) -> Result<Self, i32> {
         let shared = Self::opened(open, libc::O_CREAT)?;
         if let Some(state) = crate::start::state() {
@@ -89,7 +89,7 @@ impl Shared {
         Ok(shared)
     }
 
-    /// `ENOENT` where nobody of the run has mapped the file.
+    /// Opens the memory of a file. Fails with `ENOENT` if no process of the run has mapped it.
     pub(crate) fn existing(open: Open) -> Result<Self, i32> {
         Self::opened(open, 0)
     }
@@ -99,7 +99,7 @@ impl Shared {
         Self::named(mount, open.entry.inode.load(Ordering::Relaxed), create)
     }
 
-    /// That of mappings which a child has from its parent, who has it mapped still.
+    /// Opens the memory of mappings that a child has from its parent, which still maps it.
     pub(super) fn again(mount: usize, inode: u64) -> Result<Self, i32> {
         let shared = Self::named(mount, inode, 0)?;
         shared.call(libc::SYS_flock, libc::LOCK_SH as usize, 0, 0)?;
@@ -121,7 +121,7 @@ impl Shared {
         unsafe {
             let fd = checked(libc::SYS_openat, arguments)?;
             if create != 0 {
-                // Where somebody else made it, that one did this.
+                // If another user has made it, this fails, and that user has done it already.
                 let _ = common::open_to_all(&path);
             }
             let own = own::duplicate(fd as c_int, Own::Memory);
@@ -134,7 +134,7 @@ impl Shared {
         self.fd.load(Ordering::Relaxed)
     }
 
-    /// The program wants this number: if it is ours, we take another one.
+    /// Changes the descriptor if the program wants its number.
     pub(super) fn move_from(&self, fd: c_int) -> Result<(), i32> {
         if self.fd() == fd {
             let _mine = self.mine.lock().map_err(|_| libc::EIO)?;
@@ -145,21 +145,22 @@ impl Shared {
     }
 
     fn call(&self, number: i64, a: usize, b: usize, c: usize) -> Result<usize, i32> {
-        // SAFETY: calls on a descriptor of ours, without addresses.
+        // SAFETY: the descriptor is the library's. Addresses in the arguments are of memory that outlives
+        // the call and has the length passed to it.
         unsafe { checked(number, [self.fd() as usize, a, b, c, 0, 0]) }
     }
 
-    /// Waits until nobody else reads it in or writes it back.
+    /// Waits until no other thread or process reads the memory in or writes it back.
     fn turn(&self) -> Result<(MutexGuard<'_, ()>, Turn<'_>), i32> {
-        // The turn is that of the opening, which threads share.
+        // The turn belongs to the open file description, which threads share.
         let mine = self.mine.lock().map_err(|_| libc::EIO)?;
-        // SAFETY: ours, and open as long as this lives.
+        // SAFETY: the descriptor is the library's, and open as long as `self` lives.
         let fd = unsafe { BorrowedFd::borrow_raw(self.fd()) };
         let turn = Turn::take(fd).map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))?;
         Ok((mine, turn))
     }
 
-    /// Reads in what nobody has read yet of a mapping that begins. What remains is [`Shared::place`].
+    /// Reads in the pages of a new mapping that no process has read yet. [`Shared::place`] must follow.
     pub(super) fn read_in(
         &self,
         open: Open,
@@ -174,11 +175,12 @@ impl Shared {
         let mut bytes = vec![0; AT_ONCE.min(known.len()) * page_bytes()];
         let mut is_at_end = false;
         for run in runs(&known, |known| known == 0) {
-            // Whole pages: what is behind the end of the file reads as zeros.
+            // Whole pages: bytes beyond the end of the file read as zeros.
             let (bytes, at) =
                 (&mut bytes[..run.len() * page_bytes()], (first + run.start) * page_bytes());
             if is_at_end {
-                // Programs map much more than there is: that takes neither memory nor questions.
+                // Programs often map far more than the file has. The rest takes neither memory nor
+                // requests.
                 for part in [PAGES_AT, ORIGINALS_AT] {
                     self.punch(part + at, bytes.len())?;
                 }
@@ -196,8 +198,8 @@ impl Shared {
         Ok(())
     }
 
-    /// Makes room for a mapping of so many bytes from this offset of the file on. The first one of a
-    /// process (`is_new`) notes that it has one, and finds nothing read when it is the first of all.
+    /// Makes room for a mapping of `length` bytes from `offset` of the file on. The first one of a process
+    /// (`is_new`) takes the lock that says so, and clears the memory if no other process maps it.
     fn prepare(&self, offset: off64_t, length: usize, is_new: bool) -> Result<(), i32> {
         let end = (offset as usize).checked_add(length).ok_or(libc::EOVERFLOW)?;
         if end > LENGTH_MAX {
@@ -206,7 +208,7 @@ impl Shared {
         if is_new
             && self.call(libc::SYS_flock, (libc::LOCK_EX | libc::LOCK_NB) as usize, 0, 0).is_ok()
         {
-            // No further than the memory can reach: file systems refuse what they could not hold.
+            // Only as far as the memory can reach: file systems refuse lengths that they could not hold.
             self.punch(0, PAGES_AT + LENGTH_MAX)?;
         }
         self.call(libc::SYS_flock, libc::LOCK_SH as usize, 0, 0)?;
@@ -217,18 +219,18 @@ impl Shared {
         Ok(())
     }
 
-    /// As [`Shared::read_in`], for what is read when it is touched: what remains is [`Shared::place`].
+    /// [`Shared::read_in`] for pages that are read when they are touched. [`Shared::place`] must follow.
     pub(super) fn begin(&self, offset: off64_t, length: usize, is_new: bool) -> Result<(), i32> {
         let _turn = self.turn()?;
         self.prepare(offset, length, is_new)
     }
 
-    /// Makes room for a mapping that becomes longer.
+    /// Makes room for a mapping that grows.
     pub(super) fn reach(&self, offset: off64_t, length: usize) -> Result<(), i32> {
         self.begin(offset, length, false)
     }
 
-    /// The kernel's mapping of it.
+    /// Maps the memory.
     pub(super) fn place(
         &self,
         at: *mut c_void,
@@ -237,18 +239,18 @@ impl Shared {
         flags: c_int,
         offset: off64_t,
     ) -> *mut c_void {
-        // SAFETY: as the program says.
+        // SAFETY: the program passes valid arguments.
         unsafe { plain(at, length, protection, flags, self.fd(), PAGES_AT as i64 + offset) }
     }
 
-    /// Which of so many pages from this one on were read: a byte for each.
+    /// Returns a byte for each of `pages` pages from `first` on, which tells whether the page was read.
     fn known(&self, first: usize, pages: usize) -> Result<Vec<u8>, i32> {
         let mut known = vec![0u8; pages.min((memory::PAGES_MAX as usize).saturating_sub(first))];
         self.get(first as u64, &mut known)?;
         Ok(known)
     }
 
-    /// From now on somebody may store to pages: their originals are kept.
+    /// Keeps the originals of pages from here on, as a process may store to them.
     pub(super) fn keep_originals(&self) -> Result<(), i32> {
         let _turn = self.turn()?;
         if memory::keeps_originals(self)? {
@@ -264,7 +266,7 @@ impl Shared {
         self.put(memory::KEEPS_AT, &[1])
     }
 
-    /// Writes what was stored to so many bytes from this offset on, as far as the file reaches.
+    /// Writes back what was stored to `length` bytes from `offset` on, up to the end of the file.
     pub(super) fn write_back(
         &self,
         file: &Handle,
@@ -275,7 +277,7 @@ impl Shared {
         memory::write_back(self, file, first..first + length.div_ceil(page_bytes()))
     }
 
-    /// Bytes of the file are these now.
+    /// Updates the memory after `data` was written to the file.
     pub(crate) fn write(&self, offset: i64, data: &[u8]) -> Result<(), i32> {
         let _turn = self.turn()?;
         let keeps = memory::keeps_originals(self)?;
@@ -294,7 +296,7 @@ impl Shared {
         Ok(())
     }
 
-    /// All bytes from here on are zero now.
+    /// Makes all bytes from here on zero.
     pub(crate) fn clear(&self, from: i64) -> Result<(), i32> {
         let _turn = self.turn()?;
         let from = (from as usize).min(LENGTH_MAX);
@@ -307,13 +309,13 @@ impl Shared {
         Ok(())
     }
 
-    /// Makes a part of it zero, which takes no memory then.
+    /// Punches a hole into the memory: this part reads as zeros, and takes no memory.
     fn punch(&self, at: usize, length: usize) -> Result<(), i32> {
         let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
         self.call(libc::SYS_fallocate, mode as usize, at, length).map(drop)
     }
 
-    /// Reads all pages anew that were read before. What was stored and is not written back stays.
+    /// Reads all pages again that were read before. Stores that are not written back yet stay.
     pub(crate) fn read_anew(&self, open: Open) -> Result<(), i32> {
         let _turn = self.turn()?;
         let keeps = memory::keeps_originals(self)?;
@@ -342,12 +344,12 @@ impl Shared {
         Ok(())
     }
 
-    /// Pages that the memory has room for.
+    /// Returns the number of pages that the memory has room for.
     fn pages(&self) -> Result<usize, i32> {
         Ok(self.length()?.saturating_sub(PAGES_AT) / page_bytes())
     }
 
-    /// Bytes of the file that it is.
+    /// Returns the length of the file that holds the memory, in bytes.
     fn length(&self) -> Result<usize, i32> {
         // SAFETY: all zero is a valid `stat`, and the call fills it.
         let mut status: libc::stat = unsafe { std::mem::zeroed() };
@@ -356,7 +358,7 @@ impl Shared {
     }
 }
 
-/// Reads from this place of a file on, up to its end.
+/// Reads from `at` on until `to` is full or the file ends.
 fn read_from(file: &File, to: &mut [u8], at: usize) -> Result<usize, towline_client::Error> {
     memory::read_up_to_end(to, |part, done| file.read_at(part, at as u64 + done))
 }

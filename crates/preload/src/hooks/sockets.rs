@@ -1,5 +1,5 @@
-//! Sockets that have remote names: a node of their kind is made there, and the kernel's socket is
-//! bound in the run's directory, under the number of that node. So only programs of one run meet.
+//! Sockets with remote names. A node of their kind is made there, and the kernel's socket is bound in the
+//! run's directory, under the number of that node. So only programs of the same run meet.
 
 use super::by_path;
 use crate::guard::{Failed, checked, finish};
@@ -11,16 +11,16 @@ use std::cell::Cell;
 use std::ffi::{CStr, CString};
 use towline_instance::SOCKETS;
 
-/// Where the name begins in an address.
+/// Offset of the name in an address.
 const NAME_AT: usize = 2;
 
-/// The path in an address; `None` for all but named Unix sockets.
+/// Returns the path in an address; `None` for all but named Unix sockets.
 unsafe fn path_of(address: *const c_void, length: socklen_t) -> Option<CString> {
     let length = (length as usize).min(size_of::<libc::sockaddr_un>());
     if address.is_null() || length <= NAME_AT || start::mounts().is_empty() {
         return None;
     }
-    // SAFETY: as long as the program says.
+    // SAFETY: the program passes an address of at least this length.
     let bytes = unsafe { std::slice::from_raw_parts(address.cast::<u8>(), length) };
     let name = &bytes[NAME_AT..];
     let end = name.iter().position(|b| *b == 0).unwrap_or(name.len());
@@ -28,7 +28,7 @@ unsafe fn path_of(address: *const c_void, length: socklen_t) -> Option<CString> 
     CString::new(&name[..end]).ok().filter(|name| unix && !name.is_empty())
 }
 
-/// Where the kernel's socket is that stands for a node.
+/// Returns the path of the kernel's socket for a node.
 fn path_of_stand_in(mount: usize, inode: u64) -> Vec<u8> {
     [start::directory(), format!("/{SOCKETS}/{mount}-{inode}").as_bytes()].concat()
 }
@@ -36,12 +36,12 @@ fn path_of_stand_in(mount: usize, inode: u64) -> Vec<u8> {
 /// An address and its length.
 type Address = (libc::sockaddr_un, socklen_t);
 
-/// The address of the kernel's socket that stands for a node.
+/// Returns the address of the kernel's socket for a node.
 fn stand_in(mount: usize, inode: u64) -> Result<Address, i32> {
     address_of(&path_of_stand_in(mount, inode))
 }
 
-/// The address that has this path.
+/// Returns the address with this path.
 fn address_of(path: &[u8]) -> Result<Address, i32> {
     // SAFETY: all zero is a valid address.
     let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
@@ -55,7 +55,8 @@ fn address_of(path: &[u8]) -> Result<Address, i32> {
     Ok((address, (NAME_AT + path.len() + 1) as socklen_t))
 }
 
-/// A call with the address of something local: the program's own, or the one to which links lead from there.
+/// Makes a call with a local address: the program's own, or that of the path to which links lead from
+/// there.
 unsafe fn locally<T: Failed>(
     own: &CStr,
     path: *const c_char,
@@ -65,7 +66,7 @@ unsafe fn locally<T: Failed>(
     if path == own.as_ptr() {
         return call(address, length);
     }
-    // SAFETY: a string, as `by_path` says.
+    // SAFETY: `by_path` passes a string.
     match address_of(unsafe { CStr::from_ptr(path) }.to_bytes()) {
         Ok((address, length)) => call((&raw const address).cast(), length),
         Err(error) => finish(Err(error)),
@@ -73,13 +74,13 @@ unsafe fn locally<T: Failed>(
 }
 
 pub(crate) unsafe fn bind(fd: c_int, address: *const c_void, length: socklen_t) -> c_int {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     let Some(path) = (unsafe { path_of(address, length) }) else {
-        // SAFETY: as the program says.
+        // SAFETY: the program passes valid arguments.
         return unsafe { real::bind(fd, address, length) };
     };
     let local = |_, name| {
-        // SAFETY: as the program says, or an address of ours; a string, as `by_path` says.
+        // SAFETY: the address is the program's or a local one; `by_path` passes a string.
         unsafe {
             locally(&path, name, (address, length), |address, length| {
                 real::bind(fd, address, length)
@@ -93,11 +94,11 @@ pub(crate) unsafe fn bind(fd: c_int, address: *const c_void, length: socklen_t) 
             other => other,
         })?;
         let (address, length) = stand_in(at.mount, made.identity())?;
-        // Of a node of this number that was removed.
+        // Left by a removed node with the same number.
         let old = [libc::AT_FDCWD as usize, address.sun_path.as_ptr() as usize, 0, 0, 0, 0];
         // SAFETY: the path ends with a zero byte.
         let _ = unsafe { checked(libc::SYS_unlinkat, old) };
-        // SAFETY: a valid address.
+        // SAFETY: the address is a valid local one.
         let result = unsafe { real::bind(fd, (&raw const address).cast(), length) };
         if result != 0 {
             let error = crate::guard::errno();
@@ -105,7 +106,7 @@ pub(crate) unsafe fn bind(fd: c_int, address: *const c_void, length: socklen_t) 
             return Err(error);
         }
         note_name(&address, path.to_bytes());
-        // Who may connect is said by the remote node.
+        // The remote node decides who may connect.
         common::open_to_all(&[&path_of_stand_in(at.mount, made.identity())[..], b"\0"].concat())?;
         Ok(0)
     };
@@ -113,23 +114,23 @@ pub(crate) unsafe fn bind(fd: c_int, address: *const c_void, length: socklen_t) 
     unsafe { by_path(libc::AT_FDCWD, path.as_ptr(), false, local, remote) }
 }
 
-/// The path in an address, with what stands behind it. Letters have a sign on some machines.
+/// Returns the path in an address, with everything after it. `c_char` is signed on some machines.
 fn path_in(address: &libc::sockaddr_un) -> [u8; 108] {
     address.sun_path.map(|letter| letter.to_ne_bytes()[0])
 }
 
-/// The name, with a zero byte at its end, of what says how the program called a stand-in.
+/// Returns the path, with a zero byte at its end, of the link that holds the program's name for a stand-in.
 fn note_of(address: &libc::sockaddr_un) -> Vec<u8> {
     let path = path_in(address);
     let end = path.iter().position(|letter| *letter == 0).unwrap_or(path.len());
     [&path[..end], b".name\0"].concat()
 }
 
-/// Notes by which name a stand-in was bound, for [`getsockname`].
+/// Notes the name by which the program has bound a stand-in, for [`getsockname`].
 fn note_name(address: &libc::sockaddr_un, name: &[u8]) {
     let (note, target) = (note_of(address), [name, b"\0"].concat());
     let at = libc::AT_FDCWD as usize;
-    // SAFETY: both end with zero bytes. Without it the program is told of the stand-in.
+    // SAFETY: both end with zero bytes. If this fails, the program gets the name of the stand-in.
     unsafe {
         let _ = checked(libc::SYS_unlinkat, [at, note.as_ptr() as usize, 0, 0, 0, 0]);
         let call = [target.as_ptr() as usize, at, note.as_ptr() as usize, 0, 0, 0];
@@ -137,7 +138,7 @@ fn note_name(address: &libc::sockaddr_un, name: &[u8]) {
     }
 }
 
-/// What the program called the stand-in that has this address; `None` for all others.
+/// Returns the program's name for the stand-in with this address; `None` for any other address.
 fn name_of(address: &libc::sockaddr_un) -> Option<Address> {
     let path = path_in(address);
     let folder = [start::directory(), b"/", SOCKETS.as_bytes(), b"/"].concat();
@@ -146,10 +147,10 @@ fn name_of(address: &libc::sockaddr_un) -> Option<Address> {
     address_of(&name).ok()
 }
 
-/// Puts the name of a stand-in where the program wants it, as far as there is room; its length.
+/// Copies an address to the program, as far as there is room, and returns its full length.
 unsafe fn put((told, count): Address, address: *mut c_void, room: socklen_t) -> socklen_t {
     let room = room.min(count) as usize;
-    // SAFETY: the address is longer than its length says; the rest as the caller says.
+    // SAFETY: the address has at least `count` bytes; the caller guarantees `room` bytes at the target.
     unsafe {
         let bytes = std::slice::from_raw_parts((&raw const told).cast(), room);
         super::copy_out(bytes, address.cast(), room);
@@ -157,13 +158,13 @@ unsafe fn put((told, count): Address, address: *mut c_void, room: socklen_t) -> 
     count
 }
 
-/// A name of a socket itself, by one of the two calls that tell them.
+/// Gets the name of a socket or of its peer with `call`, and replaces that of a stand-in.
 unsafe fn named(
     address: *mut c_void,
     length: *mut socklen_t,
     call: impl Fn(*mut c_void, *mut socklen_t) -> c_int,
 ) -> c_int {
-    // SAFETY: as the program says; the structure is ours, and all zero is valid.
+    // SAFETY: the program passes valid arguments; the structure is a local one, and may be all zero.
     unsafe {
         if start::mounts().is_empty() || address.is_null() || length.is_null() {
             return call(address, length);
@@ -179,21 +180,21 @@ unsafe fn named(
     }
 }
 
-/// Some remove the node by the name that they are told here.
+/// Returns the program's own name for the socket: some programs remove the node by it.
 pub(crate) unsafe fn getsockname(fd: c_int, address: *mut c_void, length: *mut socklen_t) -> c_int {
-    // SAFETY: as the program says, or places of ours.
+    // SAFETY: the places are the program's or local ones.
     unsafe { named(address, length, |address, length| real::getsockname(fd, address, length)) }
 }
 
 pub(crate) unsafe fn getpeername(fd: c_int, address: *mut c_void, length: *mut socklen_t) -> c_int {
-    // SAFETY: as the program says, or places of ours.
+    // SAFETY: the places are the program's or local ones.
     unsafe { named(address, length, |address, length| real::getpeername(fd, address, length)) }
 }
 
-/// The program's own name in the place of that of a stand-in, which a call told as `count` bytes where there was room
-/// for `room`; what the length is then. A name that was cut short stays.
+/// Replaces the name of a stand-in by the program's own name, after a call has written an address of
+/// `count` bytes where there was `room`. Returns the new length. A name that was cut short stays.
 pub(super) unsafe fn told(address: *mut c_void, room: socklen_t, count: socklen_t) -> socklen_t {
-    // SAFETY: all zero is a valid address; the call has written as much.
+    // SAFETY: all zero is a valid address; the call has written `count` bytes.
     unsafe {
         let mut own: libc::sockaddr_un = std::mem::zeroed();
         if address.is_null() || count > room || count as usize > size_of_val(&own) {
@@ -204,7 +205,7 @@ pub(super) unsafe fn told(address: *mut c_void, room: socklen_t, count: socklen_
     }
 }
 
-/// A call that tells with what it gives whom that is from.
+/// Makes a call that also returns the address of the peer.
 unsafe fn telling<T: Failed + PartialEq>(
     address: *mut c_void,
     length: *mut socklen_t,
@@ -213,7 +214,7 @@ unsafe fn telling<T: Failed + PartialEq>(
     if start::mounts().is_empty() || address.is_null() || length.is_null() {
         return call();
     }
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe {
         let room = length.read();
         let result = call();
@@ -225,7 +226,7 @@ unsafe fn telling<T: Failed + PartialEq>(
 }
 
 pub(crate) unsafe fn accept(fd: c_int, address: *mut c_void, length: *mut socklen_t) -> c_int {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe { telling(address, length, || real::accept(fd, address, length)) }
 }
 
@@ -235,7 +236,7 @@ pub(crate) unsafe fn accept4(
     length: *mut socklen_t,
     flags: c_int,
 ) -> c_int {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe { telling(address, length, || real::accept4(fd, address, length, flags)) }
 }
 
@@ -247,11 +248,11 @@ pub(crate) unsafe fn recvfrom(
     address: *mut c_void,
     length: *mut socklen_t,
 ) -> ssize_t {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe { telling(address, length, || real::recvfrom(fd, data, count, flags, address, length)) }
 }
 
-/// `recvfrom` of programs that libc checks: it ends them where less `room` is known to be there.
+/// The form of [`recvfrom`] for programs that libc checks: it aborts them if `room` is less than `count`.
 pub(crate) unsafe fn recvfrom_chk(
     fd: c_int,
     data: *mut c_void,
@@ -261,7 +262,7 @@ pub(crate) unsafe fn recvfrom_chk(
     address: *mut c_void,
     length: *mut socklen_t,
 ) -> ssize_t {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe {
         telling(address, length, || {
             real::__recvfrom_chk(fd, data, count, room, flags, address, length)
@@ -269,7 +270,7 @@ pub(crate) unsafe fn recvfrom_chk(
     }
 }
 
-/// The address of a remote node of a socket.
+/// Returns the address of the kernel's socket for a remote node.
 fn behind(at: &At) -> Result<Address, i32> {
     let attr = at.with(|base, path| {
         base.access(path, libc::W_OK as u32)?;
@@ -281,17 +282,17 @@ fn behind(at: &At) -> Result<Address, i32> {
     stand_in(at.mount, attr.identity())
 }
 
-/// Makes a call to somebody, with the address by which the kernel knows a remote name.
+/// Makes a call to an address; for a remote name, to the kernel's socket that stands for it.
 pub(super) unsafe fn to<T: Failed + PartialEq + Default>(
     address: *const c_void,
     length: socklen_t,
     call: impl Fn(*const c_void, socklen_t) -> T,
 ) -> T {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     let Some(path) = (unsafe { path_of(address, length) }) else { return call(address, length) };
     let found = Cell::new(None);
     let local = |_, name| {
-        // SAFETY: a string, as `by_path` says.
+        // SAFETY: `by_path` passes a string.
         unsafe { locally(&path, name, (address, length), &call) }
     };
     let remote = |at: &At| {
@@ -300,18 +301,18 @@ pub(super) unsafe fn to<T: Failed + PartialEq + Default>(
     };
     // SAFETY: the path is a string.
     let done = unsafe { by_path(libc::AT_FDCWD, path.as_ptr(), true, local, remote) };
-    // Not inside of our own code: it may wait for long.
+    // Outside the library's own code, as it may wait for long.
     let Some((address, length)) = found.take() else { return done };
     let result = call((&raw const address).cast(), length);
     if result == T::FAILED && crate::guard::errno() == libc::ENOENT {
-        // A node without a socket in this run.
+        // The node has no socket in this run.
         return finish(Err(libc::ECONNREFUSED));
     }
     result
 }
 
 pub(crate) unsafe fn connect(fd: c_int, address: *const c_void, length: socklen_t) -> c_int {
-    // SAFETY: as the program says, or an address of ours.
+    // SAFETY: the address is the program's or a local one.
     unsafe { to(address, length, |address, length| real::connect(fd, address, length)) }
 }
 
@@ -323,15 +324,15 @@ pub(crate) unsafe fn sendto(
     address: *const c_void,
     length: socklen_t,
 ) -> ssize_t {
-    // SAFETY: as the program says, or an address of ours.
+    // SAFETY: the address is the program's or a local one.
     unsafe {
         to(address, length, |address, length| real::sendto(fd, data, count, flags, address, length))
     }
 }
 
-/// True for the address of a remote name.
+/// Returns true for an address with a remote name.
 pub(super) unsafe fn is_remote(address: usize, length: usize) -> bool {
-    // SAFETY: as the program says; the path is a string.
+    // SAFETY: the program passes a valid address; the path is a string.
     unsafe {
         path_of(address as *const c_void, length as socklen_t)
             .is_some_and(|path| crate::place::find(libc::AT_FDCWD, path.as_ptr()).is_some())

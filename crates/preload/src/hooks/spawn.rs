@@ -1,6 +1,6 @@
-//! `posix_spawn`. libc's does everything with system calls of its own, in a child that shares our
-//! memory. So where a remote path is involved (of the program, or of a file or directory that the
-//! child is to open or go to), the same is done in a child of `fork`, by the hooked functions.
+//! `posix_spawn`. libc's own makes internal system calls in a child that shares the parent's memory. So if
+//! a remote path is involved (the program, or a file or directory that the child opens or goes to), the
+//! hooked functions do the same in a child of `fork`.
 
 use super::environment::{Strings, with_environment};
 use super::reach::{self, Way};
@@ -13,7 +13,7 @@ use crate::{own, place, start};
 use libc::{c_char, c_int, c_short, c_void, mode_t, pid_t};
 use std::ffi::CStr;
 
-/// What a child does before it executes the program, as glibc keeps it.
+/// What a child does before it executes the program, in glibc's layout.
 #[repr(C)]
 struct Actions {
     allocated: c_int,
@@ -53,9 +53,9 @@ const FCHDIR: c_int = 4;
 const CLOSE_FROM: c_int = 5;
 const TERMINAL_GROUP: c_int = 6;
 
-/// The actions of a child; none for null.
+/// Returns the actions of a child; none for null.
 unsafe fn actions<'a>(actions: *const c_void) -> &'a [Action] {
-    // SAFETY: null or what libc's functions made, as the program says.
+    // SAFETY: the program passes null or what libc's functions made.
     unsafe {
         match actions.cast::<Actions>().as_ref() {
             Some(actions) if actions.used > 0 && !actions.list.is_null() => {
@@ -66,10 +66,10 @@ unsafe fn actions<'a>(actions: *const c_void) -> &'a [Action] {
     }
 }
 
-/// True when the child has to do with remote paths before the program runs, or the program is one.
+/// Returns true if the child works with remote paths before the program runs, or the program is remote.
 unsafe fn is_remote(program: *const c_char, list: &[Action]) -> bool {
     let mut moved = false;
-    // SAFETY: strings, as the program says; each action has the part that its kind says.
+    // SAFETY: the program passes strings; the kind of an action says which part of the union it has.
     unsafe {
         for action in list {
             let found = match action.kind {
@@ -87,15 +87,16 @@ unsafe fn is_remote(program: *const c_char, list: &[Action]) -> bool {
     }
 }
 
-/// [`leads_there`], also by links, of what the child goes through itself.
+/// [`leads_there`], also through links, for paths that the child itself opens or goes to.
 unsafe fn opens_there(path: *const c_char, moved: bool) -> bool {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe { leads_there(path, moved) || leads_to_us(libc::AT_FDCWD, path, true) }
 }
 
-/// True for a remote path, or one relative to a directory that the child will have gone to.
+/// Returns true for a remote path, or for a relative one if the child changes its directory first
+/// (`moved`).
 unsafe fn leads_there(path: *const c_char, moved: bool) -> bool {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe {
         place::find(libc::AT_FDCWD, path).is_some()
             || (moved && place::is_address(path) && *path.cast::<u8>() != b'/')
@@ -116,7 +117,7 @@ pub(crate) unsafe fn posix_spawn(
     arguments: Strings,
     environment: Strings,
 ) -> c_int {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe {
         if start::state().is_none() {
             return real::posix_spawn(pid, path, file_actions, attributes, arguments, environment);
@@ -154,7 +155,7 @@ pub(crate) unsafe fn posix_spawnp(
     arguments: Strings,
     environment: Strings,
 ) -> c_int {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe {
         if start::state().is_none() || !place::is_address(file) {
             return real::posix_spawnp(pid, file, file_actions, attributes, arguments, environment);
@@ -196,7 +197,7 @@ pub(crate) unsafe fn posix_spawnp(
     }
 }
 
-/// libc's own, with the environment that makes the child part of the run.
+/// Spawns with libc's own function, and with the environment that makes the child part of the run.
 unsafe fn plain(
     spawn: Spawn,
     pid: *mut pid_t,
@@ -207,7 +208,7 @@ unsafe fn plain(
     environment: Strings,
 ) -> c_int {
     descriptors::share();
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe {
         let program = place::is_address(path).then(|| CStr::from_ptr(path).to_bytes_with_nul());
         with_environment(environment, program, |own| {
@@ -216,7 +217,7 @@ unsafe fn plain(
     }
 }
 
-/// Spawns by `fork`; the child's failure comes through a pipe.
+/// Spawns with `fork`; the child reports a failure through a pipe.
 unsafe fn by_fork(
     pid: *mut pid_t,
     path: *const c_char,
@@ -226,10 +227,10 @@ unsafe fn by_fork(
     execute: Execute,
 ) -> c_int {
     let close = |fd: usize| {
-        // SAFETY: descriptors of our own.
+        // SAFETY: the descriptors are the library's own.
         unsafe { system_call(libc::SYS_close, [fd, 0, 0, 0, 0, 0]) }
     };
-    // SAFETY: the arguments are the program's; addresses outlive the calls.
+    // SAFETY: the program passes valid arguments; what the calls write to outlives them.
     unsafe {
         let mut ends = [0i32; 2];
         let flags = libc::O_CLOEXEC as usize;
@@ -242,7 +243,7 @@ unsafe fn by_fork(
         let child = libc::fork();
         if child == 0 {
             close(listen);
-            // Out of the way of what the child opens.
+            // Moves the pipe out of the way of what the child opens.
             let tell = own::duplicate(ends[1], Own::Memory).map_or(tell, |moved| {
                 close(tell);
                 moved as usize
@@ -273,10 +274,11 @@ unsafe fn by_fork(
     }
 }
 
-/// Does in the child what its attributes and actions say.
+/// Carries out the attributes and actions, in the child.
 unsafe fn prepare(list: &[Action], attributes: *const c_void) -> Result<(), c_int> {
     let good = |result: c_int| if result < 0 { Err(errno()) } else { Ok(()) };
-    // SAFETY: attributes and actions are libc's; each action has the part that its kind says.
+    // SAFETY: libc made the attributes and actions; the kind of an action says which part of the union it
+    // has.
     unsafe {
         if !attributes.is_null() {
             become_as(attributes.cast(), good)?;
@@ -284,7 +286,7 @@ unsafe fn prepare(list: &[Action], attributes: *const c_void) -> Result<(), c_in
         for action in list {
             let about = action.about;
             match action.kind {
-                // As libc's: what was not open is closed already.
+                // As in libc, it is no error if the descriptor is not open.
                 CLOSE => drop(files::close(about.fd)),
                 DUP if about.dup[0] == about.dup[1] => {
                     good(files::fcntl(about.dup[0], libc::F_SETFD, 0))?;
@@ -310,7 +312,7 @@ unsafe fn prepare(list: &[Action], attributes: *const c_void) -> Result<(), c_in
     Ok(())
 }
 
-/// Takes on what the attributes say.
+/// Carries out the attributes.
 unsafe fn become_as(
     attributes: *const libc::posix_spawnattr_t,
     good: impl Fn(c_int) -> Result<(), c_int>,

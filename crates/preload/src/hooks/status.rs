@@ -1,4 +1,4 @@
-//! Attributes of files and file systems.
+//! Hooks that return attributes of files and file systems.
 
 use super::{by_path, files::named_descriptor, itself, only, or_working};
 use crate::descriptors::{self, Open};
@@ -10,9 +10,11 @@ use std::sync::atomic::Ordering;
 use towline_wire::request::open_flag;
 use towline_wire::{Attr, StatFs, Timestamp};
 
-/// What `statfs` says the file system is: CIFS. Programs know that as remote: to watch its files they look again and again, and those that
-/// walk trees (`find`, `du`, `chmod -R`) take names as they are listed. Elsewhere they sort long directories by inode, and what came with
-/// the listing is of no use. (They do not sort on NFS either; but there some lock nothing, as cargo.)
+/// The file system type that `statfs` returns: CIFS. Programs know it as remote. They poll its files
+/// instead of watching them, and those that walk trees (`find`, `du`, `chmod -R`) take names in the order
+/// of the listing. On other file systems they sort long directories by inode, and what came with the
+/// listing is of no use. (They do not sort on NFS either, but some programs, such as cargo, take no locks
+/// there.)
 const KIND: i64 = 0xff53_4d42;
 
 /// Flags that `fstatat` and `statx` know.
@@ -24,21 +26,21 @@ const STAT_FLAGS: c_int = libc::AT_SYMLINK_NOFOLLOW
 
 fn device(mount: usize, attr: &Attr) -> u64 {
     let device = start::mounts().get(mount).map_or(0, |target| target.mount.device);
-    // The minor numbers of mounts take less than a byte.
+    // The minor numbers of mounts fit into a byte.
     let file_system = u32::from(attr.file_system()) << 8;
     libc::makedev(libc::major(device), libc::minor(device) | file_system)
 }
 
-/// How much programs had better read and write of a file at once (`st_blksize`): each call may be a round trip. Python
-/// takes all of it, stdio at most 8 KiB, which is twice what it takes of local files.
+/// Returns how many bytes of a file programs should read or write at once (`st_blksize`), as each call may
+/// be a round trip. Python uses all of it, stdio at most 8 KiB, twice what it uses for local files.
 fn preferred_bytes(attr: &Attr) -> u32 {
     const FILE_BYTES: u32 = 64 * 1024;
     if attr.is_file() { attr.block_bytes.max(FILE_BYTES) } else { attr.block_bytes }
 }
 
-/// Attributes as `stat` wants them.
+/// Fills in attributes as `stat` returns them.
 fn fill(attr: &Attr, mount: usize, to: *mut stat64) -> Result<c_int, i32> {
-    // SAFETY: null or a structure that the program lends; all zero is valid.
+    // SAFETY: the program passes null or a structure.
     let Some(to) = (unsafe { to.as_mut() }) else { return Err(libc::EFAULT) };
     // SAFETY: all zero is a valid `stat`.
     *to = unsafe { std::mem::zeroed() };
@@ -63,32 +65,32 @@ fn stat_open(open: Open, to: *mut stat64) -> c_int {
 }
 
 pub(crate) unsafe fn stat(path: *const c_char, to: *mut stat64) -> c_int {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe { fstatat(libc::AT_FDCWD, path, to, 0) }
 }
 
 pub(crate) unsafe fn lstat(path: *const c_char, to: *mut stat64) -> c_int {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe { fstatat(libc::AT_FDCWD, path, to, libc::AT_SYMLINK_NOFOLLOW) }
 }
 
 pub(crate) unsafe fn fstat(fd: c_int, to: *mut stat64) -> c_int {
     match descriptors::find(fd) {
-        // SAFETY: as the program says.
+        // SAFETY: the program passes valid arguments.
         None => unsafe { real::fstat(fd, to) },
         Some(open) => stat_open(open, to),
     }
 }
 
-/// The open remote file that a call names, by its descriptor alone or by a name of that.
+/// Returns the open remote file that a call names by its descriptor alone, or by a name of the descriptor.
 unsafe fn open_itself(at: c_int, path: *const c_char, flags: c_int) -> Option<Open> {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     if let Some(open) = unsafe { itself(at, path, flags) } {
         return Some(open);
     }
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     if flags & libc::AT_SYMLINK_NOFOLLOW == 0 && start::state().is_some() {
-        // SAFETY: as the program says.
+        // SAFETY: the program passes valid arguments.
         return unsafe { named_descriptor(path) };
     }
     None
@@ -100,12 +102,12 @@ pub(crate) unsafe fn fstatat(
     to: *mut stat64,
     flags: c_int,
 ) -> c_int {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe { fstatat_by(at, path, to, flags, |at, path| real::fstatat(at, path, to, flags)) }
 }
 
-/// With the form of the function that answers for local files. It has to be the one that was called:
-/// another library that takes these functions over may answer one form by another.
+/// `fstatat`, with the function for local files as `local`. This must be the function that was called:
+/// another library that takes these functions over may answer one form with another.
 unsafe fn fstatat_by(
     at: c_int,
     path: *const c_char,
@@ -113,7 +115,7 @@ unsafe fn fstatat_by(
     flags: c_int,
     local: impl Fn(c_int, *const c_char) -> c_int,
 ) -> c_int {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe {
         let path = or_working(at, path, flags);
         if let Some(open) = open_itself(at, path, flags) {
@@ -129,7 +131,7 @@ unsafe fn fstatat_by(
 }
 
 pub(crate) unsafe fn xstat(version: c_int, path: *const c_char, to: *mut stat64) -> c_int {
-    // SAFETY: as the program says; a path that leads elsewhere is absolute.
+    // SAFETY: the program passes valid arguments; a path other than the program's is absolute.
     unsafe {
         let local = |_, path| real::__xstat(version, path, to);
         fstatat_by(libc::AT_FDCWD, path, to, 0, local)
@@ -137,7 +139,7 @@ pub(crate) unsafe fn xstat(version: c_int, path: *const c_char, to: *mut stat64)
 }
 
 pub(crate) unsafe fn lxstat(version: c_int, path: *const c_char, to: *mut stat64) -> c_int {
-    // SAFETY: as the program says; a path that leads elsewhere is absolute.
+    // SAFETY: the program passes valid arguments; a path other than the program's is absolute.
     unsafe {
         let local = |_, path| real::__lxstat(version, path, to);
         fstatat_by(libc::AT_FDCWD, path, to, libc::AT_SYMLINK_NOFOLLOW, local)
@@ -146,7 +148,7 @@ pub(crate) unsafe fn lxstat(version: c_int, path: *const c_char, to: *mut stat64
 
 pub(crate) unsafe fn fxstat(version: c_int, fd: c_int, to: *mut stat64) -> c_int {
     match descriptors::find(fd) {
-        // SAFETY: as the program says.
+        // SAFETY: the program passes valid arguments.
         None => unsafe { real::__fxstat(version, fd, to) },
         Some(open) => stat_open(open, to),
     }
@@ -159,7 +161,7 @@ pub(crate) unsafe fn fxstatat(
     to: *mut stat64,
     flags: c_int,
 ) -> c_int {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe {
         let local = |at, path| real::__fxstatat(version, at, path, to, flags);
         fstatat_by(at, path, to, flags, local)
@@ -167,7 +169,7 @@ pub(crate) unsafe fn fxstatat(
 }
 
 fn fill_statx(attr: &Attr, mount: usize, to: *mut libc::statx) -> Result<c_int, i32> {
-    // SAFETY: null or a structure that the program lends.
+    // SAFETY: the program passes null or a structure.
     let Some(to) = (unsafe { to.as_mut() }) else { return Err(libc::EFAULT) };
     // SAFETY: all zero is a valid `statx`.
     *to = unsafe { std::mem::zeroed() };
@@ -205,7 +207,7 @@ pub(crate) unsafe fn statx(
     mask: c_uint,
     to: *mut libc::statx,
 ) -> c_int {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe {
         let path = or_working(at, path, flags);
         if let Some(open) = open_itself(at, path, flags) {
@@ -227,21 +229,21 @@ pub(crate) unsafe fn statx(
 }
 
 pub(crate) unsafe fn access(path: *const c_char, mode: c_int) -> c_int {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe { faccessat(libc::AT_FDCWD, path, mode, 0) }
 }
 
 pub(crate) unsafe fn euidaccess(path: *const c_char, mode: c_int) -> c_int {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe { faccessat(libc::AT_FDCWD, path, mode, libc::AT_EACCESS) }
 }
 
 pub(crate) unsafe fn faccessat(at: c_int, path: *const c_char, mode: c_int, flags: c_int) -> c_int {
     const KNOWN: c_int = libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH | libc::AT_EACCESS;
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe {
         if flags & !KNOWN != 0 {
-            // It is refused, whatever is named.
+            // Unknown flags are refused for any path.
             return real::faccessat(at, path, mode, flags);
         }
         let path = or_working(at, path, flags);
@@ -260,7 +262,7 @@ pub(crate) unsafe fn faccessat(at: c_int, path: *const c_char, mode: c_int, flag
 }
 
 fn fill_statfs(from: &StatFs, to: *mut statfs64) -> Result<c_int, i32> {
-    // SAFETY: null or a structure that the program lends.
+    // SAFETY: the program passes null or a structure.
     let Some(to) = (unsafe { to.as_mut() }) else { return Err(libc::EFAULT) };
     // SAFETY: all zero is a valid `statfs`.
     *to = unsafe { std::mem::zeroed() };
@@ -276,7 +278,7 @@ fn fill_statfs(from: &StatFs, to: *mut statfs64) -> Result<c_int, i32> {
 }
 
 fn fill_statvfs(from: &StatFs, to: *mut statvfs64) -> Result<c_int, i32> {
-    // SAFETY: null or a structure that the program lends.
+    // SAFETY: the program passes null or a structure.
     let Some(to) = (unsafe { to.as_mut() }) else { return Err(libc::EFAULT) };
     // SAFETY: all zero is a valid `statvfs`.
     *to = unsafe { std::mem::zeroed() };
@@ -291,28 +293,28 @@ fn fill_statvfs(from: &StatFs, to: *mut statvfs64) -> Result<c_int, i32> {
     Ok(0)
 }
 
-/// The file system of a path.
+/// Returns the size and free space of the file system of a path.
 fn space(at: &crate::place::At) -> Result<StatFs, i32> {
     at.with(|base, path| base.open(path, open_flag::PATH, 0)?.stat_fs())
 }
 
 pub(crate) unsafe fn statfs(path: *const c_char, to: *mut statfs64) -> c_int {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     let local = |_, path| unsafe { real::statfs(path, to) };
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe { by_path(libc::AT_FDCWD, path, true, local, |at| fill_statfs(&space(at)?, to)) }
 }
 
 pub(crate) unsafe fn statvfs(path: *const c_char, to: *mut statvfs64) -> c_int {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     let local = |_, path| unsafe { real::statvfs(path, to) };
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe { by_path(libc::AT_FDCWD, path, true, local, |at| fill_statvfs(&space(at)?, to)) }
 }
 
 pub(crate) unsafe fn fstatfs(fd: c_int, to: *mut statfs64) -> c_int {
     match descriptors::find(fd) {
-        // SAFETY: as the program says.
+        // SAFETY: the program passes valid arguments.
         None => unsafe { real::fstatfs(fd, to) },
         Some(open) => ours(|| fill_statfs(&remote::with(open, towline_client::File::stat_fs)?, to)),
     }
@@ -320,7 +322,7 @@ pub(crate) unsafe fn fstatfs(fd: c_int, to: *mut statfs64) -> c_int {
 
 pub(crate) unsafe fn fstatvfs(fd: c_int, to: *mut statvfs64) -> c_int {
     match descriptors::find(fd) {
-        // SAFETY: as the program says.
+        // SAFETY: the program passes valid arguments.
         None => unsafe { real::fstatvfs(fd, to) },
         Some(open) => {
             ours(|| fill_statvfs(&remote::with(open, towline_client::File::stat_fs)?, to))
@@ -331,19 +333,19 @@ pub(crate) unsafe fn fstatvfs(fd: c_int, to: *mut statvfs64) -> c_int {
 pub(crate) unsafe fn pathconf(path: *const c_char, name: c_int) -> c_long {
     // The limits are those of any Linux file system.
     let like = c"/".as_ptr();
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     let local = |_, path| unsafe { real::pathconf(path, name) };
     let remote = |at: &crate::place::At| {
         at.with(|base, path| base.stat_path(path, true))?;
         // SAFETY: a constant path.
         Ok(unsafe { real::pathconf(like, name) })
     };
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe { by_path(libc::AT_FDCWD, path, true, local, remote) }
 }
 
 pub(crate) unsafe fn fpathconf(fd: c_int, name: c_int) -> c_long {
-    // SAFETY: as the program says, or with a constant path.
+    // SAFETY: the program passes valid arguments; the other path is a constant.
     unsafe {
         match descriptors::find(fd) {
             Some(_) => real::pathconf(c"/".as_ptr(), name),
@@ -352,9 +354,9 @@ pub(crate) unsafe fn fpathconf(fd: c_int, name: c_int) -> c_long {
     }
 }
 
-/// libc's own looks at the file by itself.
+/// Done here because libc's own looks at the file internally.
 pub(crate) unsafe fn ftok(path: *const c_char, project: c_int) -> c_int {
-    // SAFETY: all zero is a valid `stat`; the rest as the program says.
+    // SAFETY: all zero is a valid `stat`; the program passes valid arguments.
     unsafe {
         let mut status: libc::stat64 = std::mem::zeroed();
         if stat(path, &raw mut status) != 0 {

@@ -1,4 +1,4 @@
-//! Opening of stdio streams; what they do afterwards goes through `stdio.rs`.
+//! Hooks that open stdio streams; what the streams do afterwards goes through `stdio.rs`.
 
 use super::files;
 use crate::descriptors;
@@ -8,12 +8,12 @@ use crate::{own, place};
 use libc::{FILE, c_char, c_int};
 use std::ffi::CStr;
 
-/// The flags of `open` that a mode of `fopen` means.
+/// Returns the flags of `open` for a mode of `fopen`.
 unsafe fn flags_of(mode: *const c_char) -> Option<c_int> {
     if mode.is_null() {
         return None;
     }
-    // SAFETY: not null, so a C string as the program says.
+    // SAFETY: the mode is not null, so the program passes a C string.
     let mode = unsafe { CStr::from_ptr(mode) }.to_bytes();
     let mode = mode.split(|b| *b == b',').next().unwrap_or_default();
     let both = mode.contains(&b'+');
@@ -33,31 +33,31 @@ unsafe fn flags_of(mode: *const c_char) -> Option<c_int> {
     Some(flags)
 }
 
-/// True when a path is ours to open.
+/// Returns true if the path is remote, or the name of a remote descriptor.
 unsafe fn is_ours(path: *const c_char) -> bool {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe { place::find(libc::AT_FDCWD, path).is_some() || names_ours(path) }
 }
 
-/// The same, also by way of links from local folders.
+/// [`is_ours`], also through links from local folders.
 unsafe fn leads_to_ours(path: *const c_char) -> bool {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe { super::leads_to_us(libc::AT_FDCWD, path, true) || names_ours(path) }
 }
 
-/// True for the name of a remote descriptor.
+/// Returns true for the name of a remote descriptor.
 unsafe fn names_ours(path: *const c_char) -> bool {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     crate::start::state().is_some() && unsafe { files::named_descriptor(path) }.is_some()
 }
 
 pub(crate) unsafe fn fopen(path: *const c_char, mode: *const c_char) -> *mut FILE {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe {
         if !is_ours(path) {
             let errno = crate::guard::errno();
             let stream = real::fopen(path, mode);
-            // A symbolic link may lead to us.
+            // A symbolic link may lead into an export.
             if !stream.is_null() || crate::guard::errno() != libc::ENOENT {
                 return stream;
             }
@@ -74,7 +74,7 @@ pub(crate) unsafe fn fopen(path: *const c_char, mode: *const c_char) -> *mut FIL
 }
 
 unsafe fn open_stream(path: *const c_char, mode: *const c_char, flags: c_int) -> *mut FILE {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe {
         let fd = files::openat(libc::AT_FDCWD, path, flags, 0o666);
         if fd < 0 {
@@ -88,12 +88,13 @@ unsafe fn open_stream(path: *const c_char, mode: *const c_char, flags: c_int) ->
     }
 }
 
-/// libc's `fdopen`. For a stream that appends libc looks whether the descriptor does, else it makes it so, and goes to the end of
-/// the file: it finds what `appends` says. A placeholder does not keep that, as the next file may get it (`pool.rs`).
+/// Calls libc's `fdopen`. For a stream that appends, libc checks whether the descriptor has `O_APPEND`; if
+/// not, it sets the flag and seeks to the end of the file. So it finds the flag as `appends` says. The
+/// placeholder does not keep the flag, as the next file may get the placeholder (`pool.rs`).
 unsafe fn stream_on(fd: c_int, mode: *const c_char, flags: c_int, appends: bool) -> *mut FILE {
     let set = |appends: bool| {
         let flags = if appends { libc::O_APPEND as usize } else { 0 };
-        // SAFETY: a plain call.
+        // SAFETY: the call takes no addresses.
         unsafe {
             system_call(libc::SYS_fcntl, [fd as usize, libc::F_SETFL as usize, flags, 0, 0, 0])
         };
@@ -102,7 +103,7 @@ unsafe fn stream_on(fd: c_int, mode: *const c_char, flags: c_int, appends: bool)
     if is_for_end {
         set(appends);
     }
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     let stream = unsafe { real::fdopen(fd, mode) };
     if is_for_end && descriptors::find(fd).is_some() {
         set(false);
@@ -111,9 +112,9 @@ unsafe fn stream_on(fd: c_int, mode: *const c_char, flags: c_int, appends: bool)
 }
 
 pub(crate) unsafe fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe {
-        // libc asks the kernel how the file is open, and the placeholder allows neither.
+        // libc asks the kernel for the access mode, and the placeholder allows neither reading nor writing.
         if let (Some(open), Some(flags)) = (descriptors::find(fd), flags_of(mode)) {
             let has = open.entry.flags.load(std::sync::atomic::Ordering::Relaxed) as c_int;
             let (has, wants) = (has & libc::O_ACCMODE, flags & libc::O_ACCMODE);
@@ -133,9 +134,9 @@ pub(crate) unsafe fn freopen(
     mode: *const c_char,
     stream: *mut FILE,
 ) -> *mut FILE {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe {
-        // Without a path the same file is opened anew, in another mode.
+        // Without a path, the same file is opened again in another mode.
         let again = descriptors::find(libc::fileno(stream)).filter(|_| path.is_null());
         let name = again.map(|_| format!("/proc/self/fd/{}\0", libc::fileno(stream)));
         let path = name.as_ref().map_or(path, |name| name.as_ptr().cast());
@@ -145,7 +146,7 @@ pub(crate) unsafe fn freopen(
             let remote = descriptors::find(before).is_some();
             let _held = own::hold(before);
             let result = real::freopen(path, mode, stream);
-            // libc closed and duplicated by itself, and closes where it fails, too.
+            // libc has closed and duplicated descriptors internally, and closes this one even if it fails.
             if remote {
                 descriptors::forget(before);
             }
@@ -159,7 +160,7 @@ pub(crate) unsafe fn freopen(
             libc::fclose(stream);
             return std::ptr::null_mut();
         }
-        // Something local takes the stream's place, and the file then takes that place.
+        // The stream is opened on something local, whose place the file then takes.
         let old = libc::fileno(stream);
         let letters = CStr::from_ptr(mode).to_bytes_with_nul().iter();
         let plain: Vec<u8> = letters.copied().filter(|letter| *letter != b'x').collect();
@@ -178,9 +179,9 @@ pub(crate) unsafe fn freopen(
     }
 }
 
-/// libc's own opens the file by itself; what reads it takes any stream.
+/// Done here because libc's own opens the file internally. The functions that read it take any stream.
 pub(crate) unsafe fn setmntent(path: *const c_char, mode: *const c_char) -> *mut FILE {
-    // SAFETY: as the program says; the text is ours and ends with a zero byte.
+    // SAFETY: the program passes valid arguments; the text ends with a zero byte.
     unsafe {
         if mode.is_null() || !leads_to_ours(path) {
             return real::setmntent(path, mode);

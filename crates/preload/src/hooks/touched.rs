@@ -1,4 +1,4 @@
-//! Mappings whose pages are read when they are touched (`demand.rs`): private ones are memory of this
+//! Mappings whose pages are read when they are touched (`demand.rs`). Private ones are memory of this
 //! process, shared ones the memory of all processes of the run (`shared.rs`).
 
 use super::maps::{MAPS, Map, page_bytes, plain, unmap};
@@ -9,11 +9,11 @@ use crate::guard::checked;
 use libc::{c_int, c_void};
 use std::sync::Arc;
 
-/// Shorter mappings are read when they are made: a touch costs two wake-ups and a round trip. When all of
-/// one of this length is touched, that takes twice as long as reading it when it is made.
+/// Shorter mappings are read when they are made: a touch costs two wake-ups and a round trip. Touching all
+/// pages of a mapping of this length takes twice as long as reading it when it is made.
 const LENGTH_MIN: usize = 256 << 10;
 
-/// True where a mapping may be left unread.
+/// Returns true if the pages of a mapping may be read when they are touched.
 pub(super) fn is_wanted(length: usize, flags: c_int) -> bool {
     length >= LENGTH_MIN && flags & libc::MAP_LOCKED == 0 && demand::may_be()
 }
@@ -22,7 +22,7 @@ pub(super) fn whole_pages(bytes: usize) -> usize {
     bytes.div_ceil(page_bytes()) * page_bytes()
 }
 
-/// What a mapping is to be.
+/// The parameters of a new mapping.
 pub(super) struct Wish<'a> {
     pub(super) at: *mut c_void,
     /// In whole pages.
@@ -34,16 +34,16 @@ pub(super) struct Wish<'a> {
     pub(super) shared: Option<&'a Shared>,
 }
 
-/// Maps it.
+/// Maps a file whose pages are read when they are touched.
 ///
 /// # Errors
-/// When that cannot be; nothing is mapped then.
+/// If that is not possible; nothing is mapped then.
 pub(super) fn map(wish: &Wish<'_>) -> Result<*mut c_void, i32> {
     let Wish { at, length, protection, flags, file, offset, shared } = *wish;
-    // Nobody can touch it before it is registered. What is not written to takes no memory.
+    // Nothing can touch the mapping before it is registered. Pages that are not written to take no memory.
     let flags = flags | libc::MAP_NORESERVE;
     let mapped = match shared {
-        // SAFETY: as the program says.
+        // SAFETY: the program passes valid arguments.
         None => unsafe { plain(at, length, libc::PROT_NONE, flags | libc::MAP_ANONYMOUS, -1, 0) },
         Some(shared) => shared.place(at, length, libc::PROT_NONE, flags, offset),
     };
@@ -61,11 +61,11 @@ pub(super) fn map(wish: &Wish<'_>) -> Result<*mut c_void, i32> {
 }
 
 fn protect(at: usize, length: usize, protection: c_int) -> Result<(), i32> {
-    // SAFETY: memory that the program got from us.
+    // SAFETY: the library has made this mapping for the program.
     unsafe { checked(libc::SYS_mprotect, [at, length, protection as usize, 0, 0, 0]) }.map(drop)
 }
 
-/// Makes two of each mapping that goes on at this address.
+/// Splits the mapping that spans this address.
 fn split(maps: &mut Vec<Map>, at: usize) {
     let goes_on = |map: &Map| map.at < at && at < map.at + map.length;
     if let Some(map) = maps.iter_mut().find(|map| goes_on(map)) {
@@ -84,13 +84,13 @@ fn split(maps: &mut Vec<Map>, at: usize) {
     }
 }
 
-/// Cuts mappings so that each is inside of these addresses, or outside.
+/// Cuts mappings so that each lies inside these addresses, or outside.
 pub(super) fn cut(maps: &mut Vec<Map>, from: usize, to: usize) {
     split(maps, from);
     split(maps, whole_pages(to));
 }
 
-/// `mremap` of such a mapping.
+/// Resizes or moves a mapping with `remap`, for `mremap`.
 pub(super) fn resize(
     maps: &mut Vec<Map>,
     (from, old): (usize, usize),
@@ -98,7 +98,8 @@ pub(super) fn resize(
     remap: impl FnOnce() -> Result<usize, i32>,
 ) -> Result<usize, i32> {
     let (old, new) = (whole_pages(old), whole_pages(new));
-    // A second mapping of the same memory would have to be registered, too.
+    // Without an old length, `mremap` makes a second mapping of the memory, which would have to be
+    // registered, too.
     if old == 0 || new == 0 {
         return Err(libc::EINVAL);
     }
@@ -113,9 +114,8 @@ pub(super) fn resize(
     Ok(now)
 }
 
-/// The file has changed from one offset to another, or has no such bytes any more, or has them now: the
-/// pager is asked when they are touched next. Of a private mapping only pages that begin there are
-/// forgotten.
+/// Drops pages after the file has changed, grown or been cut between two offsets: the pager is asked when
+/// they are touched next. Of a private mapping, only pages that begin there are dropped.
 pub(super) fn forget(map: &Map, from: i64, to: i64) {
     let within =
         |offset: i64| offset.saturating_sub(map.offset).clamp(0, map.length as i64) as usize;
@@ -126,14 +126,14 @@ pub(super) fn forget(map: &Map, from: i64, to: i64) {
     let end = whole_pages(within(to));
     if start < end {
         let advice = [map.at + start, end - start, libc::MADV_DONTNEED as usize, 0, 0, 0];
-        // SAFETY: memory of ours; the pages are read again when they are touched. What fails leaves
-        // what is there.
+        // SAFETY: the mapping is the library's, and its pages are read again when they are touched. On
+        // failure they stay as they are.
         let _ = unsafe { checked(libc::SYS_madvise, advice) };
     }
 }
 
-/// Before a fork: children have private memory of these mappings, too. Where that cannot be, a touch
-/// ends them by `SIGSEGV`; they would see zeros otherwise.
+/// Lets children inherit the private memory of these mappings, before a fork. Where that fails, a touch
+/// kills them with `SIGSEGV`; otherwise they would see zeros.
 pub(crate) fn before_fork() {
     let Ok(maps) = MAPS.try_lock() else { return };
     let mut maps = maps.iter().filter(|map| map.is_touched).peekable();
@@ -145,7 +145,7 @@ pub(crate) fn before_fork() {
     }
 }
 
-/// After it, in the parent.
+/// Ends what [`before_fork`] has begun, in the parent.
 pub(crate) fn after_fork() {
     if let Ok(maps) = MAPS.try_lock() {
         set_inherited(maps.iter().filter(|map| map.is_touched), false);
@@ -153,14 +153,14 @@ pub(crate) fn after_fork() {
 }
 
 fn set_inherited<'a>(maps: impl Iterator<Item = &'a Map>, are: bool) {
-    // Shared ones never are: a child that touched one before `in_child` would plant zeros in the
-    // memory of all.
+    // Shared mappings are never inherited: a child that touched one before `in_child` would put zeros into
+    // the memory of all processes.
     for map in maps.filter(|map| map.shared.is_none()) {
         let _ = demand::inherit(map.at, map.length, are);
     }
 }
 
-/// After it, in the child, which has no connections yet.
+/// Takes the mappings over, in the child, which has no connections yet.
 pub(crate) fn in_child() {
     demand::disown();
     let Ok(mut maps) = MAPS.try_lock() else { return };
@@ -184,7 +184,7 @@ pub(crate) fn in_child() {
     });
 }
 
-/// Maps a shared one again.
+/// Maps a shared mapping again.
 fn share(map: &mut Map, opened: &mut Vec<Arc<Shared>>) -> Result<(), i32> {
     let known = opened.iter().find(|shared| shared.is_of(map.mount, map.inode)).cloned();
     let shared = match known {
@@ -195,7 +195,7 @@ fn share(map: &mut Map, opened: &mut Vec<Arc<Shared>>) -> Result<(), i32> {
             shared
         }
     };
-    // Those of its parent are closed.
+    // The parent's descriptors are closed already: dropping the old value would close others.
     std::mem::forget(map.shared.replace(shared.clone()));
     let flags = libc::MAP_SHARED | libc::MAP_FIXED_NOREPLACE | libc::MAP_NORESERVE;
     let (at, length) = (map.at as *mut c_void, map.length);

@@ -1,4 +1,5 @@
-//! Functions of libc that walk directories inside: done again over our own hooks.
+//! Functions of libc that read directories internally: `scandir` is done again on top of the hooks, and
+//! `glob` gets the hooks to read directories with.
 
 use super::directories::{closedir, fdopendir, opendir, readdir};
 use super::{files, leads_to_us};
@@ -18,7 +19,7 @@ pub(crate) unsafe fn scandir(
     filter: Option<Filter>,
     compare: Option<Compare>,
 ) -> c_int {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe {
         if !leads_to_us(libc::AT_FDCWD, path, true) {
             return real::scandir(path, to, filter, compare);
@@ -34,7 +35,7 @@ pub(crate) unsafe fn scandirat(
     filter: Option<Filter>,
     compare: Option<Compare>,
 ) -> c_int {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe {
         if !leads_to_us(at, path, true) {
             return real::scandirat(at, path, to, filter, compare);
@@ -49,7 +50,7 @@ pub(crate) unsafe fn scandirat(
             files::close(fd);
             return -1;
         }
-        // The list and its entries are the program's to free: its allocator.
+        // The program frees the list and its entries, so they come from its allocator.
         let (mut list, mut count, mut room) =
             (std::ptr::null_mut::<*mut dirent64>(), 0usize, 0usize);
         let failed = loop {
@@ -89,7 +90,7 @@ pub(crate) unsafe fn scandirat(
             && count > 1
         {
             type Plain = unsafe extern "C" fn(*const c_void, *const c_void) -> c_int;
-            // SAFETY: both take two addresses of list places.
+            // SAFETY: both types take the addresses of two elements of the list.
             let compare = std::mem::transmute::<Compare, Plain>(compare);
             libc::qsort(list.cast(), count, size_of::<*mut dirent64>(), Some(compare));
         }
@@ -99,21 +100,21 @@ pub(crate) unsafe fn scandirat(
 }
 
 unsafe extern "C" fn close_stream(stream: *mut c_void) {
-    // SAFETY: `glob` gives back what it got from `open_stream`.
+    // SAFETY: `glob` passes a stream that it got from `open_stream`.
     unsafe { closedir(stream.cast()) };
 }
 
 unsafe extern "C" fn next_entry(stream: *mut c_void) -> *mut c_void {
-    // SAFETY: as above.
+    // SAFETY: `glob` passes a stream that it got from `open_stream`.
     unsafe { readdir(stream.cast()).cast() }
 }
 
 unsafe extern "C" fn open_stream(path: *const c_char) -> *mut c_void {
-    // SAFETY: `glob` gives a path.
+    // SAFETY: `glob` passes a path.
     unsafe { opendir(path).cast() }
 }
 
-/// The functions that `GLOB_ALTDIRFUNC` names, in their order at the end of `glob64_t`.
+/// The layout of `glob64_t`, with the functions that `GLOB_ALTDIRFUNC` makes it call.
 #[repr(C)]
 struct Functions {
     count: usize,
@@ -136,9 +137,9 @@ pub(crate) unsafe fn glob(
     to: *mut libc::glob64_t,
 ) -> c_int {
     const _: () = assert!(size_of::<Functions>() == size_of::<libc::glob64_t>());
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe {
-        // Which of the names that a pattern stands for are remote shows when they are looked at.
+        // Whether a pattern matches remote names shows only while it is expanded.
         if flags & GLOB_ALTDIRFUNC != 0 || start::mounts().is_empty() {
             return real::glob(pattern, flags, error, to);
         }
@@ -155,11 +156,11 @@ pub(crate) unsafe fn glob(
 }
 
 unsafe extern "C" fn glob_lstat(path: *const c_char, to: *mut libc::stat64) -> c_int {
-    // SAFETY: `glob` gives a path and a place.
+    // SAFETY: `glob` passes a path and a place for the result.
     unsafe { super::status::lstat(path, to) }
 }
 
 unsafe extern "C" fn glob_stat(path: *const c_char, to: *mut libc::stat64) -> c_int {
-    // SAFETY: `glob` gives a path and a place.
+    // SAFETY: `glob` passes a path and a place for the result.
     unsafe { super::status::stat(path, to) }
 }

@@ -1,4 +1,4 @@
-//! `ftw` and `nftw` over remote trees: libc's open directories by themselves.
+//! `ftw` and `nftw` for remote trees, as libc's own open directories internally.
 
 use super::directories::{chdir, closedir, opendir, readdir};
 use super::leads_to_us;
@@ -9,9 +9,10 @@ use libc::{c_char, c_int, c_void, stat64};
 use std::collections::BTreeSet;
 use std::ffi::{CStr, CString};
 
-/// What a walk calls for each name: with three arguments (`ftw`) or four (`nftw`).
+/// The program's function, called for each name: with three arguments (`ftw`) or four (`nftw`).
 type Visit = unsafe extern "C" fn(*const c_char, *const stat64, c_int, *mut Position) -> c_int;
 
+/// `struct FTW`.
 #[repr(C)]
 pub(crate) struct Position {
     base: c_int,
@@ -38,15 +39,15 @@ const SKIP_SIBLINGS: c_int = 3;
 struct Walk {
     visit: Visit,
     flags: c_int,
-    /// `ftw`: links that lead nowhere have no status.
+    /// For `ftw`, which reports links that lead nowhere as names without status.
     is_old: bool,
     device: u64,
-    /// Directories that were visited: where links are followed each is visited once.
+    /// Directories visited so far: if links are followed, each is visited once.
     visited: BTreeSet<(u64, u64)>,
 }
 
 impl Walk {
-    /// Visits a name and what is below; other than zero ends the walk.
+    /// Visits a name and everything below it. A result other than zero ends the walk.
     fn visit(&mut self, path: &CString, base: usize, level: c_int) -> c_int {
         let result = self.visit_one(path, base, level);
         if self.flags & ACTIONS != 0 && result == SKIP_SUBTREE { 0 } else { result }
@@ -57,9 +58,9 @@ impl Walk {
         let mut status: stat64 = unsafe { std::mem::zeroed() };
         let mut position = Position { base: base as c_int, level };
         let physical = self.flags & PHYSICAL != 0;
-        // With FTW_CHDIR the working directory is the one that holds the name.
+        // With `FTW_CHDIR`, the working directory is the one that holds the name.
         let name = if self.flags & CHANGE_DIRECTORY != 0 { base } else { 0 };
-        // SAFETY: within the string, whose end stays; the structure is ours.
+        // SAFETY: the name is the end of the string; the structure is a local one.
         let (name, found) = unsafe {
             let name = path.as_ptr().add(name);
             (
@@ -76,7 +77,7 @@ impl Walk {
         } else if !matches!(errno(), libc::EACCES | libc::ENOENT) {
             return -1;
         } else {
-            // SAFETY: as above.
+            // SAFETY: the name is a string; the structure is a local one.
             let is_name = !physical && unsafe { lstat(name, &raw mut status) } == 0;
             let is_link = is_name && status.st_mode & libc::S_IFMT == libc::S_IFLNK;
             if is_link && !self.is_old { DANGLING } else { NO_STATUS }
@@ -85,7 +86,7 @@ impl Walk {
             return 0;
         }
         if kind != DIRECTORY {
-            // SAFETY: the program's function; path, status and position outlive the call.
+            // SAFETY: the program passes the function; path, status and position outlive the call.
             return unsafe {
                 (self.visit)(path.as_ptr(), &raw const status, kind, &raw mut position)
             };
@@ -104,40 +105,40 @@ impl Walk {
         status: &stat64,
         position: &mut Position,
     ) -> c_int {
-        // SAFETY: a string.
+        // SAFETY: the name is a string.
         let stream = unsafe { opendir(name) };
         if stream.is_null() {
             if errno() != libc::EACCES {
                 return -1;
             }
-            // SAFETY: the program's function.
+            // SAFETY: the program passes the function; its arguments outlive the call.
             return unsafe { (self.visit)(path.as_ptr(), status, UNREADABLE, position) };
         }
         let mut result = 0;
         if self.flags & DEPTH_FIRST == 0 {
-            // SAFETY: the program's function.
+            // SAFETY: the program passes the function; its arguments outlive the call.
             result = unsafe { (self.visit)(path.as_ptr(), status, DIRECTORY, position) };
         }
         let mut names: Vec<CString> = Vec::new();
         loop {
-            // SAFETY: a stream of ours, whose entries have a name that ends with a zero byte.
+            // SAFETY: `opendir` has returned the stream.
             let entry = unsafe { readdir(stream) };
             if entry.is_null() || result != 0 {
                 break;
             }
-            // SAFETY: as above.
+            // SAFETY: the entry is valid until the next read, and its name ends with a zero byte.
             let entry = unsafe { CStr::from_ptr((*entry).d_name.as_ptr()) };
             if !matches!(entry.to_bytes(), b"." | b"..") {
                 names.push(entry.to_owned());
             }
         }
-        // SAFETY: a stream of ours.
+        // SAFETY: `opendir` has returned the stream, and nothing uses it any more.
         unsafe { closedir(stream) };
         if result != 0 {
             return result;
         }
         let changes = self.flags & CHANGE_DIRECTORY != 0;
-        // SAFETY: strings.
+        // SAFETY: the name is a string.
         if changes && unsafe { chdir(name) } != 0 {
             return -1;
         }
@@ -159,7 +160,7 @@ impl Walk {
             return -1;
         }
         if self.flags & DEPTH_FIRST != 0 && result == 0 {
-            // SAFETY: the program's function.
+            // SAFETY: the program passes the function; its arguments outlive the call.
             result = unsafe { (self.visit)(path.as_ptr(), status, DIRECTORY_AFTER, position) };
         }
         result
@@ -167,7 +168,7 @@ impl Walk {
 }
 
 unsafe fn walk(path: *const c_char, visit: Visit, flags: c_int, is_old: bool) -> c_int {
-    // SAFETY: a string, since it was found to be remote.
+    // SAFETY: the path was found to be remote, so it is a string.
     let mut text = unsafe { CStr::from_ptr(path) }.to_bytes().to_vec();
     while text.len() > 1 && text.ends_with(b"/") {
         text.pop();
@@ -210,7 +211,7 @@ unsafe fn walk(path: *const c_char, visit: Visit, flags: c_int, is_old: bool) ->
 }
 
 pub(crate) unsafe fn ftw(path: *const c_char, visit: *const c_void, room: c_int) -> c_int {
-    // SAFETY: as the program says; a function of three arguments leaves the fourth alone.
+    // SAFETY: the program passes valid arguments; a function of three arguments ignores the fourth.
     unsafe {
         if !leads_to_us(libc::AT_FDCWD, path, true) {
             return real::ftw(path, visit, room);
@@ -225,7 +226,7 @@ pub(crate) unsafe fn nftw(
     room: c_int,
     flags: c_int,
 ) -> c_int {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe {
         if !leads_to_us(libc::AT_FDCWD, path, true) {
             return real::nftw(path, visit, room, flags);

@@ -1,6 +1,7 @@
-//! Watching for changes. The kernel tells nothing of remote files, so what `inotify` watches is a local *shadow* of the file, to which
-//! the keeper does what is done to the file (`cli/run/watches`). The descriptor and what is read from it are the kernel's. `fanotify`
-//! finds nothing, and nothing is named by handles.
+//! Change notification for remote files. The kernel reports nothing about them, so `inotify` watches a
+//! local *shadow* of each file, and the keeper repeats on it what happens to the file (`cli/run/watches`).
+//! The descriptor and the events read from it are the kernel's own. `fanotify_mark` finds no remote file,
+//! and `name_to_handle_at` does not support any.
 
 use super::by_path;
 use crate::place::{self, At};
@@ -12,15 +13,15 @@ use towline_instance::SHADOWS;
 use towline_instance::watches::{Ask, Opened, UNKNOWN};
 use towline_wire::request::open_flag;
 
-/// How often a shadow is looked for again that has another number when it is to be watched: its file was moved.
+/// Attempts to watch a file's shadow: a file that is moved in between gets a shadow with another number.
 const TRIES: usize = 16;
 
 pub(crate) unsafe fn inotify_add_watch(fd: c_int, path: *const c_char, mask: u32) -> c_int {
     let follow = mask & libc::IN_DONT_FOLLOW == 0;
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     let local = |_, path| unsafe { real::inotify_add_watch(fd, path, mask) };
     let remote = |at: &At| watch(fd, at, mask);
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe { by_path(libc::AT_FDCWD, path, follow, local, remote) }
 }
 
@@ -30,7 +31,7 @@ fn watch(fd: c_int, at: &At, mask: u32) -> Result<c_int, i32> {
         let watch = unsafe { real::inotify_add_watch(fd, path.as_ptr().cast(), mask) };
         if watch < 0 { Err(guard::errno()) } else { Ok(watch) }
     };
-    // What is wrong with the descriptor or the mask is told before the path is looked at.
+    // The kernel reports a wrong descriptor or mask before it looks at the path.
     match add(b"\0") {
         Err(libc::ENOENT) => {}
         other => return other,
@@ -46,7 +47,7 @@ fn watch(fd: c_int, at: &At, mask: u32) -> Result<c_int, i32> {
     Err(libc::ENOENT)
 }
 
-/// The number of a file's shadow. As for the kernel, the file has to be one that may be read.
+/// Returns the number of a file's shadow. As with the kernel, the file must be readable.
 fn shadow_of(at: &At, mask: u32) -> Result<u64, i32> {
     let flag = |bit: u32, flag: c_int| if mask & bit != 0 { flag } else { 0 };
     let flags = libc::O_PATH
@@ -68,7 +69,7 @@ fn shadow_of(at: &At, mask: u32) -> Result<u64, i32> {
     })?
 }
 
-/// Opens a file so that the keeper can watch it, and gives it to the keeper.
+/// Opens a file for the keeper to watch, and leaves the handle to the keeper.
 fn open(at: &At, file: File) -> Result<Opened, towline_client::Error> {
     let is_directory = file.attr().mode & libc::S_IFMT == libc::S_IFDIR;
     let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_NONBLOCK;
@@ -83,8 +84,9 @@ fn open(at: &At, file: File) -> Result<Opened, towline_client::Error> {
     Ok(Opened { handle, is_directory, path: place::tidy(&at.below()) })
 }
 
-/// The name of something remote, also relative to a remote working directory, whose stand-in the kernel would
-/// take. A link may lead out to what is local.
+/// Fails with `error` if the remote file exists. The kernel must not see these paths: for one relative to a
+/// remote working directory it would use the stand-in. A link that leads out of the export gives `EXDEV`,
+/// which [`by_path`] follows.
 fn refused(at: &At, follow: bool, error: c_int) -> Result<c_int, i32> {
     at.with(|base, path| base.stat_path(path, follow))?;
     Err(error)
@@ -98,10 +100,10 @@ pub(crate) unsafe fn fanotify_mark(
     path: *const c_char,
 ) -> c_int {
     let follow = flags & libc::FAN_MARK_DONT_FOLLOW == 0;
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     let local = |at, path| unsafe { real::fanotify_mark(fd, flags, mask, at, path) };
     let remote = |at: &At| refused(at, follow, libc::ENOENT);
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe { by_path(at, path, follow, local, remote) }
 }
 
@@ -113,9 +115,9 @@ pub(crate) unsafe fn name_to_handle_at(
     flags: c_int,
 ) -> c_int {
     let follow = flags & libc::AT_SYMLINK_FOLLOW != 0;
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     let local = |at, path| unsafe { real::name_to_handle_at(at, path, handle, mount, flags) };
     let remote = |at: &At| refused(at, follow, libc::EOPNOTSUPP);
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe { by_path(at, path, follow, local, remote) }
 }

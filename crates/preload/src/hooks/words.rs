@@ -1,6 +1,7 @@
-//! `wordexp`. libc looks for the matches of patterns by itself, and finds no remote ones; so what it
-//! leaves as a pattern is looked for once more. Not where something is quoted, or where the text has no
-//! pattern but a variable or a command put one in: then nobody can tell, or it was not meant as one.
+//! `wordexp`. libc expands patterns internally and finds no remote names, so the patterns that it leaves
+//! are expanded once more. This is not done if something is quoted, as it is unclear then what was meant as
+//! a pattern, nor if the text has no pattern but a variable or a command put one in, as it was not meant as
+//! one.
 
 use super::{leads_to_us, trees};
 use crate::table::real;
@@ -10,7 +11,7 @@ use std::ffi::CStr;
 
 const APPEND: c_int = 1 << 1;
 const NO_SPACE: c_int = 1;
-/// Letters that begin a pattern.
+/// Characters that make a word a pattern.
 const PATTERN: &[u8] = b"*?[";
 
 /// `wordexp_t`.
@@ -22,7 +23,7 @@ pub(crate) struct Words {
 }
 
 pub(crate) unsafe fn wordexp(text: *const c_char, to: *mut Words, flags: c_int) -> c_int {
-    // SAFETY: as the program says.
+    // SAFETY: the program passes valid arguments.
     unsafe {
         if start::mounts().is_empty() || !place::is_address(text) {
             return real::wordexp(text, to, flags);
@@ -30,7 +31,7 @@ pub(crate) unsafe fn wordexp(text: *const c_char, to: *mut Words, flags: c_int) 
         let letters = CStr::from_ptr(text).to_bytes();
         let has = |any: &[u8]| letters.iter().any(|letter| any.contains(letter));
         if has(b"(`") {
-            descriptors::share(); // with commands in it
+            descriptors::share(); // it runs commands
         }
         let has_pattern = has(PATTERN) && !has(b"'\"\\`(");
         let before = if flags & APPEND != 0 { (*to).count } else { 0 };
@@ -41,9 +42,9 @@ pub(crate) unsafe fn wordexp(text: *const c_char, to: *mut Words, flags: c_int) 
     }
 }
 
-/// Puts matches in the places of patterns.
+/// Replaces patterns with their matches.
 unsafe fn expand(to: &mut Words, from: usize) -> c_int {
-    // SAFETY: `wordexp` made the list: so many empty places, words, and a null at the end, all in
+    // SAFETY: `wordexp` made the list: `offset` empty places, the words, and a null at the end, all in
     // libc's memory.
     unsafe {
         let at = |index: usize| to.words.add(to.offset + index);
@@ -70,9 +71,9 @@ unsafe fn expand(to: &mut Words, from: usize) -> c_int {
     }
 }
 
-/// What a word matches, in libc's memory; `None`: it is no remote pattern, or nothing matches.
+/// Returns the matches of a word, in libc's memory; `None` if it is no remote pattern or nothing matches.
 unsafe fn matches_of(word: *mut c_char) -> Option<Vec<*mut c_char>> {
-    // SAFETY: `wordexp` made the word.
+    // SAFETY: `wordexp` made the word, which is a string.
     unsafe {
         let letters = CStr::from_ptr(word).to_bytes();
         if !letters.iter().any(|letter| PATTERN.contains(letter)) {

@@ -1,4 +1,4 @@
-//! What was told of the names of one directory, in one listing or in parts of different age.
+//! What is known of the names of one directory, from one listing or from parts of different age.
 
 use super::order::Order;
 use super::{Asked, NAMES_MAX};
@@ -7,26 +7,28 @@ use std::time::Instant;
 use towline_client::DirEntry;
 use towline_wire::Attr;
 
-/// So many names of a long directory are asked for one by one before some 800 others are asked for together, which takes about as long.
+/// Number of names of a long directory that are asked for one by one before some 800 others are listed
+/// together, which takes about as long.
 const MISSES: usize = 64;
 
-/// What was told of the names of a directory.
+/// What is known of the names of a directory.
 pub(super) struct Listed {
-    /// When the youngest of it was asked for.
+    /// When the latest part was requested.
     pub(super) last: Asked,
-    /// All were told then.
+    /// Whether that was the whole directory.
     pub(super) complete: bool,
-    /// With when each was asked for, if after the same changes as the youngest.
+    /// Attributes and request time of each name, if requested after the same changes as the latest part.
     pub(super) names: HashMap<Vec<u8>, (Option<Attr>, Instant)>,
     pub(super) order: Order,
-    /// Uses since the last question, and looks at names in all.
+    /// Number of uses since the last request, and of looks at names in all.
     pub(super) used: u32,
     pub(super) looks: usize,
-    /// So many looks have to come before names in the midst of the directory are asked for with others.
+    /// Number of looks still due before names in the middle of the directory are requested together.
     pub(super) debt: usize,
-    /// Names that were looked for, and are not among those that were told, since a part of the directory was.
+    /// Number of lookups of unlisted names since a part was listed last.
     misses: usize,
-    /// What the directory itself was told to be meanwhile, when, and whether a link at its path was followed.
+    /// The directory's own attributes, when they were requested, and whether a link at its path was
+    /// followed.
     pub(super) own: Option<(bool, Attr, Instant)>,
 }
 
@@ -37,7 +39,7 @@ impl Listed {
         Self { last, complete: false, names, order, used, looks, debt, misses, own: None }
     }
 
-    /// Adds entries that stand behind `cookie`; `end`: there are no more.
+    /// Adds entries that follow `cookie`; `end` says that no others follow.
     pub(super) fn add(&mut self, asked: Asked, cookie: u64, entries: &[DirEntry], end: bool) {
         let is_all = cookie == 0 && end;
         self.order.add(cookie, entries.iter().map(|entry| (&entry.name[..], entry.cookie)), end);
@@ -54,18 +56,19 @@ impl Listed {
         self.names.extend(entries.iter().map(of));
     }
 
-    /// A name is not among those that were told. The cookie of a part that was not told yet, if that had better be asked for now.
+    /// Counts a lookup of an unlisted name. Returns the cookie of an unlisted part if that should be
+    /// requested now.
     pub(super) fn missed(&mut self) -> Option<u64> {
         self.misses += 1;
         self.order.rest().filter(|_| self.misses >= MISSES)
     }
 
-    /// True when some of it may be used.
+    /// Returns true if a part of it may be used.
     pub(super) fn is_valid(&self, now: Asked) -> bool {
         !self.names.is_empty() && self.last.is_valid(now)
     }
 
-    /// What is known of a name; `Some(None)`: it is not there, or cannot be looked at.
+    /// Returns what is known of a name; `Some(None)`: it does not exist, or its attributes cannot be read.
     pub(super) fn find(&self, name: &[u8], now: Asked) -> Option<Option<Attr>> {
         let valid = |when| Asked { when, ..self.last }.is_valid(now);
         match self.names.get(name) {
@@ -74,13 +77,13 @@ impl Listed {
         }
     }
 
-    /// What the directory itself was told to be, if that may be used.
+    /// Returns the directory's own attributes if they may be used.
     pub(super) fn own(&self, follow: bool, now: Asked) -> Option<Attr> {
         let (followed, attr, when) = self.own?;
         (followed == follow && Asked { when, ..self.last }.is_valid(now)).then_some(attr)
     }
 
-    /// Forgets the oldest eighth of the names, if there is no room for more, and all of the same age.
+    /// If there is no room for more, forgets the oldest eighth of the names and all of the same age.
     pub(super) fn forget_oldest(&mut self, more: usize) {
         if self.names.len() + more > NAMES_MAX {
             let mut ages = self.names.values().map(|(_, when)| *when).collect::<Vec<_>>();

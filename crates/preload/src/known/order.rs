@@ -1,37 +1,38 @@
-//! In which order a directory lists its names, so that names whose attributes are too old are asked for again from the
-//! right place on. It is a guess: who asks there for a name that was removed does not find it.
+//! The order in which a directory lists its names, so that names with outdated attributes can be requested
+//! again from the right place on. It is a guess: a request from there does not find a name that was
+//! removed.
 
 use super::hash;
 
-/// Of so many names one cookie is kept.
+/// One cookie is kept for this many names.
 const STEP: usize = 64;
 
-/// The beginning of a directory as far as it was listed, 4 bytes a name.
+/// The beginning of a directory, as far as it was listed; 4 bytes per name.
 #[derive(Default)]
 pub(super) struct Order {
     hashes: Vec<u32>,
-    /// Behind which each [`STEP`] names stand.
+    /// The cookie before each group of [`STEP`] names.
     cookies: Vec<u64>,
-    /// Behind which the listing goes on, if it does.
+    /// The cookie from which the listing continues, if it does.
     next: u64,
     has_ended: bool,
-    /// Where a name was found last: most programs look at names in their order.
+    /// Where a name was found last: most programs look at names in order.
     last: usize,
-    /// How often none is looked for, since names were looked for in vain; and the next such pause.
+    /// Number of searches still skipped after one found nothing, and the length of the last such pause.
     pause: u32,
     pauses: u32,
 }
 
 impl Order {
-    /// Names remembered in all: 4 MiB.
+    /// Maximum number of names remembered: 4 MiB.
     pub(super) const MAX: usize = 1 << 20;
 
     pub(super) fn len(&self) -> usize {
         self.hashes.len()
     }
 
-    /// Adds names, each with the cookie behind it, that stand behind `cookie`, if that is how far it goes; `end`: there are
-    /// no others behind them.
+    /// Adds names that follow `cookie`, each with the cookie behind it, if they continue the known part.
+    /// `end` says that no names follow.
     pub(super) fn add<'a>(
         &mut self,
         cookie: u64,
@@ -41,7 +42,7 @@ impl Order {
         if cookie == 0 && end {
             *self = Self::default();
         }
-        // Part of it may have been listed before, when the program had no room for more.
+        // A part may have been listed before, when the program had no room for more.
         if cookie != self.next && !entries.any(|(_, behind)| behind == self.next) {
             return;
         }
@@ -55,20 +56,20 @@ impl Order {
         self.has_ended = end;
     }
 
-    /// The cookie behind which names stand that were not listed yet, if there are some and they can be remembered.
+    /// Returns the cookie behind which unlisted names follow, if there are any and they can be remembered.
     pub(super) fn rest(&self) -> Option<u64> {
         let goes_on = !self.has_ended && (1..Self::MAX).contains(&self.hashes.len());
         goes_on.then_some(self.next)
     }
 
-    /// A name with this hash is not where it was found.
+    /// Notes that the name with this hash is not where it was found.
     pub(super) fn forget(&mut self, hash: u32) {
         if let Some(of) = self.hashes.get_mut(self.last).filter(|of| **of == hash) {
             *of = 0;
         }
     }
 
-    /// The cookie behind which, after less than [`STEP`] others, a name with this hash stands.
+    /// Returns the cookie behind which a name with this hash follows, after fewer than [`STEP`] others.
     pub(super) fn find(&mut self, hash: u32) -> Option<u64> {
         if self.pause > 0 {
             self.pause -= 1;
@@ -76,7 +77,7 @@ impl Order {
         }
         let (before, after) = self.hashes.split_at(self.last);
         let find = |all: &[u32]| {
-            // Blocks as a whole, so that the compiler takes many at once.
+            // Whole blocks without an early exit, so that the compiler vectorizes the loop.
             let has = |block: &[u32]| block.iter().fold(false, |found, h| found | (*h == hash));
             let block = all.chunks(STEP).position(has)? * STEP;
             Some(block + all[block..].iter().position(|h| *h == hash)?)

@@ -1,5 +1,5 @@
-//! What the program wants to happen on `SIGSYS`: the kernel has our handler while calls are trapped,
-//! which passes on what it did not cause.
+//! The program's own disposition of `SIGSYS`. While calls are trapped the kernel has our handler, which
+//! passes foreign signals on.
 
 use crate::guard::{self, Disposition, checked, system_call};
 use crate::handlers;
@@ -7,7 +7,7 @@ use libc::{c_int, c_void, sigaction, siginfo_t};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-/// A signal's disposition, as the kernel has it.
+/// A signal's disposition in the kernel's format.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub(crate) struct KernelAction {
@@ -21,10 +21,10 @@ static HANDLER: AtomicUsize = AtomicUsize::new(libc::SIG_DFL);
 static FLAGS: AtomicU64 = AtomicU64::new(0);
 static MASK: AtomicU64 = AtomicU64::new(0);
 static RESTORER: AtomicUsize = AtomicUsize::new(0);
-/// Of those who change it; the handler of signals reads without.
+/// Serializes changes; the signal handler reads without it.
 static CHANGING: Mutex<()> = Mutex::new(());
 
-/// The program's disposition.
+/// Returns the program's disposition.
 pub(crate) fn now() -> KernelAction {
     KernelAction {
         handler: HANDLER.load(Ordering::Acquire),
@@ -34,9 +34,9 @@ pub(crate) fn now() -> KernelAction {
     }
 }
 
-/// Notes the program's disposition and gives the one before.
+/// Sets the program's disposition and returns the previous one.
 pub(crate) fn exchange(new: KernelAction) -> KernelAction {
-    // The program's handler may want the lock.
+    // The program's handler may need the lock.
     let blocked = guard::mask(libc::SIG_BLOCK, super::masks::with_trap(0));
     let changing = CHANGING.lock();
     let before = now();
@@ -49,7 +49,7 @@ pub(crate) fn exchange(new: KernelAction) -> KernelAction {
     guard::handled_trap(has_handler, !restarts);
     let mut ours = KernelAction::default();
     let set = |new, old| [libc::SIGSYS as usize, new, old, super::masks::SET_BYTES, 0, 0];
-    // SAFETY: our own disposition, but for whether calls that it interrupts are begun again.
+    // SAFETY: our own disposition; only `SA_RESTART` changes.
     unsafe {
         let _ = checked(libc::SYS_rt_sigaction, set(0, &raw mut ours as usize));
         ours.flags &= !(libc::SA_RESTART as u64);
@@ -61,7 +61,7 @@ pub(crate) fn exchange(new: KernelAction) -> KernelAction {
     before
 }
 
-/// To be called when the program's handler is: it may be for once.
+/// Called before the program's handler is: resets one that was set for a single call.
 pub(crate) fn is_called(action: &KernelAction) {
     if action.flags & u64::from(libc::SA_RESETHAND as u32) != 0 {
         let (once, none) = (action.handler, libc::SIG_DFL);
@@ -69,10 +69,10 @@ pub(crate) fn is_called(action: &KernelAction) {
     }
 }
 
-/// `sigaction` of `SIGSYS` in an armed process; `None`: for libc.
+/// Answers `sigaction` of `SIGSYS` in an armed process; `None` passes the call to libc.
 ///
 /// # Safety
-/// Each is null or a structure.
+/// Each pointer is null or points to a structure.
 pub(crate) unsafe fn sigaction_of_program(
     signal: c_int,
     new: *const sigaction,
@@ -100,7 +100,7 @@ pub(crate) unsafe fn sigaction_of_program(
     Some(0)
 }
 
-/// `signal` of `SIGSYS` in an armed process; `None`: for libc.
+/// Answers `signal` of `SIGSYS` in an armed process; `None` passes the call to libc.
 pub(crate) fn signal_of_program(signal: c_int, handler: usize) -> Option<usize> {
     if signal != libc::SIGSYS || !super::is_armed() {
         return None;
@@ -109,11 +109,11 @@ pub(crate) fn signal_of_program(signal: c_int, handler: usize) -> Option<usize> 
     Some(exchange(KernelAction { handler, flags, restorer: 0, mask: 0 }).handler)
 }
 
-/// `si_code` of a system call that a filter of the program's own trapped (`seccomp`).
+/// `si_code` of a system call trapped by a filter of the program (`seccomp`).
 pub(crate) const SYS_SECCOMP: c_int = 1;
 
-/// What a `SIGSYS` that is not of our making does where the program has no handler for it: it is ignored, or the process
-/// ends. What a filter has trapped cannot be ignored.
+/// Handles a `SIGSYS` that is not from our trap for a program without a handler: ignores it or ends the
+/// process. A signal from a filter cannot be ignored.
 pub(crate) fn without_handler(handler: usize, code: c_int) {
     if handler == libc::SIG_IGN && code != SYS_SECCOMP {
         return;
@@ -121,7 +121,7 @@ pub(crate) fn without_handler(handler: usize, code: c_int) {
     let signal = libc::SIGSYS as usize;
     let ends = KernelAction::default();
     let set = [signal, &raw const ends as usize, 0, super::masks::SET_BYTES, 0, 0];
-    // SAFETY: the default, which ends the process, for a signal that is sent at once.
+    // SAFETY: sets the default action, which ends the process, and raises the signal.
     unsafe {
         let _ = checked(libc::SYS_rt_sigaction, set);
         let own = system_call(libc::SYS_getpid, [0; 6]) as usize;
@@ -130,13 +130,13 @@ pub(crate) fn without_handler(handler: usize, code: c_int) {
     }
 }
 
-/// Does what the program wants on a `SIGSYS` that is not of our making.
+/// Handles a `SIGSYS` that is not from our trap as the program wants.
 ///
 /// # Safety
-/// To be called by the handler of signals, with what it got.
+/// Only for the signal handler, with its arguments.
 pub(crate) unsafe fn pass_on(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
     let action = now();
-    // SAFETY: the kernel's.
+    // SAFETY: the kernel's structure.
     let code = unsafe { (*info).si_code };
     if !crate::hooks::misc::is_handler(action.handler) {
         return without_handler(action.handler, code);
@@ -150,9 +150,9 @@ pub(crate) unsafe fn pass_on(signal: c_int, info: *mut siginfo_t, context: *mut 
         super::masks::let_in();
     }
     is_called(&action);
-    // Until our own handler returns.
+    // Until our own handler returns, which restores the mask.
     guard::mask(libc::SIG_BLOCK, super::masks::without_trap(action.mask));
-    // SAFETY: the program gave a function of the kind that it said.
+    // SAFETY: the program gave a function of the kind that its flags say.
     unsafe {
         if action.flags & libc::SA_SIGINFO as u64 != 0 {
             let handler: unsafe extern "C" fn(c_int, *mut siginfo_t, *mut c_void) =
@@ -165,10 +165,10 @@ pub(crate) unsafe fn pass_on(signal: c_int, info: *mut siginfo_t, context: *mut 
     }
 }
 
-/// `rt_sigaction` of the program itself.
+/// Answers a trapped `rt_sigaction`.
 ///
 /// # Safety
-/// As for that system call.
+/// As for the system call.
 pub(crate) unsafe fn kernel_sigaction(arguments: crate::hooks::numbers::Arguments) -> isize {
     let [signal, new, old, bytes, ..] = arguments;
     let result = if bytes != super::masks::SET_BYTES {
@@ -186,7 +186,7 @@ pub(crate) unsafe fn kernel_sigaction(arguments: crate::hooks::numbers::Argument
             Ok(0)
         } else {
             let at = asked.as_ref().map_or(0, |asked| &raw const *asked as usize);
-            // SAFETY: as the caller says, with a copy of what was asked.
+            // SAFETY: as the caller says, with a copy of the new disposition.
             let done = unsafe { checked(libc::SYS_rt_sigaction, [signal, at, old, bytes, 0, 0]) };
             // SAFETY: null or a disposition, which the kernel has written.
             if let (Ok(_), Some(old)) = (&done, unsafe { (old as *mut KernelAction).as_mut() }) {

@@ -11,22 +11,22 @@ use libc::{c_int, c_long, c_void, siginfo_t, ucontext_t};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use towline_instance::notes::Note;
 
-/// `si_code` of a system call that was trapped.
+/// `si_code` of a trapped system call.
 pub(crate) const SYS_USER_DISPATCH: c_int = 2;
-/// Where `siginfo_t` says for which machine the call was made.
+/// Offset of the architecture of the call in `siginfo_t`.
 const ARCHITECTURE_AT: usize = 28;
 const ARCHITECTURE: u32 = 0xc000_003e;
 
-/// Libc's way back from a handler; it lies in the code that is not trapped.
+/// libc's return from a signal handler; it lies in the code that is not trapped.
 static WAY_BACK: AtomicUsize = AtomicUsize::new(0);
 
-/// Makes our handler that of `SIGSYS`; false when that fails.
+/// Installs our handler for `SIGSYS`; returns false on failure.
 pub(super) fn install() -> bool {
     // SAFETY: all zero is valid for all of these; the structures outlive the calls.
     unsafe {
         let mut new: libc::sigaction = std::mem::zeroed();
         new.sa_sigaction = on_signal as *const () as usize;
-        // On the program's stack for signals, if it has one: it may itself be on a very short one.
+        // Use the program's signal stack if it has one: its current stack may be very short.
         new.sa_flags = libc::SA_SIGINFO | libc::SA_NODEFER | libc::SA_ONSTACK | libc::SA_RESTART;
         let mut old: libc::sigaction = std::mem::zeroed();
         if real::sigaction(libc::SIGSYS, &raw const new, &raw mut old) != 0 {
@@ -44,7 +44,7 @@ pub(super) fn install() -> bool {
             return false;
         }
         WAY_BACK.store(ours.restorer, Ordering::Relaxed);
-        // Found now: the linker must not be asked from within a trapped call.
+        // Resolve the symbol: the linker must not be called from within a trapped call.
         real::syscall(libc::SYS_getpid, 0, 0, 0, 0, 0, 0);
         true
     }
@@ -52,7 +52,7 @@ pub(super) fn install() -> bool {
 
 unsafe extern "C" fn on_signal(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
     let errno = errno();
-    // SAFETY: the kernel lends both; the offset lies within the structure.
+    // SAFETY: the kernel passes both; the offset lies within the structure.
     unsafe {
         if (*info).si_code != SYS_USER_DISPATCH {
             return chained::pass_on(signal, info, context);
@@ -67,16 +67,16 @@ unsafe extern "C" fn on_signal(signal: c_int, info: *mut siginfo_t, context: *mu
     set_errno(errno);
 }
 
-/// True for a call for 32-bit programs, by `int 0x80`.
+/// Returns true for a 32-bit call, made by `int 0x80`.
 ///
 /// # Safety
-/// What the kernel lends to a handler.
+/// `info` is what the kernel passed to a handler.
 pub(crate) unsafe fn is_narrow(info: *const siginfo_t) -> bool {
     // SAFETY: the offset lies within the structure.
     unsafe { info.cast::<u8>().add(ARCHITECTURE_AT).cast::<u32>().read() != ARCHITECTURE }
 }
 
-/// The call that the registers hold.
+/// Returns the number and arguments of the call in the registers.
 pub(crate) fn call_of(context: &ucontext_t) -> (c_long, Arguments) {
     let registers = &context.uc_mcontext.gregs;
     let word = |register: c_int| registers[register as usize] as usize;
@@ -91,7 +91,7 @@ pub(crate) fn call_of(context: &ucontext_t) -> (c_long, Arguments) {
     (word(libc::REG_RAX) as c_long, arguments)
 }
 
-/// Answers the call that the registers hold.
+/// Answers the call in the registers.
 unsafe fn answer(context: &mut ucontext_t) {
     let (number, arguments) = call_of(context);
     let registers = &mut context.uc_mcontext.gregs;
@@ -99,7 +99,7 @@ unsafe fn answer(context: &mut ucontext_t) {
     let result = unsafe {
         match number {
             libc::SYS_rt_sigreturn => {
-                // The program's own way back: the same from where it is not trapped.
+                // The program returns from a handler itself: do the same from untrapped code.
                 registers[libc::REG_RIP as usize] = WAY_BACK.load(Ordering::Relaxed) as i64;
                 return;
             }
@@ -120,7 +120,7 @@ unsafe fn answer(context: &mut ucontext_t) {
     context.uc_mcontext.gregs[libc::REG_RAX as usize] = result as i64;
 }
 
-/// A call that changes nothing of how the program goes on.
+/// Answers a call that does not change how the program continues.
 unsafe fn any_other(number: c_long, arguments: Arguments) -> isize {
     report::counted_trap(number, || {
         // SAFETY: as the program says.
@@ -144,8 +144,8 @@ unsafe fn answer_any(number: c_long, arguments: Arguments) -> isize {
     }
 }
 
-/// A call of ours, on a stack of ours. Handlers of signals wait meanwhile: one of them could be given
-/// the stack for signals that we left.
+/// Answers a call of ours on our own stack. Signal handlers wait meanwhile: they could be given the signal
+/// stack that we left.
 unsafe fn ours(number: c_long, arguments: Arguments) -> isize {
     let result = waits::trapped(|| {
         // SAFETY: as the program says.
@@ -162,7 +162,7 @@ unsafe fn ours(number: c_long, arguments: Arguments) -> isize {
     result
 }
 
-/// `rt_sigprocmask`: on the mask that the program gets back.
+/// Answers `rt_sigprocmask`: changes the mask that the program returns to.
 pub(crate) unsafe fn change_mask(
     context: &mut ucontext_t,
     [how, set, old, bytes, ..]: Arguments,
@@ -171,8 +171,8 @@ pub(crate) unsafe fn change_mask(
         return -(libc::EINVAL as isize);
     }
     let current = (&raw mut context.uc_sigmask).cast::<u64>();
-    // SAFETY: the kernel's sets have these bytes, libc's begin with them; the others are null or as
-    // the program says.
+    // SAFETY: the kernel's sets have these bytes and libc's begin with them; the others are null or valid
+    // by the program's guarantee.
     unsafe {
         let before = *current;
         if let Some(set) = (set as *const u64).as_ref() {
@@ -190,11 +190,11 @@ pub(crate) unsafe fn change_mask(
     0
 }
 
-/// `sigaltstack`: the one that the program gets back.
+/// Answers `sigaltstack`: changes the setting that the program returns to.
 pub(crate) unsafe fn change_stack(context: &mut ucontext_t, [new, old, ..]: Arguments) -> isize {
     let current = &mut context.uc_stack;
     let at = context.uc_mcontext.gregs[libc::REG_RSP as usize] as usize;
-    // A new program may get the flags of what its parent had, but not the stack.
+    // A new program may inherit its parent's flags without the stack.
     let is_none = current.ss_flags & libc::SS_DISABLE != 0 || current.ss_size == 0;
     let from = current.ss_sp as usize;
     let is_on = !is_none && (from..from + current.ss_size).contains(&at);
@@ -224,7 +224,7 @@ pub(crate) unsafe fn change_stack(context: &mut ucontext_t, [new, old, ..]: Argu
     0
 }
 
-/// What `clone3` is told, as far as we look.
+/// The part of `struct clone_args` that we use.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct CloneArguments {
@@ -237,7 +237,7 @@ struct CloneArguments {
     stack_bytes: u64,
 }
 
-/// A new process or thread.
+/// Answers a call that creates a process or thread.
 unsafe fn new_task(context: &mut ucontext_t, number: c_long, arguments: Arguments) -> isize {
     const SHARED: u64 = libc::CLONE_VM as u64;
     // SAFETY: as the program says.
@@ -267,9 +267,9 @@ unsafe fn new_task(context: &mut ucontext_t, number: c_long, arguments: Argument
     }
 }
 
-/// A new process that shares memory and stack with its parent, as by `vfork`. It would come back through our frames on
-/// the parent's stack: so it has memory of its own, and the parent waits. All else is as the program says: what signal
-/// tells of its end, its namespaces, a descriptor for it.
+/// Creates a process that shares memory and stack with its parent, as `vfork` does. As it would return
+/// through our frames on the parent's stack, it gets its own memory instead, and the parent waits.
+/// Everything else is as the program asked: the termination signal, namespaces, a pidfd.
 unsafe fn new_waited_for(number: c_long, mut arguments: Arguments) -> isize {
     const NOT_ASKED: u64 =
         (libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_SIGHAND | libc::CLONE_SETTLS) as u64;
@@ -293,20 +293,22 @@ unsafe fn new_waited_for(number: c_long, mut arguments: Arguments) -> isize {
             libc::SYS_clone
         }
     };
-    // While the kernel waits, other threads would wait for what is held around a fork.
+    // The wait comes after `forked`: other threads would block on what is held around a fork while the
+    // kernel waits.
     // SAFETY: as the program says.
     exec::and_wait(|| threads::forked(|| unsafe { system_call(number, arguments) }))
 }
 
-/// Longest that any kernel may have the structure of `clone3`.
+/// Maximum size that we accept for the structure of `clone3`.
 const CLONE_BYTES_MAX: usize = 256;
 
-/// A copy of what `clone3` is told; `None` when that is too long.
+/// Copies the structure of `clone3`; returns `None` if it is too long.
 unsafe fn copied(
     how: &mut [u8; CLONE_BYTES_MAX],
     [from, bytes, ..]: Arguments,
 ) -> Option<CloneArguments> {
-    // SAFETY: as long as the program says, and at least such a structure, as our caller has seen.
+    // SAFETY: as long as the program says, and at least as long as our structure, which the caller has
+    // checked.
     unsafe {
         let copy = how.get_mut(..bytes)?;
         copy.copy_from_slice(std::slice::from_raw_parts(from as *const u8, bytes));
@@ -314,13 +316,13 @@ unsafe fn copied(
     }
 }
 
-/// Puts what is to be asked instead in the place of the beginning of the copy.
+/// Overwrites the beginning of the copy with changed arguments.
 fn put_back(how: &mut [u8; CLONE_BYTES_MAX], asked: CloneArguments) {
     // SAFETY: the structure is shorter than the copy.
     unsafe { how.as_mut_ptr().cast::<CloneArguments>().write_unaligned(asked) }
 }
 
-/// Registers that a new thread begins with, in the order in which it takes them.
+/// Registers that a new task starts with, in the order in which it pops them.
 const TAKEN: [c_int; 13] = [
     libc::REG_RBX,
     libc::REG_RBP,
@@ -337,14 +339,14 @@ const TAKEN: [c_int; 13] = [
     libc::REG_RIP,
 ];
 
-/// A new task with a stack of its own: it goes on behind the program's call, with the program's
-/// registers, which it finds on its stack. It is not armed.
+/// Creates a task with its own stack. It continues after the program's call with the program's registers,
+/// which it pops from its stack. It is not armed.
 unsafe fn on_new_stack(context: &ucontext_t, number: c_long, mut arguments: Arguments) -> isize {
     const BYTES: usize = size_of::<[i64; TAKEN.len()]>();
     let registers = TAKEN.map(|register| context.uc_mcontext.gregs[register as usize]);
     let mut how = [0u8; CLONE_BYTES_MAX];
-    // SAFETY: the new stack has room below its top, as the new task will use it; the structure of
-    // `clone3` is as long as the program says.
+    // SAFETY: the new stack has room below its top, which the new task may overwrite anyway; the structure
+    // of `clone3` is as long as the program says.
     unsafe {
         if number == libc::SYS_clone {
             arguments[1] -= BYTES;
@@ -363,11 +365,11 @@ unsafe fn on_new_stack(context: &ucontext_t, number: c_long, mut arguments: Argu
     }
 }
 
-/// Makes the task; the new one never comes back here.
+/// Makes the system call; the new task never returns from here.
 unsafe fn clone(number: c_long, [a, b, c, d, e, f]: Arguments) -> isize {
     let result;
-    // SAFETY: the parent goes on as after any system call; the child takes its registers from the
-    // stack that the caller prepared and leaves.
+    // SAFETY: the parent continues as after any system call; the child pops its registers from the stack
+    // that the caller prepared, and leaves.
     unsafe {
         std::arch::asm!(
             "syscall",

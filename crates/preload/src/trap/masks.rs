@@ -1,4 +1,4 @@
-//! Signal masks: `SIGSYS` stays out of them while calls of the process are trapped.
+//! Signal masks: keeps `SIGSYS` out of them while system calls of the process are trapped.
 
 use crate::between;
 #[cfg(target_arch = "x86_64")]
@@ -7,36 +7,37 @@ use crate::table::real;
 use libc::{c_int, sigset_t};
 
 const BIT: u64 = 1 << (libc::SIGSYS - 1);
-/// Signals that a mask of all others may lack: this one, those that cannot be blocked, and the two that
-/// libc keeps for itself.
+/// Signals that a mask of all others may lack: `SIGSYS`, the two that cannot be blocked, and the two that
+/// libc reserves for itself.
 pub(crate) const BITS_FREE: u64 =
     BIT | 1 << (libc::SIGKILL - 1) | 1 << (libc::SIGSTOP - 1) | 1 << 31 | 1 << 32;
-/// Bytes of the kernel's signal sets.
+/// Size of the kernel's signal sets in bytes.
 pub(crate) const SET_BYTES: usize = 8;
 
-/// Option of `prctl` by which calls are trapped.
+/// `prctl` option that enables the trap.
 #[cfg(target_arch = "x86_64")]
 pub(crate) const PR_SET_SYSCALL_USER_DISPATCH: usize = 59;
 
-/// Takes `SIGSYS` out of this thread's mask.
+/// Removes `SIGSYS` from this thread's mask.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn let_in() {
     mask(libc::SIG_UNBLOCK, BIT);
 }
 
-/// A kernel's set without `SIGSYS`.
+/// Returns a kernel set without `SIGSYS`.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn without_trap(set: u64) -> u64 {
     set & !BIT
 }
 
-/// A kernel's set with `SIGSYS`.
+/// Returns a kernel set with `SIGSYS`.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn with_trap(set: u64) -> u64 {
     set | BIT
 }
 
-/// A set of `SIGSYS` where nobody lets it in as long as our code runs, and none elsewhere.
+/// Returns `SIGSYS` as a set in a guest, where it stays blocked while our code runs; otherwise the empty
+/// set.
 pub(crate) fn held_up() -> u64 {
     #[cfg(target_arch = "x86_64")]
     if crate::guest::is_here() {
@@ -45,8 +46,8 @@ pub(crate) fn held_up() -> u64 {
     0
 }
 
-/// A set that our own code goes back to: without `SIGSYS`, if calls are trapped. In a guest it is blocked as long as our
-/// code runs, which is not trapped.
+/// Returns the mask to which our own code returns: without `SIGSYS` if calls are trapped. In a guest the
+/// mask stays as it is: `SIGSYS` is blocked while our code runs, whose calls are not trapped.
 pub(crate) fn without(set: u64) -> u64 {
     #[cfg(target_arch = "x86_64")]
     if crate::guest::is_here() {
@@ -55,10 +56,10 @@ pub(crate) fn without(set: u64) -> u64 {
     if super::is_armed() { set & !BIT } else { set }
 }
 
-/// Runs `work` with a set of the program, without `SIGSYS`.
+/// Runs `work` with a signal set of the program, without `SIGSYS` if calls are trapped.
 ///
 /// # Safety
-/// `set` is null or a set.
+/// `set` is null or points to a set.
 pub(crate) unsafe fn cleaned<T>(
     set: *const sigset_t,
     work: impl FnOnce(*const sigset_t) -> T,
@@ -133,7 +134,7 @@ pub(crate) unsafe fn epoll_pwait(
     unsafe { cleaned(set, |set| real::epoll_pwait(fd, events, count, wait_ms, set)) }
 }
 
-/// What `pselect6` is told of its mask.
+/// The structure by which `pselect6` takes its mask.
 #[cfg(target_arch = "x86_64")]
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -142,7 +143,7 @@ struct Nested {
     bytes: usize,
 }
 
-/// Which argument of a system call that waits is its mask, or leads to it.
+/// Returns which argument of a waiting system call is its mask, or points to it.
 #[cfg(target_arch = "x86_64")]
 fn place_of_mask(number: libc::c_long) -> usize {
     match number {
@@ -153,7 +154,7 @@ fn place_of_mask(number: libc::c_long) -> usize {
     }
 }
 
-/// True when such a call has a mask.
+/// Returns true if a waiting system call has a mask.
 ///
 /// # Safety
 /// As for [`wait`].
@@ -163,14 +164,15 @@ pub(crate) unsafe fn has_mask(
     arguments: crate::hooks::numbers::Arguments,
 ) -> bool {
     let at = arguments[place_of_mask(number)];
-    // SAFETY: null or what the call says.
+    // SAFETY: null or the structure of this call.
     at != 0 && (number != libc::SYS_pselect6 || unsafe { !(*(at as *const Nested)).set.is_null() })
 }
 
-/// Makes a system call that waits with a mask of its own, by `make`.
+/// Makes a system call that waits with a mask of its own, without `SIGSYS` in the mask. `make` makes the
+/// call.
 ///
 /// # Safety
-/// The arguments are those of such a call.
+/// The arguments are those of a call that waits with a mask.
 #[cfg(target_arch = "x86_64")]
 pub(crate) unsafe fn wait(
     number: libc::c_long,

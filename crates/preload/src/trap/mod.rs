@@ -1,19 +1,18 @@
-//! The net behind the symbols: system calls that a program makes without libc.
+//! The net behind the symbols: traps system calls that a program makes without libc.
 //!
-//! Linux's Syscall User Dispatch turns each system call of a thread into `SIGSYS`, except those
-//! from one range of addresses, which here is the code of libc: what libc does is ours by its
-//! symbols already. The handler answers a remote call by the function that answers it in libc's
-//! place (`hooks/numbers.rs`) and makes all others itself. Our own calls pass because
-//! `guard.rs` sets the thread's selector around them.
+//! Linux's Syscall User Dispatch turns each system call of a thread into `SIGSYS`, except those from one
+//! range of addresses. That range is the code of libc, whose symbols we replace already. The handler
+//! answers a remote call by the function that replaces libc's (`hooks/numbers.rs`) and makes all others
+//! itself. Our own calls pass because `guard.rs` sets the thread's selector around them.
 //!
-//! A process is armed when it gets to know of something remote: by an argument or an environment
-//! variable that names a prefix, a working directory or descriptor that it inherits, or the first
-//! file it opens. All others pay nothing. An armed process pays some 50 ns for each call of libc and
-//! some 3 us for each that is trapped. Forks, threads of libc and new programs are armed anew,
-//! since the kernel passes the setting on to none of them. Threads that a program made before it was
-//! armed are armed at their first remote call, threads that it makes without libc never.
+//! A process is armed when it learns of something remote: by an argument or an environment variable that
+//! names a prefix, an inherited working directory or descriptor, or the first file it opens. Other
+//! processes pay nothing. An armed process pays some 50 ns for each libc call and some 3 us for each
+//! trapped one. Forks, libc threads and new programs are armed anew, since none of them inherits the
+//! setting from the kernel. Threads that a program created before it was armed are armed at their first
+//! remote call; threads that it creates without libc never are.
 //!
-//! The kernel ends a process whose trapped call meets a blocked `SIGSYS`: so that signal is kept out
+//! The kernel kills a process whose call is trapped while `SIGSYS` is blocked: so that signal is kept out
 //! of all masks (`masks.rs`), and its handler stays ours (`chained.rs`).
 
 #[cfg(target_arch = "x86_64")]
@@ -42,7 +41,7 @@ use towline_instance::notes::Note;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use chained::{sigaction_of_program, signal_of_program};
 
-/// No process is armed here, and all signals are the program's own.
+/// The trap does not exist on this machine: all signals belong to the program.
 #[cfg(not(target_arch = "x86_64"))]
 pub(crate) unsafe fn sigaction_of_program(
     _: i32,
@@ -58,36 +57,36 @@ pub(crate) fn signal_of_program(_: i32, _: usize) -> Option<usize> {
     None
 }
 
-/// What is known of the trap in this process.
+/// Values of `STATE`: what is known of the trap in this process.
 const UNTRIED: u8 = 0;
 const ARMED: u8 = 1;
 const MISSING: u8 = 2;
 static STATE: AtomicU8 = AtomicU8::new(UNTRIED);
 
-/// Longest part of the arguments and of the environment that is looked through, in bytes.
+/// Maximum number of bytes of arguments and environment that are searched.
 const LOOKED_AT_MAX: usize = 256 * 1024;
 
-/// True when system calls of other programs can be trapped.
+/// Returns true if system calls of other programs can be trapped.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn is_there() -> bool {
     match STATE.load(Ordering::Relaxed) {
         ARMED => true,
         MISSING => false,
-        // Not to be tried in a thread that is armed: that would end it.
+        // Must not be tried in an armed thread: it would disarm the thread.
         _ => towline_instance::has_trap(),
     }
 }
 
-/// True when system calls of this process may be trapped.
+/// Returns true if system calls of this process may be trapped.
 #[inline]
 pub(crate) fn is_armed() -> bool {
     STATE.load(Ordering::Relaxed) == ARMED
 }
 
-/// Arms this thread, and with the first one the process. Without effect where the kernel has no such
-/// trap; all else works as before.
+/// Arms this thread, and with the first one the process. Has no effect if the kernel lacks the trap;
+/// everything else works as before.
 pub(crate) fn arm() {
-    // All calls of a guest are trapped from its beginning.
+    // All calls of a guest are trapped from its start.
     #[cfg(target_arch = "x86_64")]
     if crate::guest::is_here() {
         return;
@@ -100,7 +99,7 @@ pub(crate) fn arm() {
     }
 }
 
-/// Arms the only thread of a forked child whose parent was armed.
+/// Arms the single thread of a forked child if its parent was armed.
 pub(crate) fn arm_child() {
     #[cfg(target_arch = "x86_64")]
     if crate::guest::is_here() {
@@ -144,13 +143,13 @@ fn arm_now() {
                 report::record_with(|| Note::Armed { program: report::program() });
             }
         }
-        // A kernel without it. The handler does no harm: nothing raises its signal.
+        // The kernel lacks the trap. The handler does no harm: nothing raises its signal.
         Err(_) if is_first => missing(),
         Err(_) => {}
     }
 }
 
-/// The calls of this process are trapped by `guest`.
+/// Notes that `guest` traps the calls of this process.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn hosts_a_guest() {
     crate::between::end();
@@ -158,7 +157,7 @@ pub(crate) fn hosts_a_guest() {
     report::record_with(|| Note::Armed { program: report::program() });
 }
 
-/// Where the code of libc is.
+/// Returns the range of libc's code.
 #[cfg(target_arch = "x86_64")]
 fn libc_code() -> Option<Range<usize>> {
     struct Search {
@@ -171,7 +170,7 @@ fn libc_code() -> Option<Range<usize>> {
         _: libc::size_t,
         search: *mut c_void,
     ) -> i32 {
-        // SAFETY: the linker lends a loaded object with its program headers; the search is ours.
+        // SAFETY: the linker passes a loaded object with its program headers; the search is ours.
         unsafe {
             let search = &mut *search.cast::<Search>();
             let object = &*object;
@@ -187,15 +186,15 @@ fn libc_code() -> Option<Range<usize>> {
         }
     }
     let mut search = Search { known: crate::table::real::address_of_sigaction(), found: None };
-    // SAFETY: the callback keeps to what it is lent.
+    // SAFETY: the callback accesses only what it is passed.
     unsafe { libc::dl_iterate_phdr(Some(look), (&raw mut search).cast()) };
     search.found
 }
 
-/// True when one of the strings names a prefix.
+/// Returns true if one of the strings names a prefix, or if they are too long to be searched.
 ///
 /// # Safety
-/// The lists are those that a program starts with: they end with null.
+/// Each list is null, or a null-terminated list of strings.
 pub(crate) unsafe fn is_mentioned(lists: [*const *const c_char; 2]) -> bool {
     let mut left = LOOKED_AT_MAX;
     for mut list in lists.into_iter().filter(|list| !list.is_null()) {

@@ -1,5 +1,5 @@
-//! Stacks for our answers to trapped calls: the program's may be short (Go's are 2 KiB, and handlers
-//! of signals have what `sigaltstack` was given).
+//! Stacks on which trapped calls are answered: the program's may be short (Go's have 2 KiB, and signal
+//! handlers use what `sigaltstack` was given).
 
 use crate::guard::{checked, system_call};
 use std::ptr::null_mut;
@@ -7,11 +7,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 const STACK_BYTES: usize = 256 * 1024;
 const PAGE: usize = 4096;
-/// Stacks kept for the next call; more at once are made and given back.
+/// Stacks kept for the next calls; further ones are mapped and unmapped on demand.
 static KEPT: [AtomicUsize; 16] = [const { AtomicUsize::new(0) }; 16];
 
-/// Runs `work` on a stack of our own; `None` when there is no memory for one. To be called in answer to a trapped call: no
-/// other stack is there for signals meanwhile, as what is on that one would be overwritten.
+/// Runs `work` on a stack of our own; returns `None` if there is no memory for one. Only for answers to
+/// trapped calls. Disables the alternate signal stack meanwhile: a handler running there would overwrite
+/// its contents.
 pub(crate) fn on_own<T>(work: impl FnOnce() -> T) -> Option<T> {
     let none = libc::stack_t { ss_sp: null_mut(), ss_flags: libc::SS_DISABLE, ss_size: 0 };
     let mut before = none;
@@ -22,14 +23,14 @@ pub(crate) fn on_own<T>(work: impl FnOnce() -> T) -> Option<T> {
         work()
     });
     if before.ss_flags & libc::SS_DISABLE == 0 {
-        // A handler may jump out of the trapped call.
-        // SAFETY: the structure outlives the call; it is what was there.
+        // Not left to the return from our handler: a handler of the program may jump out of the call.
+        // SAFETY: the structure outlives the call and holds the previous setting.
         unsafe { system_call(libc::SYS_sigaltstack, [&raw const before as usize, 0, 0, 0, 0, 0]) };
     }
     done
 }
 
-/// [`on_own`], for work that changes which stack is there for signals.
+/// [`on_own`], for work that itself changes the alternate signal stack.
 pub(crate) fn switched<T>(work: impl FnOnce() -> T) -> Option<T> {
     struct Job<W, T> {
         work: Option<W>,
@@ -48,8 +49,8 @@ pub(crate) fn switched<T>(work: impl FnOnce() -> T) -> Option<T> {
     let stack = take()?;
     let mut job = Job { work: Some(work), done: None };
     let top = stack + STACK_BYTES;
-    // SAFETY: the stack is ours alone and long enough; what runs there returns (`extern "C"` lets no
-    // panic through), and then the old stack is taken again from a register that calls preserve.
+    // SAFETY: the stack is ours alone and long enough. The code that runs there returns (`extern "C"` lets
+    // no panic through), and the old stack is restored from a register that calls preserve.
     unsafe {
         std::arch::asm!(
             "xchg rsp, r12",
@@ -71,7 +72,7 @@ fn take() -> Option<usize> {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         let (access, none) = (libc::PROT_READ | libc::PROT_WRITE, libc::PROT_NONE);
         let arguments = [0, STACK_BYTES, access as usize, flags as usize, usize::MAX, 0];
-        // SAFETY: new memory, and its lowest page as the end of the stack.
+        // SAFETY: new memory, whose lowest page becomes the guard page.
         unsafe {
             let stack = checked(libc::SYS_mmap, arguments).ok()?;
             system_call(libc::SYS_mprotect, [stack, PAGE, none as usize, 0, 0, 0]);
@@ -85,7 +86,7 @@ fn give_back(stack: usize) {
         place.compare_exchange(0, stack, Ordering::Release, Ordering::Relaxed).is_ok()
     });
     if !is_kept {
-        // SAFETY: it was made by `take`, and nothing runs on it any more.
+        // SAFETY: made by `take`, and nothing runs on it any more.
         unsafe { system_call(libc::SYS_munmap, [stack, STACK_BYTES, 0, 0, 0, 0]) };
     }
 }

@@ -1,35 +1,36 @@
-//! New threads and children of an armed process are armed before they run the program's code.
+//! Arms new threads and children of an armed process before they run the program's code.
 
 use crate::guard::mask;
 use crate::start;
 use crate::table::real;
 use libc::{c_int, c_void, pid_t, pthread_attr_t, pthread_t};
 
-/// What a thread of POSIX runs.
+/// Start function of a POSIX thread.
 pub(crate) type Start = unsafe extern "C-unwind" fn(*mut c_void) -> *mut c_void;
-/// What a thread of C11 runs.
+/// Start function of a C11 thread.
 pub(crate) type StartC11 = unsafe extern "C-unwind" fn(*mut c_void) -> c_int;
 
 struct Begin<F> {
     start: F,
     argument: *mut c_void,
-    /// Signals that the thread is to have blocked.
+    /// Signals that the thread shall have blocked.
     blocked: u64,
 }
 
-/// All signals wait until a new thread is armed: a handler of the program would run before. But not those that libc keeps
-/// for itself: who changes the user of all threads waits until each has taken one, with a lock that making a thread needs.
+/// Signals blocked until a new thread is armed, as a handler of the program might run before. libc's own
+/// signals are not blocked: a thread that changes the user of all threads waits until each has handled one,
+/// while it holds a lock that creating a thread needs.
 const WAITING: u64 = !(1 << 31 | 1 << 32);
 
-/// Arms the thread and tells what to run in it.
+/// Arms the thread and returns what to run in it.
 ///
 /// # Safety
-/// `begin` is a leaked box that nobody else takes.
+/// `begin` is a leaked box that nobody else frees.
 unsafe fn begun<F>(begin: *mut c_void) -> Begin<F> {
     // SAFETY: as the caller says.
     let begin = unsafe { Box::from_raw(begin.cast::<Begin<F>>()) };
     super::arm();
-    // Unless it was made with a mask of its own.
+    // Keep a mask that the thread was created with.
     let given = mask(libc::SIG_BLOCK, 0);
     if given | super::masks::BITS_FREE == u64::MAX {
         mask(libc::SIG_SETMASK, super::masks::without(begin.blocked));
@@ -54,7 +55,7 @@ unsafe extern "C-unwind" fn run_c11(begin: *mut c_void) -> c_int {
     }
 }
 
-/// Makes a thread with `make`; what did not become one is freed.
+/// Creates a thread with `make`; frees the argument if that fails.
 fn with_begin<F>(
     start: F,
     argument: *mut c_void,
@@ -100,13 +101,13 @@ pub(crate) unsafe fn thrd_create(
     }
 }
 
-/// `_Fork`: without the handlers of `pthread_atfork`, of which ours must run.
+/// Replaces `_Fork`, which runs no `pthread_atfork` handlers, although ours must run.
 pub(crate) unsafe fn fork_alone() -> pid_t {
     // SAFETY: as the program says.
     unsafe { forked(|| real::_Fork()) }
 }
 
-/// Runs what forks outside of libc's `fork`, with what has to be done around it.
+/// Runs `fork`, which forks other than by libc's `fork`, and does what is due before and after it.
 pub(crate) fn forked<T: Default + PartialEq>(fork: impl FnOnce() -> T) -> T {
     if start::state().is_none() {
         return fork();

@@ -1,4 +1,4 @@
-//! What other threads tell a core, and its end.
+//! Messages from other threads to a core, and its shutdown.
 
 use super::{Core, DRAIN, LISTENER_TOKENS};
 use crate::grants::Running;
@@ -42,7 +42,7 @@ impl Core {
             }
             Mail::Happened { session, slot, sequence } => {
                 if let Some(mut running) = self.take_running(session, slot, sequence) {
-                    // How long nothing happened is no time that the server took.
+                    // The time in which nothing happened does not count as the server's.
                     running.arrived = Instant::now();
                     let now = running.arrived;
                     self.drive(session, slot, running, now);
@@ -62,7 +62,7 @@ impl Core {
         if self.index == 0 {
             let mut listeners = self.shared.listeners.write();
             for (number, (listener, _)) in listeners.iter().enumerate() {
-                // Fails only when the loop is broken, which it tells itself.
+                // Fails only if the event loop is broken, which it reports itself.
                 let _ = self.reactor.unwatch(listener.fd(), LISTENER_TOKENS + number as u64);
             }
             listeners.clear();
@@ -81,7 +81,8 @@ impl Core {
 
     pub(super) fn drained(&self) -> bool {
         let Some(since) = self.draining else { return false };
-        // What waits for data, a lock or events may wait for ever; its client asks the next server for it.
+        // Requests that wait for data, a lock or events may wait forever; the client repeats them with the
+        // next server.
         let ends = |r: &Running| !r.is_transfer() && !r.waits;
         let running = self.sessions.all().any(|s| {
             let mut running = s.running.iter().flatten();

@@ -5,11 +5,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use towline_net::{Counters, ShmLink, look_often};
 
-/// As many bytes take about as long to move as a small request.
+/// Moving this many bytes takes about as long as a small request.
 const SMALL_BYTES: u64 = 16 * 1024;
 
 impl Core {
-    /// Receives from who most likely has news, without asking the ring; true when something came.
+    /// Receives from the connection that most likely has news, without asking the ring. Returns true if
+    /// something was received.
     pub(super) fn try_guess(&mut self, scratch: &mut [u8]) -> bool {
         let received =
             |core: &Self| core.statistics.counters.bytes_received.load(Ordering::Relaxed);
@@ -27,7 +28,7 @@ impl Core {
         came
     }
 
-    /// Bytes that this core received and sent so far.
+    /// Returns the bytes that this core has received and sent so far.
     pub(super) fn bytes_moved(&self) -> u64 {
         let counters = &self.statistics.counters;
         let Counters { bytes_received, bytes_sent_copied, bytes_sent_file, .. } = counters;
@@ -38,7 +39,7 @@ impl Core {
             + load(&counters.bytes_sent_in_place)
     }
 
-    /// Looks for work for a while before the core sleeps; true when there is some.
+    /// Spins for a while, then prepares to sleep. Returns true if there is work.
     pub(super) fn spin_or_prepare_sleep(&mut self) -> bool {
         if let Some(link) = self.answered.take().and_then(|index| shm_link(&self.lanes, index))
             && !link.readable()
@@ -46,7 +47,8 @@ impl Core {
             link.prepare_send();
         }
         let Self { spin, reactor, lanes, shm_lanes, late, statistics, timed, .. } = self;
-        // Where a client shares the processor it may have asked anew while it was answered, whatever spinning is worth.
+        // A client that shares the processor may have sent its next request while it was being answered, so
+        // this check is made even when spinning does not pay.
         if reactor.tells_at_once() && reactor.is_ready() {
             return true;
         }
@@ -75,7 +77,7 @@ impl Core {
         !sleep
     }
 
-    /// True when something came that was not looked at.
+    /// Returns true if something arrived that was not looked at.
     pub(crate) fn has_news(&mut self) -> bool {
         let mut links = self.shm_lanes.iter().filter_map(|at| shm_link(&self.lanes, *at));
         !self.order.is_empty() || self.reactor.is_ready() || links.any(ShmLink::readable)

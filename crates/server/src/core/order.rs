@@ -1,48 +1,51 @@
-//! Which connections are read from first, where more can be read than a core serves at once.
+//! The order in which connections are read when more of them are readable than a core serves at once.
 //!
-//! A client that shares the processors with the server asks again as soon as it is answered. Served then, it finds its memory in their
-//! caches; served behind all the others, it does not. So a connection begins [`ROW`] requests before those are served that wait for
-//! their turn, if it asks in time; and between two looks for who asks again, only so many connections are served as move [`LOOK_BYTES`].
-//! With 184 clients each waits longer for its turn, and is over with its requests sooner. Nobody is waited for.
+//! A client that shares the processors with the server sends its next request as soon as it is answered. If
+//! that request is served right away, the client's memory is still in the caches; if all others come first,
+//! it is not. So a connection starts [`ROW`] requests before the waiting connections are served, provided
+//! that it sends them in time. Between two checks for new requests, the core serves only as many connections
+//! as move [`LOOK_BYTES`]. With 184 clients, each one waits longer for its turn but finishes its requests
+//! sooner. The core never waits for a client.
 
 use super::{Core, NBD_TOKENS};
 use crate::lane::Lane;
 use crate::nbd::Nbd;
 use std::collections::VecDeque;
 
-/// Requests that a connection begins in its turn.
+/// Requests that a connection may start in its turn.
 const ROW: u32 = 4;
-/// Bytes that are moved, about, before the next look for who asks again.
+/// Bytes that are moved, roughly, before the core checks for new requests.
 const LOOK_BYTES: u64 = 128 * 1024;
-/// Connections that are served meanwhile, at least: so many that clients and core work side by side.
+/// Minimum number of connections served between two checks: enough for clients and core to work in parallel.
 const WIDTH_MIN: u64 = 2;
-/// The same at most, whose answers are sent together.
+/// Maximum number of connections served between two checks; their answers are sent together.
 const WIDTH_MAX: u64 = 64;
 
-/// What a connection has to know of its turn.
+/// What a connection stores about its turn.
 #[derive(Debug, Default)]
 pub(crate) struct Place {
     is_queued: bool,
-    /// Requests that it may still begin in its turn.
+    /// Requests this connection may still start in its current turn.
     left: u32,
 }
 
 impl Place {
-    /// The connection begins a request.
+    /// Notes that the connection starts a request.
     pub(crate) fn begin(&mut self) {
         self.left = self.left.saturating_sub(1);
     }
 }
 
-/// Connections that can be read from, by the tokens of their events.
+/// Connections that can be read, by the tokens of their events.
 #[derive(Debug, Default)]
 pub(super) struct Order {
-    /// It is their turn.
+    /// Connections whose turn it is.
     first: VecDeque<u64>,
-    /// They wait for it.
+    /// Connections that wait for their turn.
     rest: VecDeque<u64>,
-    /// Connections served since the bytes were looked at that had been moved until then.
+    /// Connections served since the last check.
     served: u64,
+    /// Bytes that had been moved until then.
     moved: u64,
 }
 
@@ -51,7 +54,8 @@ impl Order {
         self.first.is_empty() && self.rest.is_empty()
     }
 
-    /// A connection can be read from. One that `is_within` a message or a transfer need not wait for its end.
+    /// Adds a connection that can be read. A connection in the middle of a message or transfer (`is_within`)
+    /// goes to the front.
     fn push(&mut self, token: u64, place: &mut Place, is_within: bool) {
         if !std::mem::replace(&mut place.is_queued, true) {
             let goes_on = is_within || place.left > 0;
@@ -59,7 +63,8 @@ impl Order {
         }
     }
 
-    /// The next one, with a new turn if it had waited for that; `None` where another connection has got its token meanwhile.
+    /// Removes the next connection, which gets a new turn if it had to wait for one. `None`: another
+    /// connection has this token by now.
     fn pop<'a>(&mut self, place: impl FnOnce(u64) -> Option<&'a mut Place>) -> Option<u64> {
         let goes_on = self.first.pop_front();
         let token = goes_on.or_else(|| self.rest.pop_front())?;
@@ -72,7 +77,8 @@ impl Order {
         Some(token)
     }
 
-    /// How many to serve before the next look, by the bytes that were `moved` so far for those served before.
+    /// Returns how many connections to serve before the next check, from the bytes moved for those served
+    /// since the last one.
     fn width(&mut self, moved: u64) -> u64 {
         let since = moved - std::mem::replace(&mut self.moved, moved);
         let each = since / std::mem::take(&mut self.served).max(1);
@@ -80,7 +86,8 @@ impl Order {
     }
 }
 
-/// The place of the connection with this token, and whether it is within a message or a transfer.
+/// Returns the turn of the connection with this token, and whether it is in the middle of a message or
+/// transfer.
 fn place_at<'a>(
     nbd: &'a mut Nbd,
     lanes: &'a mut [Option<Lane>],
@@ -93,7 +100,7 @@ fn place_at<'a>(
 }
 
 impl Core {
-    /// There is something to be read from a connection.
+    /// Queues a connection that has become readable.
     pub(super) fn queue(&mut self, token: u64) {
         let Self { order, nbd, lanes, .. } = self;
         if let Some((place, is_within)) = place_at(nbd, lanes, token) {
@@ -101,7 +108,7 @@ impl Core {
         }
     }
 
-    /// Reads from those who are next; from all before the end.
+    /// Reads from the next connections; from all of them when the server shuts down.
     pub(super) fn serve_next(&mut self, scratch: &mut [u8]) {
         if self.order.is_empty() {
             return;
@@ -126,7 +133,7 @@ impl Core {
 mod tests {
     use super::*;
 
-    /// Connections that ask again as soon as one request of theirs is served, as many served between two looks as `width`.
+    /// Serves connections that send again as soon as they are answered, `width` of them between two checks.
     fn serve(order: &mut Order, places: &mut [Place], width: usize, requests: usize) -> Vec<u64> {
         let mut served = Vec::new();
         while served.len() < requests {

@@ -1,4 +1,4 @@
-//! Receiving from the lanes of a core.
+//! Receives from the lanes of a core.
 
 use super::{Core, NBD_TOKENS, shm_link};
 use crate::lane::Receiving;
@@ -6,7 +6,7 @@ use crate::serving::Serving;
 use std::io;
 use towline_net::{Incoming, ShmLink};
 
-/// Receives of one lane before the others' turn, unless its peer has ended.
+/// Receives from one lane before others get their turn, unless its peer has hung up.
 const RECEIVES_MAX: usize = 8;
 
 impl Core {
@@ -17,15 +17,16 @@ impl Core {
         }
         let index = token as usize;
         self.receive(index, scratch);
-        // The socket beside shared memory carries nothing any more but its end.
+        // The socket beside shared memory only reports the end of the connection.
         if shm_link(&self.lanes, index).is_some_and(ShmLink::peer_closed) {
-            // What the peer asked for after we looked, and before it ended.
+            // The peer may have sent requests after the last receive and before it hung up.
             self.receive_rest(index, scratch);
             self.close_lane(index, &io::ErrorKind::UnexpectedEof.into());
         }
     }
 
-    /// Reads from a lane what was left because too much was unsent, or because it was the others' turn.
+    /// Reads input of a lane that was left because too much was unsent, or because it was another lane's
+    /// turn.
     pub(super) fn resume(&mut self, index: usize, scratch: &mut [u8]) {
         let Some(Some(lane)) = self.lanes.get_mut(index) else { return };
         lane.is_resumable = false;
@@ -35,7 +36,7 @@ impl Core {
         }
     }
 
-    /// No event will come for what is unread of a lane: it is no news.
+    /// Reads this lane again soon: no event will report its unread input, since that is not new.
     pub(super) fn resume_soon(&mut self, index: usize) {
         if let Some(Some(lane)) = self.lanes.get_mut(index)
             && !std::mem::replace(&mut lane.is_resumable, true)
@@ -48,7 +49,7 @@ impl Core {
         let Some(Some(lane)) = self.lanes.get_mut(index) else { return };
         let Some(mut receiving) = lane.receiving.take() else { return };
         let mut failure = None;
-        // Where the peer has ended, its last bytes are not the end yet.
+        // After the peer has hung up, the receive that returns its last bytes does not yet report the end.
         let mut last_look = lane.hung;
         for receives in 0.. {
             let Some(Some(lane)) = self.lanes.get_mut(index) else { return };
@@ -87,18 +88,18 @@ impl Core {
             (Some(error), _) => self.close_lane(index, &error),
             (None, Some(hello)) => {
                 self.greet(index, &hello);
-                // What came with the hello of a peer that has ended since.
+                // A peer that has hung up may have sent more with its hello.
                 if self.lanes.get(index).is_some_and(|l| l.as_ref().is_some_and(|l| l.hung)) {
                     self.receive(index, scratch);
                 }
             }
-            // Whoever was answered is in there already.
+            // A lane that was sent an answer is already in the list.
             (None, None) if self.dirty.last() != Some(&index) => self.dirty.push(index),
             (None, None) => {}
         }
     }
 
-    /// Receives all that is there, from a peer that has ended.
+    /// Receives everything that a peer sent before it hung up.
     pub(super) fn receive_rest(&mut self, index: usize, scratch: &mut [u8]) {
         if let Some(Some(lane)) = self.lanes.get_mut(index) {
             lane.hung = true;

@@ -1,4 +1,4 @@
-//! How what the engine tells becomes messages.
+//! Turns the engine's outputs into messages.
 
 use super::requests::description;
 use super::{Kind, Tag};
@@ -16,7 +16,7 @@ use towline_wire::limits::{FRAGMENT_BYTES_MAX, HEADER_BYTES};
 use towline_wire::{Errno, Header, Kind as MessageKind, Reply};
 
 impl Core {
-    /// Takes what the engine tells about a request of a session.
+    /// Handles an output of the engine for a request of a session.
     pub(crate) fn answer_native(&mut self, tag: Tag, told: Output<()>) {
         match told {
             Output::Piece { offset, piece, first, last, .. } => {
@@ -40,7 +40,7 @@ impl Core {
         }
     }
 
-    /// The read of this tag, unless its lane is gone.
+    /// Returns the read with this tag, unless its lane is gone.
     fn reading(&mut self, tag: Tag) -> Option<&mut super::Under> {
         let served = self.sessions.get_mut(tag.session)?;
         let lane = self.lanes.get(served.lane? as usize)?.as_ref()?;
@@ -65,7 +65,7 @@ impl Core {
         let Some(served) = self.sessions.get(session) else { return };
         let rides = first && last.is_some() && !sums;
         match piece {
-            // All of it: it comes with the reply.
+            // This is all the data: it goes with the reply.
             Piece::Data(bytes) if rides => return self.finish_read(tag, bytes, last),
             Piece::Lent(bytes)
                 if rides && !served.data_first && bytes.len() <= FRAGMENT_BYTES_MAX as u64 =>
@@ -106,7 +106,7 @@ impl Core {
         }
     }
 
-    /// A read whose data comes with the reply.
+    /// Answers a read whose data goes with the reply.
     fn finish_read(&mut self, tag: Tag, data: Aggregate, times: Option<Times>) {
         let Tag { session, slot, sequence, .. } = tag;
         let Some(served) = self.sessions.get_mut(session) else { return };
@@ -149,7 +149,7 @@ impl Core {
         self.record_disk(under.operation, under.arrived, Some(times), 0);
     }
 
-    /// A request is over: what it was says how it is answered.
+    /// Ends a request and answers it according to its kind.
     pub(crate) fn finish_disk_request(
         &mut self,
         session: u64,
@@ -194,8 +194,8 @@ impl Core {
         self.record_disk(under.operation, under.arrived, times, data);
     }
 
-    /// Sends an answer without data, which has this header but for what is known here, and remembers it if it shall. It took so many
-    /// nanoseconds.
+    /// Sends an answer without data after completing `header`; with `remember`, the slot keeps it. The
+    /// request took `server_ns` nanoseconds.
     pub(crate) fn answer_disk(
         &mut self,
         session: u64,
@@ -209,7 +209,7 @@ impl Core {
         let slot = header.slot;
         self.shared.sign(&mut header, server_ns);
         put_together(&mut message, header, reply);
-        // The answer to a lost lane is only remembered: the client asks again on the next one.
+        // If the lane is lost, the answer is only remembered: the client asks again on its next lane.
         let index = served.lane.map(|lane| lane as usize);
         if let Some(Some(lane)) = index.and_then(|index| self.lanes.get_mut(index)) {
             lane.out.push_short([&message, b""]);
@@ -227,7 +227,7 @@ impl Core {
     }
 }
 
-/// Puts an answer without data together, in place of what `message` held.
+/// Builds an answer without data in `message`, replacing its contents.
 pub(super) fn put_together(message: &mut Vec<u8>, mut header: Header, reply: &Reply<'_>) {
     message.clear();
     message.resize(HEADER_BYTES, 0);
@@ -243,7 +243,7 @@ fn checksums_of(bytes: &Aggregate) -> Vec<u8> {
         let from = slice.offset as usize;
         return checksums(&buffer.bytes()[from..from + slice.length as usize]);
     }
-    // Reads with checksums are in buffers of our own; this is for what else there may be.
+    // Reads with checksums are in pool buffers; this is for anything else.
     let mut copy = vec![0; bytes.len() as usize];
     match bytes.copy_to(&mut copy) {
         Ok(_) => checksums(&copy),

@@ -1,4 +1,4 @@
-//! The data of writes: granted when there is a buffer for it, and received into that.
+//! The data of writes: granted when there is a buffer for it, and received into that buffer.
 
 use super::{Granted, Kind, Writing};
 use crate::core::{Core, Ticket};
@@ -11,7 +11,7 @@ use towline_wire::limits::GRANTS_MAX;
 use towline_wire::{Errno, Header, ProtocolError};
 
 impl Writing {
-    /// The next fragment, which has its place from now on.
+    /// Grants the next fragment, which has its place from now on.
     fn grant(&mut self, engine: &mut Engine<Ticket>) -> Result<&Granted, Short> {
         // Data that is checked before it is written needs a buffer.
         let in_place = match self.checking {
@@ -40,7 +40,7 @@ impl Writing {
 }
 
 impl Core {
-    /// Gives buffers to writes that wait for their data, in turn.
+    /// Gives buffers to writes that wait for data, in turn.
     pub(crate) fn grant_disks(&mut self) {
         for _ in 0..GRANTS_MAX * self.disk_grants.len() {
             let Some((low, (session, slot))) = self.disk_grants.pop() else { return };
@@ -99,7 +99,8 @@ impl Core {
         }
     }
 
-    /// So many bytes of a write follow its request: where there is room for them now, and they are its first fragment, they are received there.
+    /// Prepares for `bytes` bytes that follow a write. If there is room and they are its first fragment, they
+    /// are received into their place.
     pub(crate) fn expect_ahead(&mut self, session: u64, index: usize, header: &Header, bytes: u32) {
         let Some(Some(lane)) = self.lanes.get_mut(index) else { return };
         let Some(served) = self.sessions.get_mut(session) else { return };
@@ -111,7 +112,7 @@ impl Core {
         if let Some(granted) = write.grants.front_mut() {
             granted.ahead = granted.length == bytes as usize;
             if !granted.ahead {
-                // What follows has no place, and this is sent once more.
+                // What follows has no place; the client sends this fragment again.
                 lane.send_header(&grant_message(
                     header.slot,
                     header.sequence,
@@ -125,7 +126,8 @@ impl Core {
         self.ticking = true;
     }
 
-    /// Bytes that the next write may send ahead, after this one: as many as its own first fragment could have.
+    /// Returns how many bytes the client may send ahead with its next write: what the first fragment of this
+    /// write could have been.
     pub(super) fn leave_after(&self, write: &Writing) -> Option<usize> {
         let whole = self.engine.fragment_bytes() as usize;
         match write.first as u64 {
@@ -136,13 +138,13 @@ impl Core {
         .filter(|_| write.failed.is_none())
     }
 
-    /// A write waits for grants.
+    /// Queues a write for grants.
     pub(crate) fn queue_disk_write(&mut self, session: u64, slot: u16) {
         let is_low = self.sessions.get(session).is_some_and(|served| served.is_low);
         self.disk_grants.push(is_low, (session, slot));
     }
 
-    /// A write waits for memory. True: so do all others.
+    /// Puts back a write that waits for memory. Returns true if all others wait as well.
     fn waits_for_memory(&mut self, short: Short, low: bool, write: (u64, u16)) -> bool {
         match short {
             Short::Disk => self.disk_grants.push(low, write),
@@ -151,7 +153,8 @@ impl Core {
         short != Short::Disk
     }
 
-    /// Where data of a write to a disk goes, of which `done` bytes have come; `None`: nowhere.
+    /// Returns where data of a write to a disk goes, of which `done` bytes have arrived; `None`: it has no
+    /// place.
     pub(crate) fn disk_place(
         &mut self,
         session: u64,
@@ -167,7 +170,8 @@ impl Core {
         let grant = write.grants.front_mut()?;
         let is_ahead = header.flags & data_flag::AHEAD != 0;
         let is_granted = grant.offset == header.offset && done + rest <= grant.length;
-        // What began before it was granted has no beginning in the buffer, which held data of others.
+        // Data that began before it was granted lacks its beginning in the buffer, which held other clients'
+        // data.
         if !is_granted || grant.placed != done || grant.lost || grant.ahead != is_ahead {
             return None;
         }
@@ -179,7 +183,7 @@ impl Core {
         landing.map(|(memory, range)| Target::Shared(memory, range))
     }
 
-    /// So many bytes were put where [`Core::disk_place`] said.
+    /// Notes that `count` bytes were received into the place from [`Core::disk_place`].
     pub(crate) fn disk_placed(&mut self, session: u64, header: &Header, count: usize) {
         let Some(served) = self.sessions.get_mut(session) else { return };
         let Some(under) = served.disks.find(header.slot, header.sequence) else { return };
@@ -191,10 +195,11 @@ impl Core {
         }
     }
 
-    /// A fragment of a write to a disk is complete. False: this slot has none.
+    /// Handles a fragment of a write to a disk that has arrived completely. Returns false if this slot has no
+    /// write to a disk.
     ///
     /// # Errors
-    /// It is not what was granted.
+    /// The data does not match its grant.
     pub(crate) fn disk_data(
         &mut self,
         session: u64,
@@ -209,7 +214,7 @@ impl Core {
         let Kind::Write(write) = &mut under.kind else { return Ok(false) };
         let is_ahead = header.flags & data_flag::AHEAD != 0;
         let Some(grant) = write.grants.pop_front() else {
-            // What was granted before the write failed.
+            // Granted before the write failed.
             return if write.failed.is_some() {
                 Ok(true)
             } else {
@@ -249,7 +254,7 @@ impl Core {
         Ok(true)
     }
 
-    /// What came differs from what was sent: nothing more of it is written.
+    /// Refuses data that differs from what was sent: no more of the write is written.
     fn refuse_data(&mut self, session: u64, index: usize, header: &Header) {
         let Some(served) = self.sessions.get_mut(session) else { return };
         let Some(under) = served.disks.find(header.slot, header.sequence) else { return };
@@ -270,8 +275,8 @@ impl Core {
         }
     }
 
-    /// The lane of a session is gone: its reads and what was not begun are forgotten, and data that
-    /// was granted will come anew.
+    /// Notes that a session has lost its lane. Its reads and the requests held back are forgotten; granted
+    /// data will be sent again.
     pub(crate) fn suspend_disks(&mut self, session: u64) {
         let waited = self.waiting.forget(session);
         let Some(served) = self.sessions.get_mut(session) else { return };
@@ -285,7 +290,7 @@ impl Core {
                     served.session.slots.answer(slot as u16, None);
                     *place = None;
                 }
-                // Of one that failed nothing more is to come.
+                // A write that has failed expects no more data.
                 Kind::Write(Writing {
                     key,
                     grants,
@@ -304,7 +309,7 @@ impl Core {
         }
     }
 
-    /// A session is over.
+    /// Ends the requests of a session that is over.
     pub(crate) fn end_disks(&mut self, disks: super::SessionDisks) {
         for under in disks.requests.into_iter().flatten() {
             if let Kind::Write(write) = under.kind {

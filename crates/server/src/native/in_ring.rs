@@ -1,9 +1,10 @@
-//! Short writes that stand in a ring, and are copied from there to where they belong in the memory of a disk.
+//! Short writes to memory disks that are copied straight from the ring of a lane into the disk's memory.
 //!
-//! Most of what such a write takes is waiting for memory. So some are taken together: each is looked at once, its session and its
-//! disk are looked up once, and its place is asked for; then all are copied, and then all are answered. Nothing is allocated. Whatever is
-//! not plain about one (limits, checksums, a low priority, something to be refused, a request that comes again) goes the way of all
-//! requests ([`Core::disk_request`]): nothing was changed then.
+//! Most of the time of such a write is spent waiting for memory. So several are taken together: for each, the
+//! session, the disk and the target are looked up once and the target is prefetched; then all are copied, and
+//! then all are answered. Nothing is allocated. A write that is special in any way (limits, checksums, low
+//! priority, an error, a repeated request) takes the normal path ([`Core::disk_request`]); nothing has been
+//! changed by then.
 
 use super::answers::put_together;
 use super::requests::{may_change, within};
@@ -18,20 +19,20 @@ use towline_wire::header::request_flag;
 use towline_wire::request::parse_disk_request;
 use towline_wire::{Errno, Header, Kind, Reply, Request};
 
-/// A write that was taken, and waits to be copied and answered.
+/// A write that has been taken and waits to be copied and answered.
 pub(crate) struct Taken {
     slot: u16,
     sequence: u32,
     /// Tag of the operation, for statistics.
     operation: u8,
     write: Plain,
-    /// The disk's when the request was taken.
+    /// The disk's epoch when the request was taken.
     epoch: u64,
-    /// It was copied.
+    /// The data was copied.
     landed: bool,
 }
 
-/// What a write says that may be plain.
+/// The fields of a write that may be plain.
 #[derive(Clone, Copy)]
 struct Plain {
     disk: u32,
@@ -53,8 +54,8 @@ impl Plain {
 }
 
 impl Core {
-    /// A request will be taken after the one that is about to be. Where it writes is fetched meanwhile: it is in no
-    /// cache, most likely, and neither is what tells where its page is.
+    /// Prefetches the target of a write that will be taken after the next one: most likely neither the target
+    /// nor its page table entry is in any cache.
     pub(crate) fn expect_disk_request(&self, session: u64, body: &[u8]) {
         if let Some(Plain { disk, offset, length }) = Plain::of(body)
             && let Some(Open { disk, .. }) =
@@ -66,8 +67,8 @@ impl Core {
         }
     }
 
-    /// Takes a plain write of so many bytes to a disk whose memory takes them as they are: to be copied and answered
-    /// by [`Core::land_taken`]. False: it is no such, and nothing was done.
+    /// Takes a plain write of `length` bytes to a disk in memory, to be copied and answered by
+    /// [`Core::land_taken`]. Returns false, and does nothing, if the write is not plain.
     pub(crate) fn take_write(
         &mut self,
         session: u64,
@@ -105,13 +106,13 @@ impl Core {
             return None;
         }
         memory.expect_writes(at, length.min(EXPECTED_BYTES) as usize);
-        // A record of what the slot did before a restart has no use any more.
+        // The record of what the slot did before a restart is no longer needed.
         session.take_recorded(header.slot);
         lane.ahead = false;
         if let Some(loans) = &mut lane.loans {
             loans.take_back(header);
         }
-        // What was closed before this came is closed before it is executed.
+        // Files closed before this request must be closed before it runs.
         self.closing.clear();
         self.waiting.note_other();
         disk.changes.note(offset, length);
@@ -121,7 +122,7 @@ impl Core {
         Some(())
     }
 
-    /// Copies the payloads of the writes that were taken since then, and answers them.
+    /// Copies the payloads of the writes that were taken, the first one at `since`, and answers them.
     pub(crate) fn land_taken(
         &mut self,
         session: u64,
@@ -149,7 +150,7 @@ impl Core {
             self.shared.sign(&mut reply, server);
             let stored = match landed {
                 true => Reply::Stored { epoch },
-                // The disk became shorter meanwhile.
+                // The disk has shrunk meanwhile.
                 false => Reply::Failed { errno: Errno::EIO.0 },
             };
             put_together(&mut self.message, reply, &stored);
@@ -159,8 +160,8 @@ impl Core {
             self.timed.push(Stages { server, ..Stages::default() });
         }
         self.taken = taken;
-        // While the core goes on with what else came the client asks for more, if it looks for answers. One that sleeps is woken
-        // once, at the end of the turn.
+        // If the client is looking for answers, it can send more while the core goes on with its input. A
+        // client that sleeps is woken once, at the end of the turn.
         if shm_link(&self.lanes, lane).is_some_and(|link| !link.peer_sleeps()) {
             self.flush(lane);
         }

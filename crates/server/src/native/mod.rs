@@ -1,12 +1,13 @@
-//! Disks for clients of our own, over their sessions.
+//! Disks for Towline's own clients, over their sessions.
 //!
-//! A request's way: lane -> `Serving` -> [`requests`] -> engine of disks -> [`answers`] -> send queue
-//! of the lane. Data of long writes comes under grants, as for files, straight into the buffers it
-//! is written from, or into the memory of a memory disk ([`data`]). Small reads of what is in memory, and small writes into it, skip the
-//! engine; such writes over shared memory are copied once, from the ring ([`in_ring`]).
+//! The path of a request: lane -> `Serving` -> [`requests`] -> engine of disks -> [`answers`] -> send queue
+//! of the lane. Data of long writes is sent under grants, as for files, straight into the buffers from which
+//! it is written, or into the memory of a memory disk ([`data`]). Small reads of data in memory, and small
+//! writes into memory, skip the engine; over shared memory these writes are copied once, from the ring
+//! ([`in_ring`]).
 //!
-//! Reads belong to the lane: when it is lost they are forgotten, and the client asks again. Changes
-//! belong to the session: they go on, and are answered when the client asks again.
+//! Reads belong to the lane: when it is lost they are forgotten, and the client sends them again. Changes
+//! belong to the session: they continue, and are answered when the client sends them again.
 
 mod answers;
 mod data;
@@ -24,34 +25,35 @@ use towline_wire::disk::Checking;
 use towline_wire::limits::SLOTS_MAX;
 use towline_wire::{Errno, Header};
 
-/// How much is fetched of where the next request writes: the processor goes on by itself once it has seen some lines.
+/// How much of the target of the next write is prefetched: after some cache lines the processor continues by
+/// itself.
 pub(crate) const EXPECTED_BYTES: u64 = 256;
 
-/// A request of a client, as the engine hands it back.
+/// A client's request; the engine returns it with the outcome.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tag {
     session: u64,
     slot: u16,
     sequence: u32,
-    /// The lane's or the session's.
+    /// The owner for the lane's reads or the session's changes.
     owner: OwnerKey,
 }
 
-/// What a session has of disks.
+/// A session's open disks and requests.
 #[derive(Default)]
 pub(crate) struct SessionDisks {
-    /// By the numbers that the client gave them.
+    /// Open disks, by the numbers that the client chose.
     open: BTreeMap<u32, Open>,
-    /// Owns its changes.
+    /// Owner of the session's changes.
     owner: Option<OwnerKey>,
-    /// Requests under way, by slot; empty until there is one.
+    /// Requests under way, by slot; empty until the first one.
     requests: Vec<Option<Under>>,
 }
 
 /// An open disk.
 struct Open {
     disk: Arc<Disk>,
-    /// What measures the client, if it is known.
+    /// The client's meter, if the client is known.
     meter: Option<Arc<Meter>>,
 }
 
@@ -62,7 +64,7 @@ struct Under {
     operation: u8,
     arrived: Instant,
     disk: Arc<Disk>,
-    /// The disk's when the request came: what happens meanwhile can only make it older.
+    /// The disk's epoch when the request arrived: a later change can only make it out of date.
     epoch: u64,
     kind: Kind,
 }
@@ -72,9 +74,9 @@ enum Kind {
     Write(Writing),
     /// Extents.
     Status,
-    /// Everything that is answered by `Stored`.
+    /// Any change that is answered with `Stored`.
     Change,
-    /// A range is brought into memory.
+    /// A range is being read into memory.
     Cache,
     Resize,
 }
@@ -83,21 +85,22 @@ struct Reading {
     offset: u64,
     length: u32,
     checksums: bool,
-    /// Why a part of it could not be had.
+    /// Why a part of it could not be read.
     failed: Option<Errno>,
 }
 
 struct Writing {
     key: RequestKey,
     length: u64,
-    /// Came with the request and waits for a buffer.
+    /// Data that came with the request and waits for a buffer.
     inline: Option<Vec<u8>>,
     grants: VecDeque<Granted>,
-    /// Bytes granted so far, and those of them that came.
+    /// Bytes granted so far.
     granted: u64,
+    /// Bytes received so far.
     filled: u64,
     checking: Option<Checking>,
-    /// Why what was sent is not to be written.
+    /// Why the data must not be written.
     failed: Option<Errno>,
     data_since: Option<Instant>,
     /// Bytes of its first fragment; zero: none was granted.
@@ -106,31 +109,31 @@ struct Writing {
 
 /// A part of a write that the client was told to send.
 struct Granted {
-    /// Of the write.
+    /// Offset in the write.
     offset: u64,
     length: usize,
-    /// `None`: it is received into the disk's own memory.
+    /// `None`: the data is received into the disk's own memory.
     buffer: Option<PoolBuffer>,
-    /// Bytes that are in their place.
+    /// Bytes received into their place.
     placed: usize,
-    /// The disk became shorter meanwhile: what comes is thrown away.
+    /// The disk has shrunk meanwhile: the data is thrown away.
     lost: bool,
-    /// The data comes by leave that was given before the request.
+    /// The data comes under an advance grant.
     ahead: bool,
 }
 
 impl SessionDisks {
-    /// What measures the client at this disk, if it is limited.
+    /// Returns the client's meter at this disk, if the client is limited.
     pub(crate) fn meter(&self, disk: u32) -> Option<Arc<Meter>> {
         self.open.get(&disk)?.meter.as_ref().filter(|meter| meter.is_limited()).cloned()
     }
 
-    /// The client is limited at one of its disks.
+    /// Returns true if the client is limited at one of its disks.
     fn are_limited(&self) -> bool {
         self.open.values().any(|open| open.meter.as_ref().is_some_and(|meter| meter.is_limited()))
     }
 
-    /// The next data for a write is to come by leave.
+    /// Returns true if the write's next data comes under an advance grant.
     pub(crate) fn awaits_ahead(&mut self, header: &Header) -> bool {
         let Some(under) = self.find(header.slot, header.sequence) else { return false };
         let Kind::Write(write) = &under.kind else { return false };
@@ -154,7 +157,7 @@ impl SessionDisks {
         place.take_if(|under| under.sequence == sequence)
     }
 
-    /// True while something is under way that needs nothing more of the client.
+    /// Returns true while a request is under way that needs nothing more from the client.
     pub(crate) fn is_busy(&self) -> bool {
         self.requests.iter().flatten().any(|under| match &under.kind {
             Kind::Write(write) => write.filled >= write.length,
@@ -162,7 +165,7 @@ impl SessionDisks {
         })
     }
 
-    /// True when the request of this slot waits for data.
+    /// Returns true if the request of this slot waits for data.
     pub(crate) fn is_transfer(&self, slot: u16) -> bool {
         let under = self.requests.get(usize::from(slot)).and_then(Option::as_ref);
         under.is_some_and(|under| matches!(&under.kind, Kind::Write(w) if w.filled < w.length))

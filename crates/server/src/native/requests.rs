@@ -1,4 +1,4 @@
-//! What a core does with each request for a disk.
+//! Handles each request to a disk.
 
 use super::{Kind, Open, Reading, SessionDisks, Tag, Under, Writing};
 use crate::core::{Core, Ticket, elapsed_ns};
@@ -24,24 +24,24 @@ use towline_wire::limits::{HEADER_BYTES, TRANSFER_BYTES_MAX};
 use towline_wire::request::parse_disk_request;
 use towline_wire::{Errno, Header, Kind as MessageKind, ProtocolError, Reply, Request};
 
-/// Reads up to this length of what is in memory are answered by copying, at once.
+/// Reads of up to this many bytes in memory are answered at once, by a copy.
 const READ_NOW_BYTES_MAX: u32 = 32 * 1024;
 
 type Work = Box<dyn FnOnce() -> io::Result<Vec<Vec<Status>>> + Send>;
 
-/// What becomes of a request.
+/// The outcome of starting a request.
 enum Begun<'a> {
-    /// Its answer.
+    /// The answer.
     Answer(Reply<'a>),
-    /// It was answered, or will be.
+    /// The request has been answered, or will be.
     Goes,
 }
 
 impl Core {
-    /// Takes a request for a disk.
+    /// Handles a request to a disk.
     ///
     /// # Errors
-    /// It is no legal request, or what it writes and the bytes do not match.
+    /// The request is malformed, or a write does not match its data.
     pub(crate) fn disk_request(&mut self, arrived: &Arrived<'_>) -> Result<(), ProtocolError> {
         self.serves_disks = true;
         let request = parse_disk_request(arrived.body)?;
@@ -118,7 +118,8 @@ impl Core {
         }
         let number = request.disk().unwrap_or(u32::MAX);
         let disk = &served.disks.open.get(&number).ok_or(Errno::EBADF)?.disk;
-        // Small writes into memory: the disk is not cloned for them, since that waits until what they wrote is in the cache.
+        // Small writes into memory come first: they do not clone the disk, since that atomic operation would
+        // wait until the written lines are in the cache.
         if let Request::DiskWrite { flags, offset, length, .. } = *request {
             may_change(&mut self.disk_sizes, disk, offset, length.into())?;
             if flags & disk_flag::CHECKSUMS == 0
@@ -209,7 +210,7 @@ impl Core {
         }
     }
 
-    /// Notes a request that will be answered later.
+    /// Records a request that will be answered later.
     fn note(&mut self, arrived: &Arrived<'_>, disk: &Arc<Disk>, kind: Kind) {
         let under = Under {
             sequence: arrived.header.sequence,
@@ -224,7 +225,7 @@ impl Core {
         }
     }
 
-    /// Who owns the changes of a session.
+    /// Returns the owner of a session's changes.
     fn session_owner(&mut self, session: u64) -> Option<OwnerKey> {
         let Served { disks: SessionDisks { owner, .. }, .. } = self.sessions.get_mut(session)?;
         Some(*owner.get_or_insert_with(|| self.engine.add_owner()))
@@ -253,7 +254,7 @@ impl Core {
     ) -> Result<Begun<'static>, Errno> {
         let Reading { offset, length, checksums, .. } = reading;
         if length == 0 {
-            // The engine has nothing to tell of it.
+            // The engine reports nothing for it.
             return Ok(Begun::Answer(Reply::Read { length, errno: 0 }));
         }
         if self.show(arrived, disk, &reading) {
@@ -289,7 +290,7 @@ impl Core {
         Ok(Begun::Goes)
     }
 
-    /// The answer to a read is on its lane.
+    /// Frees the slot of a read whose answer is on its lane.
     fn answered(&mut self, arrived: &Arrived<'_>) {
         if let Some(served) = self.sessions.get_mut(arrived.session) {
             served.session.slots.answer(arrived.header.slot, None);
@@ -297,9 +298,9 @@ impl Core {
         self.dirty.push(arrived.lane);
     }
 
-    /// Answers a read by saying where the bytes stand, in memory that the client maps; false
-    /// when they are to be sent. Who is limited gets them sent: a client that has the memory could
-    /// read all of it unseen.
+    /// Answers a read with the location of the data, in memory that the client maps. Returns false if the
+    /// data has to be sent. Limited clients always get it sent, because a client with the memory could read
+    /// all of it unnoticed.
     fn show(&mut self, arrived: &Arrived<'_>, disk: &Disk, reading: &Reading) -> bool {
         let Reading { offset, length, checksums, .. } = *reading;
         let borrows = arrived.header.flags & request_flag::BORROWS != 0;
@@ -322,7 +323,7 @@ impl Core {
         let mut reply = Header::new(MessageKind::Reply, slot, sequence);
         let shown = loans.show(&mut reply, &mut message, HEADER_BYTES, memory, extents);
         if shown {
-            // Nothing was read here: all the time it took is that of control.
+            // Nothing was read here, so all the time is control.
             let server = elapsed_ns(arrived.at);
             self.shared.sign(&mut reply, server);
             message[..HEADER_BYTES].copy_from_slice(&reply.to_bytes());
@@ -335,7 +336,7 @@ impl Core {
         shown
     }
 
-    /// The whole answer to a read of what is in memory; `None` when it would wait.
+    /// Returns the complete answer to a read of data in memory; `None` if the read would block.
     fn read_now(
         &self,
         arrived: &Arrived<'_>,
@@ -346,7 +347,7 @@ impl Core {
         let length = reading.length as usize;
         let mut results = Vec::with_capacity(16);
         Reply::Read { length: reading.length, errno: 0 }.encode(&mut results);
-        // With checksums: a message of data, and the reply behind it.
+        // With checksums: a data message, followed by the reply.
         let sums = if reading.checksums { length.div_ceil(4096) * 4 } else { 0 };
         let head = HEADER_BYTES + if reading.checksums { sums } else { results.len() };
         let mut message = Vec::with_capacity(head + length + HEADER_BYTES + results.len());
@@ -417,8 +418,8 @@ impl Arrived<'_> {
     }
 }
 
-/// Checks a change. The size is looked at anew, once for all requests that came together (`sizes`): a
-/// write beyond the end of a file that became shorter would make it long again.
+/// Checks a change. Reads the size again, once for all requests that arrived together (`sizes`): a write
+/// beyond the end of a file that has shrunk would make it longer again.
 pub(super) fn may_change(
     sizes: &mut Vec<(u64, u64)>,
     disk: &Disk,
@@ -433,7 +434,7 @@ pub(super) fn may_change(
     let size = match known {
         Some((_, size)) => *size,
         None => {
-            // A device that is gone has no size any more.
+            // A device that is gone has no size.
             let size = disk.store.refresh().unwrap_or(0);
             sizes.push((disk.identity, size));
             size
@@ -442,7 +443,7 @@ pub(super) fn may_change(
     if offset + length > size { Err(Errno::EIO) } else { Ok(()) }
 }
 
-/// Writes what came with its request, if that does not wait; `None`: it would. The range was checked.
+/// Writes the data of a request if that does not block; `None`: it would. The range has been checked.
 fn write_now(
     disk: &Disk,
     arrived: &Arrived<'_>,
@@ -468,7 +469,7 @@ fn write_now(
     Some(Ok(Reply::Stored { epoch }))
 }
 
-/// A change that is perhaps to be made durable.
+/// Returns the work for a change, followed by a flush if it must be durable.
 fn changing(
     disk: &Arc<Disk>,
     flags: u32,
@@ -484,7 +485,7 @@ fn changing(
     })
 }
 
-/// What a disk is like now.
+/// Returns the current properties of a disk.
 pub(super) fn description(disk: &Disk) -> Reply<'static> {
     let geometry = disk.geometry();
     let mut flags = 0;
@@ -504,7 +505,7 @@ pub(super) fn description(disk: &Disk) -> Reply<'static> {
     }
 }
 
-/// Checks a range: `EINVAL` when it is not in whole blocks, `beyond` when it is not all inside.
+/// Checks a range: `EINVAL` if it is not in whole blocks, `beyond` if it does not lie inside the disk.
 pub(super) fn within(disk: &Disk, offset: u64, length: u64, beyond: Errno) -> Result<(), Errno> {
     let geometry = disk.geometry();
     if !(offset | length).is_multiple_of(geometry.block_minimum.into()) {

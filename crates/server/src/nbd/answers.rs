@@ -1,4 +1,4 @@
-//! How what the engine tells becomes replies.
+//! Turns the engine's outputs into replies.
 
 use super::lane::NbdLane;
 use super::serving::{Tag, protocol_error};
@@ -11,16 +11,16 @@ use towline_nbd::reply::Extent;
 use towline_nbd::{Context, Error, Form};
 use towline_net::Telling;
 
-/// Data up to this length is copied behind its header: that costs less than referring to it.
+/// Data of up to this many bytes is copied behind its header, which costs less than a reference.
 const COPY_BYTES_MAX: u64 = 16 * 1024;
-/// Zeroes for replies that cannot tell of holes.
+/// Size of the buffer of zeroes for replies that cannot express holes.
 const ZEROES_BYTES: u64 = 256 * 1024;
 
 impl NbdLane {
-    /// Answers. All but pieces of reads is kept back while a simple reply is told in part.
+    /// Appends the answer. While a simple reply is sent in part, everything but pieces of reads is held back.
     ///
     /// # Errors
-    /// The rules leave nothing but to hang up.
+    /// The protocol leaves only hanging up.
     pub(super) fn answer(
         &mut self,
         output: Output<Tag>,
@@ -70,10 +70,10 @@ impl NbdLane {
         Ok(())
     }
 
-    /// A piece of a read in a chunk of its own.
+    /// Appends a piece of a read as a chunk of its own.
     fn chunk(&mut self, tag: Tag, offset: u64, piece: Piece, last: bool) {
         let replying = tag.replying;
-        // Lengths of reads are at most 32 MiB.
+        // Reads are at most 32 MiB long.
         let length = piece.len() as u32;
         match piece {
             Piece::Hole(_) => replying.hole(&mut self.batch, offset, length, last),
@@ -82,7 +82,7 @@ impl NbdLane {
                 self.append(bytes, None);
             }
             Piece::Lent(bytes) => {
-                // It can still fail, so that another chunk has to end the reply.
+                // Sending can still fail, so the reply must end with another chunk.
                 replying.data(&mut self.batch, offset, length, false);
                 let telling: Telling = Box::new(move |errno| {
                     let mut told = Vec::new();
@@ -97,7 +97,7 @@ impl NbdLane {
         }
     }
 
-    /// A piece of a simple reply, all of whose data stands behind one header, in order.
+    /// Appends a piece of a simple reply, which has all its data behind one header, in order.
     fn simple(&mut self, tag: Tag, piece: Piece, first: bool, last: bool) {
         if first {
             tag.replying.data(&mut self.batch, tag.replying.offset, tag.length as u32, false);
@@ -105,7 +105,7 @@ impl NbdLane {
         }
         match piece {
             Piece::Hole(length) => self.append_zeroes(length),
-            // Missing bytes cannot be told behind a header that promised them.
+            // Missing bytes cannot be reported once the header has promised them.
             Piece::Data(bytes) | Piece::Lent(bytes) => self.append(bytes, None),
         }
         if last {
@@ -124,7 +124,7 @@ impl NbdLane {
         let (replying, error) = (tag.replying, protocol_error(error));
         if replying.form == Form::Simple {
             if first {
-                // Nothing was promised yet.
+                // Nothing has been promised yet.
                 replying.error(self.replies(), error, error.text());
                 return Ok(());
             }

@@ -1,4 +1,4 @@
-//! How a core does what waits for a device: on its ring, or on a thread that may wait.
+//! Does a core's work that waits for a device: on its ring, or on a thread that may block.
 
 use crate::guarded::guarded;
 use crate::mailbox::{Mail, Mailbox};
@@ -15,7 +15,7 @@ use towline_mem::PoolBuffer;
 use towline_reactor::{Reactor, Transfer};
 use towline_store::{Direction, Place};
 
-/// Work that is done when its time has come, the first of it first.
+/// Work that is due at a certain time; ordered so that the earliest comes first.
 pub(crate) struct Late {
     pub(crate) at: Instant,
     pub(crate) token: u64,
@@ -24,7 +24,7 @@ pub(crate) struct Late {
 
 impl Ord for Late {
     fn cmp(&self, other: &Self) -> Ordering {
-        // The heap gives the greatest.
+        // The heap returns the greatest.
         (other.at, other.token).cmp(&(self.at, self.token))
     }
 }
@@ -66,7 +66,7 @@ impl Driver for CoreDriver<'_> {
                 let range = 0..place.length as usize;
                 let Place { file, offset, .. } = place;
                 let transfer = Transfer { file, offset, buffer, range, write, durable };
-                // A ring that is full or broken leaves the threads.
+                // If the ring is full or broken, a thread does it.
                 if let Err(mut transfer) = self.reactor.submit(token, transfer) {
                     self.on_thread(disk, move || {
                         let result = move_bytes(&mut transfer);
@@ -88,7 +88,7 @@ impl Driver for CoreDriver<'_> {
     }
 }
 
-/// One read or write on this thread; it may move fewer bytes.
+/// Does one read or write on this thread; it may move fewer bytes.
 fn move_bytes(transfer: &mut Transfer) -> io::Result<usize> {
     loop {
         let moved = if transfer.write {

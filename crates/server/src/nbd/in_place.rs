@@ -1,8 +1,8 @@
-//! Sending from the buffers that disks are read into, without copying (`SEND_ZC`).
+//! Sends from the buffers that disks are read into, without copying (`SEND_ZC`).
 //!
-//! A lane may, if its disk says so, or by itself if its peer is on another machine: within a machine
-//! the kernel copies, and then this only costs. Where the kernel copies for another reason (a device
-//! that cannot gather, for one) it says so after the first sends, and the lane gives it up.
+//! A lane does so if its disk says so, or by default if its peer is on another machine: within a machine the
+//! kernel copies, so it would only cost. If the kernel copies for another reason (for example, a device that
+//! cannot gather), it says so after the first sends, and the lane gives up.
 
 use super::lane::{NbdLane, Phase};
 use crate::core::Core;
@@ -13,12 +13,12 @@ use towline_net::address::is_same_host;
 use towline_net::{Counters, Link, LinkKind};
 use towline_reactor::Sent;
 
-/// Sends of a core's lanes that the kernel refers to.
+/// Sends of a core's lanes whose buffers the kernel still uses.
 #[derive(Default)]
 pub(crate) struct InPlace {
     next: u64,
     sends: HashMap<u64, Send>,
-    /// Kept for its memory.
+    /// Kept to reuse the allocation.
     told: Vec<Sent>,
 }
 
@@ -29,7 +29,7 @@ struct Send {
     bytes: u64,
 }
 
-/// True when a connection to this disk begins with sends in place.
+/// Returns true if a connection to this disk starts with sends in place.
 pub(super) fn begins(disk: &Disk, link: &Link, ring_can: bool) -> bool {
     ring_can
         && link.kind() == LinkKind::Tcp
@@ -41,7 +41,7 @@ pub(super) fn begins(disk: &Disk, link: &Link, ring_can: bool) -> bool {
 }
 
 impl Core {
-    /// Gives the front of a lane's queue to the ring, if it is for it.
+    /// Hands the front of a lane's queue to the ring, if it is to be sent in place.
     pub(super) fn send_in_place(&mut self, index: usize) {
         let Some(Some(lane)) = self.nbd.lanes.get_mut(index) else { return };
         let link: Arc<Link> = lane.link.clone();
@@ -60,7 +60,7 @@ impl Core {
         in_place.sends.insert(token, Send { lane: index, owner, bytes: 0 });
     }
 
-    /// Handles what became of sends in place.
+    /// Handles the results of sends in place.
     pub(crate) fn finish_sends(&mut self) {
         if !self.reactor.has_sent() {
             return;
@@ -80,7 +80,7 @@ impl Core {
                 send.bytes = *count as u64;
             }
             let Some(Some(lane)) = self.nbd.lanes.get_mut(index) else { continue };
-            // Its lane may have ended, and another one may have its place already.
+            // The lane may have ended, and another one may have its index.
             if lane.owner != owner {
                 continue;
             }
@@ -99,7 +99,7 @@ impl Core {
                             self.wait_for_room(index);
                             continue;
                         }
-                        // This kernel's TCP cannot.
+                        // TCP in this kernel does not support it.
                         std::io::ErrorKind::Unsupported => lane.out.allow_in_place(false),
                         _ => {
                             self.close_nbd(index, &error);

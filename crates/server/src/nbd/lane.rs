@@ -10,31 +10,33 @@ use towline_mem::{Aggregate, PoolBuffer};
 use towline_nbd::{Haggle, Receiver};
 use towline_net::{Counters, Flushed, Glance, Link, SendQueue, Telling};
 
-/// Unsent bytes above which no further requests are taken.
+/// Above this many unsent bytes, no further requests are taken.
 pub(super) const UNSENT_BYTES_MAX: u64 = 1 << 20;
 
-/// How far a connection has come.
+/// The phase of a connection.
 pub(super) enum Phase {
     /// Option haggling.
     Haggling(Box<Haggle>),
     /// Requests to this disk.
     Serving(Box<Receiver>, Arc<Disk>),
-    /// Its phase is in use elsewhere, or it is about to end.
+    /// The phase is in use elsewhere, or the connection is about to end.
     Taken,
 }
 
-/// A write whose payload is coming in.
+/// A write whose payload is being received.
 pub(super) struct Filling {
     pub(super) key: RequestKey,
-    /// Where the next bytes go, and how many bytes it will hold and holds.
+    /// The buffer for the next bytes.
     pub(super) buffer: Option<PoolBuffer>,
-    /// They go into the disk's own memory.
+    /// The data goes into the disk's own memory.
     pub(super) in_place: bool,
+    /// Bytes that the buffer is to hold, and bytes that it holds.
     pub(super) length: usize,
     pub(super) filled: usize,
 }
 
-/// Bytes of requests that are answered before the answers are sent: some microseconds of work for the client.
+/// After answers to this many bytes of requests, the answers are sent: some microseconds of work for the
+/// client.
 const EARLY_BYTES: u64 = 32 * 1024;
 
 /// A connection.
@@ -46,41 +48,43 @@ pub(super) struct NbdLane {
     pub(super) phase: Phase,
     /// Input that could not be used yet.
     pub(super) held: Vec<u8>,
-    /// Replies of this turn, with small data between them.
+    /// Replies of this turn, with small data in between.
     pub(super) batch: Vec<u8>,
-    /// Bytes of requests that were answered at once since answers were sent early.
+    /// Bytes of requests answered at once since answers were last sent early.
     pub(super) answered: u64,
-    /// A simple reply is told in part; what else is to be said waits in `later`.
+    /// A simple reply has been sent in part; other replies wait in `later`.
     pub(super) speaking: bool,
     pub(super) later: Vec<u8>,
     pub(super) out: SendQueue,
-    /// Bytes that were sent in place and that the network still refers to.
+    /// Bytes sent in place that the network still refers to.
     pub(super) unreleased: u64,
     pub(super) filling: Option<Filling>,
-    /// Its last request was a long write into memory.
+    /// The last request was a long write into memory.
     pub(super) expects_bulk: bool,
     /// Nothing more is read: the client is done.
     pub(super) closing: bool,
     /// Input was left unread.
     pub(super) paused: bool,
-    /// Requests that may be under way at once.
+    /// Maximum number of requests under way at once.
     pub(super) depth: usize,
-    /// What measures its client, and that it waits until it may ask for more.
+    /// The client's meter.
     pub(super) meter: Option<Arc<Meter>>,
+    /// The client has used up its limit and waits.
     pub(super) is_throttled: bool,
-    /// In the list of those that wait for memory.
+    /// The lane is in the list of those that wait for memory.
     pub(super) is_starving: bool,
-    /// The client sends nothing more: what was read short ends there, without another event.
+    /// The client sends nothing more. After a short read the lane is read again, since no event will report
+    /// the end.
     pub(super) hung: bool,
-    /// In the list of lanes with something to send.
+    /// The lane is in the list of those with something to send.
     pub(super) is_dirty: bool,
-    /// In the list of lanes of which something was looked at that is not taken.
+    /// The lane is in the list of those with input that was peeked at but not removed.
     pub(super) is_behind: bool,
     /// When it connected.
     pub(super) since: Instant,
-    /// When it connected, or last moved a byte.
+    /// When the client connected, or last moved a byte.
     pub(super) moved: Instant,
-    /// Dropped with the lane: tells somebody that it is over.
+    /// Dropped with the lane, which tells the receiver that the connection has ended.
     pub(super) _over: Option<Sender<()>>,
 }
 
@@ -120,17 +124,17 @@ impl NbdLane {
         self.out.bytes() + (self.batch.len() + self.later.len()) as u64
     }
 
-    /// Bytes of answers that hold memory.
+    /// Returns the bytes of answers that hold memory.
     pub(super) fn held(&self) -> u64 {
         self.unsent() + self.unreleased
     }
 
-    /// Where a whole reply goes.
+    /// Returns the buffer for a complete reply.
     pub(super) fn replies(&mut self) -> &mut Vec<u8> {
         if self.speaking { &mut self.later } else { &mut self.batch }
     }
 
-    /// A simple reply that comes in pieces begins or ends.
+    /// Notes that a simple reply that is sent in pieces begins or ends.
     pub(super) fn set_speaking(&mut self, speaking: bool) {
         self.speaking = speaking;
         if !speaking {
@@ -142,8 +146,7 @@ impl NbdLane {
         self.out.is_empty() && self.batch.is_empty() && self.later.is_empty()
     }
 
-    /// Puts what was collected behind what is queued, so that something can follow it by
-    /// reference.
+    /// Queues the batch, so that data by reference can follow it.
     fn queue_batch(&mut self) {
         if !self.batch.is_empty() {
             let batch = std::mem::take(&mut self.batch);
@@ -151,7 +154,7 @@ impl NbdLane {
         }
     }
 
-    /// Queues bytes by reference, behind the header that ends the batch.
+    /// Queues bytes by reference, behind the header at the end of the batch.
     pub(super) fn push(&mut self, bytes: Aggregate, telling: Option<Telling>) {
         let batch = std::mem::take(&mut self.batch);
         let mut message = Aggregate::from_vec(batch);
@@ -159,19 +162,19 @@ impl NbdLane {
         self.out.push_foreign(message, telling);
     }
 
-    /// A request that moved so many bytes was answered at once. After some of them the answers are sent: the client
-    /// can work on them while the server answers the rest. With all in one piece at the end of each turn, the two
-    /// would work by turns.
+    /// Notes that a request that moved `moved` bytes was answered at once, and sends the answers after some
+    /// of them. The client can then work while the server answers the rest. If all answers left together at
+    /// the end of the turn, client and server would only take turns.
     pub(super) fn send_early(&mut self, moved: u64, counters: &Counters) {
         self.answered += moved;
         if self.answered >= EARLY_BYTES && self.out.is_empty() && !self.speaking {
             self.answered = 0;
-            // What failed fails again at the end of the turn, and is handled there.
+            // An error occurs again at the end of the turn, and is handled there.
             let _ = self.flush(counters);
         }
     }
 
-    /// Takes what was only looked at. What fails fails again at the next receive.
+    /// Removes the input that was peeked at. An error occurs again at the next receive.
     pub(super) fn take_looked(&mut self, counters: &Counters) {
         let _ = self.glance.take(&self.link, counters);
     }
@@ -179,7 +182,7 @@ impl NbdLane {
     /// Sends as much as the link takes.
     pub(super) fn flush(&mut self, counters: &Counters) -> io::Result<Flushed> {
         if self.out.is_empty() && !self.batch.is_empty() {
-            // Most turns end here: one call, nothing allocated.
+            // Most turns end here: one call, and nothing is allocated.
             match self.link.send(&[&self.batch], counters) {
                 Ok(count) if count == self.batch.len() => {
                     self.batch.clear();

@@ -18,24 +18,25 @@ use towline_net::{Counters, Flushed, Link};
 use towline_reactor::Event;
 use towline_wire::limits::CLIENT_STALL_SECONDS;
 
-/// Receives of one lane before the others' turn.
+/// Receives from one lane before others get their turn.
 const RECEIVES_MAX: usize = 8;
-/// Turns that requests may stay looked at: more than it takes to have as many as are taken together.
+/// Maximum number of turns for which requests stay peeked at: more than it takes to collect as many as are
+/// removed together.
 const TURNS_BEHIND_MAX: u32 = 64;
-/// Payload of at least this length is received to where it is written from.
+/// Payload of at least this many bytes is received to where it is written from.
 pub(super) const PLACED_BYTES_MIN: u64 = 16 * 1024;
 /// Rounds of reading from disks and sending within one turn.
 const ROUNDS_MAX: usize = 8;
-/// How often to look for lanes that hold memory and do not move.
+/// How often to check for lanes that hold memory and do not move.
 const TICK: Duration = Duration::from_secs(1);
 
-/// What became of a receive.
+/// The result of a receive.
 #[derive(PartialEq, Eq)]
 enum Reading {
     Goes,
-    /// All that was there is read.
+    /// There is nothing more to read.
     Drained,
-    /// Something has to happen before more is read.
+    /// Reading has to wait for something else.
     Paused,
 }
 
@@ -91,7 +92,7 @@ impl Core {
         }
     }
 
-    /// Tells the engine of transfers that the ring finished.
+    /// Reports transfers that the ring has finished to the engine.
     pub(crate) fn finish_transfers(&mut self) {
         if !self.reactor.has_finished() {
             return;
@@ -110,7 +111,7 @@ impl Core {
         self.finished = finished;
     }
 
-    /// Does what was to be done by now for disks that only pretend to take time.
+    /// Does the work that is due for disks that simulate a delay.
     pub(crate) fn finish_late(&mut self) {
         if self.late.is_empty() {
             return;
@@ -134,7 +135,7 @@ impl Core {
         engine.finished(token, result, buffer, &mut driver);
     }
 
-    /// Something is to be begun for disks, or to be told of them.
+    /// Returns true if there is something to start, or to report, for disks.
     fn has_disk_work(&self) -> bool {
         self.engine.has_work()
             || self.engine.is_starved()
@@ -143,7 +144,7 @@ impl Core {
             || self.nbd.has_work()
     }
 
-    /// The end of a turn: fragments are begun and sent, as long as one leads to the other.
+    /// Ends a turn: starts fragments and sends answers, as long as one leads to the other.
     pub(crate) fn turn_disks(&mut self, scratch: &mut [u8]) {
         self.disk_sizes.clear();
         let rounds = if self.has_disk_work() { ROUNDS_MAX } else { 0 };
@@ -174,7 +175,7 @@ impl Core {
                     !goes_on
                 });
             }
-            // Those that starve are tried again once a turn; memory comes with completions.
+            // Starving lanes are tried again once per turn; memory is released by completions.
             if round == 0 {
                 for index in std::mem::take(&mut self.nbd.starving) {
                     if let Some(Some(lane)) = self.nbd.lanes.get_mut(index) {
@@ -194,7 +195,7 @@ impl Core {
             self.moved_told = self.engine.moved();
             self.statistics.publish_moved(self.moved_told);
         }
-        // What the last round began to answer.
+        // Sends what the last round started to answer.
         self.flush_nbd_dirty();
         if self.wants_ticks() && self.nbd.ticked.elapsed() >= TICK {
             self.tick_nbd();
@@ -204,7 +205,7 @@ impl Core {
     fn answer_nbd(&mut self, output: Output<super::Tag>) {
         let super::Tag { lane: index, owner, .. } = output.tag();
         let Some(Some(lane)) = self.nbd.lanes.get_mut(index) else { return };
-        // Its lane may have ended in this turn, and another one may have its place already.
+        // The lane may have ended in this turn, and another one may have its index.
         if lane.owner != owner {
             return;
         }
@@ -218,7 +219,7 @@ impl Core {
         if self.nbd.dirty.is_empty() {
             return;
         }
-        // Those that become so meanwhile are for the next time.
+        // Lanes that become dirty meanwhile wait for the next time.
         let meanwhile = std::mem::take(&mut self.nbd.spare);
         let mut dirty = std::mem::replace(&mut self.nbd.dirty, meanwhile);
         for index in dirty.drain(..) {
@@ -244,7 +245,7 @@ impl Core {
                 }
                 let has_room = unsent == 0 && engine.requests_of(owner) < lane.depth;
                 if lane.paused && has_room && !lane.is_starving && !lane.is_throttled {
-                    // No event will come for what is unread: it is no news.
+                    // No event will report the unread input, since it is not new.
                     self.nbd.resumable.push(index);
                 }
                 match flushed {
@@ -257,8 +258,8 @@ impl Core {
         }
     }
 
-    /// At the end of a turn: requests that were only looked at do not stay for long where the core does not sleep, since others keep it
-    /// busy.
+    /// At the end of a turn, makes sure that requests do not stay peeked at for long on a core that other
+    /// clients keep awake.
     pub(crate) fn take_looked_at_last(&mut self) {
         if !self.nbd.behind.is_empty() {
             self.nbd.turns_behind += 1;
@@ -268,7 +269,7 @@ impl Core {
         }
     }
 
-    /// Requests that were only looked at are taken: the core is about to sleep, or to end.
+    /// Removes requests that were only peeked at, because the core is about to sleep or to end.
     pub(crate) fn take_looked(&mut self) {
         self.nbd.turns_behind = 0;
         while let Some(index) = self.nbd.behind.pop() {
@@ -278,21 +279,21 @@ impl Core {
         }
     }
 
-    /// Flushes a lane again when its link takes more.
+    /// Flushes a lane again when its link accepts more.
     pub(super) fn wait_for_room(&mut self, index: usize) {
         if let Err(error) = self.reactor.watch_writable(NBD_TOKENS + index as u64) {
             self.close_nbd(index, &error);
         }
     }
 
-    /// Reads from a lane what is there, or as much as it may now.
+    /// Reads from a lane as much as there is or as it may take.
     pub(crate) fn receive_nbd(&mut self, index: usize, scratch: &mut [u8]) {
         for _ in 0..RECEIVES_MAX {
             let Some(Some(lane)) = self.nbd.lanes.get_mut(index) else { return };
             if lane.closing {
                 return;
             }
-            // Taken out, so that what it finds can change the lane.
+            // Taken out, so that the handlers can change the lane.
             let phase = std::mem::replace(&mut lane.phase, Phase::Taken);
             let (phase, outcome) = match phase {
                 Phase::Haggling(haggle) => self.haggle(index, haggle, scratch),
@@ -352,7 +353,7 @@ impl Core {
                     let gone = io::Error::other("the disk is not exported any more");
                     return (Phase::Taken, Err(gone));
                 };
-                // What was held may be requests already.
+                // The rest of the input may already contain requests.
                 lane.paused = true;
                 let depth = disk.shape.depth as usize;
                 lane.depth = if depth > 0 { depth } else { DEPTH_MAX as usize };
@@ -399,7 +400,7 @@ impl Core {
         };
         let mut drained = false;
         let received = if was_paused && !held.is_empty() {
-            // What could not be used before, and nothing more until it can.
+            // First the input that could not be used before, and nothing more until it is used.
             let received = receiver.receive(&held, &mut serving).map_err(invalid)?;
             held.drain(..received.used);
             serving.lane.held = held;
@@ -412,7 +413,7 @@ impl Core {
                 None => Received { used: 0, blocked: true, disconnect: false },
                 Some(mut target) => {
                     let wanted = target.len();
-                    // The next header comes with the same call.
+                    // Receives the next header with the same call.
                     let ahead = if wanted == missing { header_bytes(form) } else { 0 };
                     let ahead = &mut scratch[..ahead];
                     let room = wanted + ahead.len();
@@ -434,7 +435,8 @@ impl Core {
                 }
             }
         } else {
-            // Of a client that writes much into memory no payload comes here but short ends: it would have to be copied.
+            // From a client that writes much into memory, only short ends of payload are received here, since
+            // they have to be copied.
             let bulk = serving.lane.expects_bulk && held.len() < header_bytes(form);
             let next = receiver.missing() as usize + header_bytes(form);
             let most = if bulk { next - held.len() } else { scratch.len() };
@@ -487,7 +489,7 @@ impl Core {
         if error.kind() == io::ErrorKind::InvalidData {
             self.statistics.protocol_errors.fetch_add(1, Ordering::Relaxed);
             log::warn!("closing a connection whose NBD client broke the protocol: {error}");
-            // What was answered before may still leave.
+            // What was answered before may still be sent.
             if let Some(Some(lane)) = self.nbd.lanes.get_mut(index) {
                 let _ = lane.flush(&self.statistics.counters);
             }
@@ -499,7 +501,7 @@ impl Core {
         let Some(mut lane) = self.nbd.lanes.get_mut(index).and_then(Option::take) else { return };
         lane.take_looked(&self.statistics.counters);
         if let Some(fd) = lane.link.fd() {
-            // Fails only when the peer closed first.
+            // Fails only if the peer closed first.
             let _ = rustix::net::shutdown(fd, rustix::net::Shutdown::Both);
             let _ = self.reactor.unwatch(fd, NBD_TOKENS + index as u64);
         }
@@ -517,14 +519,14 @@ impl Core {
         self.statistics.lanes.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Ends connections that wait too long: those that choose no disk, whatever they send; those
-    /// that are done and do not take their last replies; and while memory is short, those that hold
-    /// some and do not move a byte.
+    /// Ends connections that take too long: those that choose no disk, whatever they send; those that are
+    /// done but do not take their last replies; and, while memory is short, those that hold memory and do not
+    /// move a byte.
     fn tick_nbd(&mut self) {
         self.nbd.ticked = Instant::now();
         self.nbd.ticking = false;
         let stall = Duration::from_secs(CLIENT_STALL_SECONDS);
-        // Not when some only wait for a disk that hangs.
+        // Not if lanes only wait for a disk that hangs.
         let memory_is_short = self.is_starving() && self.engine.is_out_of_memory();
         if memory_is_short {
             self.end_deaf(stall);
@@ -561,7 +563,7 @@ fn invalid(error: ProtocolError) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, error)
 }
 
-/// Receives from a link; `None` when nothing is there.
+/// Receives from a link; `None`: there is nothing to receive.
 fn receive_from(mut receive: impl FnMut() -> io::Result<usize>) -> io::Result<Option<usize>> {
     loop {
         match receive() {

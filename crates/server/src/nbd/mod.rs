@@ -1,7 +1,7 @@
-//! Serving NBD: connections of a core, and what happens to their requests.
+//! Serves NBD: a core's connections and their requests.
 //!
-//! A request's way: lane ([`lane`]) -> `nbd::Receiver` -> [`serving`] -> engine of disks -> answers
-//! ([`answers`]) -> send queue of the lane. Small reads of what is in memory skip the engine.
+//! The path of a request: lane ([`lane`]) -> `nbd::Receiver` -> [`serving`] -> engine of disks -> answers
+//! ([`answers`]) -> send queue of the lane. Small reads of data in memory skip the engine.
 
 mod answers;
 pub(crate) mod driver;
@@ -22,17 +22,17 @@ pub(crate) struct Nbd {
     free: Vec<usize>,
     /// Lanes with something to send.
     dirty: Vec<usize>,
-    /// Empty; kept for its memory, which is that of `dirty` by turns.
+    /// Empty; swapped with `dirty` to reuse the allocation.
     spare: Vec<usize>,
-    /// Lanes with requests that were looked at and are not taken.
+    /// Lanes with requests that were peeked at but not removed.
     behind: Vec<usize>,
-    /// Turns since they began to be looked at.
+    /// Turns since the first of them was peeked at.
     turns_behind: u32,
-    /// Lanes with input that was left unread and may be read now.
+    /// Lanes with unread input that can be read again.
     resumable: Vec<usize>,
     /// Lanes that wait for memory for the payload of a write.
     starving: Vec<usize>,
-    /// Lanes that may not ask for more before this time.
+    /// Lanes that have used up their limit, until this time.
     throttled: Vec<(Instant, usize)>,
     /// Some lane may have to be ended because it waits too long.
     ticking: bool,
@@ -58,19 +58,19 @@ impl Nbd {
         }
     }
 
-    /// What is known of the turn of a connection, and whether it is within a request.
+    /// Returns the turn of a connection, and whether it is in the middle of a request.
     pub(crate) fn place_of(&mut self, index: usize) -> Option<(&mut Place, bool)> {
         let lane = self.lanes.get_mut(index)?.as_mut()?;
         let is_within = lane.filling.is_some() || !lane.held.is_empty();
         Some((&mut lane.place, is_within))
     }
 
-    /// There is something to do without waiting for an event.
+    /// Returns true if there is something to do without waiting for an event.
     pub(crate) fn is_busy(&self) -> bool {
         !self.resumable.is_empty()
     }
 
-    /// A lane is to be looked at.
+    /// Returns true if some lane needs attention.
     fn has_work(&self) -> bool {
         !self.dirty.is_empty()
             || !self.resumable.is_empty()
@@ -78,28 +78,28 @@ impl Nbd {
             || !self.starving.is_empty()
     }
 
-    /// Somebody waits for memory: those who hold it without using it have to be found.
+    /// Returns true if a lane waits for memory; then lanes that hold memory without using it are ended.
     pub(crate) fn is_starving(&self) -> bool {
         !self.starving.is_empty()
     }
 
-    /// Time alone may end something.
+    /// Returns true if lanes have to be checked for stalls.
     pub(crate) fn wants_ticks(&self) -> bool {
         self.ticking || self.is_starving()
     }
 
-    /// Limits have changed: who waits looks again.
+    /// Notes that limits have changed: all waiting lanes are checked again.
     pub(crate) fn limits_changed(&mut self) {
         let now = Instant::now();
         self.throttled.iter_mut().for_each(|(until, _)| *until = now);
     }
 
-    /// When the first of those that have to wait may go on.
+    /// Returns when the first waiting lane may continue.
     pub(crate) fn next_wake(&self) -> Option<Instant> {
         self.throttled.iter().map(|(until, _)| *until).min()
     }
 
-    /// Requests are under way, or answers are not sent yet.
+    /// Returns true if requests are under way or answers are unsent.
     pub(crate) fn has_unanswered(&self, engine: &Engine<Ticket>) -> bool {
         self.lanes.iter().flatten().any(|l| !l.is_drained() || engine.requests_of(l.owner) > 0)
     }

@@ -1,4 +1,4 @@
-//! What a core does with each request of an NBD client.
+//! Handles each request of an NBD client.
 
 use super::driver::CoreDriver;
 use super::lane::{Filling, NbdLane, UNSENT_BYTES_MAX};
@@ -17,10 +17,10 @@ use towline_nbd::{Command, Context, Error, Form, Handler, Refusal, Request};
 use towline_net::Target;
 use towline_store::{Now, ZeroHow};
 
-/// Reads up to this length of what is in memory are answered by copying, at once.
+/// Reads of up to this many bytes in memory are answered at once, by a copy.
 const READ_NOW_BYTES_MAX: u64 = 32 * 1024;
 
-/// A request of an NBD client, as the engine hands it back.
+/// A request of an NBD client; the engine returns it with the outcome.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tag {
     pub(super) lane: usize,
@@ -42,7 +42,7 @@ pub(super) struct Serving<'a> {
     pub(super) driver: CoreDriver<'a>,
     pub(super) statistics: &'a CoreStatistics,
     pub(super) shutting_down: bool,
-    /// Bytes that the disk holds, once a write of this turn has made somebody look.
+    /// Size of the disk in bytes, once a write of this turn has read it.
     pub(super) size: Option<u64>,
     pub(super) arrived: Instant,
 }
@@ -59,7 +59,7 @@ impl Serving<'_> {
         }
     }
 
-    /// Records a request that was answered at once; all its time was spent in the store.
+    /// Records a request that was answered at once; all its time counts as storage.
     fn record(&mut self, command: Command) {
         let now = Instant::now();
         let server = now.duration_since(self.arrived).as_nanos() as u64;
@@ -158,7 +158,7 @@ impl Serving<'_> {
         });
     }
 
-    /// Why a command cannot be done now.
+    /// Returns the reason if a command cannot be carried out now.
     fn refusal(&mut self, command: Command, request: &Request) -> Option<Refusal> {
         let changes = matches!(command, Command::Write | Command::Trim | Command::WriteZeroes);
         if self.shutting_down {
@@ -172,23 +172,23 @@ impl Serving<'_> {
         }
     }
 
-    /// A write whose payload is better received straight into the disk.
+    /// Returns true for a write whose payload is better received straight into the disk's memory.
     fn is_bulk(&self, request: &Request) -> bool {
         request.length >= PLACED_BYTES_MIN
             && self.disk.store.landing(request.offset, request.length).is_some()
     }
 
-    /// What measures the client, if it is limited.
+    /// Returns the client's meter, if the client is limited.
     fn limiting(&self) -> Option<&Meter> {
         self.lane.meter.as_deref().filter(|meter| meter.is_limited())
     }
 
-    /// Until when the client has to wait, which asked for more than it may.
+    /// Returns until when the client has to wait because it has used up its limit.
     pub(super) fn waits(&self) -> Option<Instant> {
         self.limiting()?.waits(Instant::now())
     }
 
-    /// A request was taken that moves so many bytes.
+    /// Charges for a request that was taken and moves `bytes` bytes.
     fn charge(&mut self, bytes: u64) {
         self.lane.place.begin();
         if let Some(meter) = self.limiting() {
@@ -196,11 +196,12 @@ impl Serving<'_> {
         }
     }
 
-    /// The range of a change still lies inside the disk; one look for all that came together.
+    /// Returns true if the range of a change still lies inside the disk. Reads the size once for all requests
+    /// that arrived together.
     fn has_room_for(&mut self, request: &Request) -> bool {
         let size = match self.size {
             Some(size) => size,
-            // A device that is gone has no size any more.
+            // A device that is gone has no size.
             None => *self.size.insert(self.disk.store.refresh().unwrap_or(0)),
         };
         request.offset.checked_add(request.length).is_some_and(|end| end <= size)
@@ -311,8 +312,8 @@ impl Handler for Serving<'_> {
 }
 
 impl Serving<'_> {
-    /// Where the next bytes of the write go, at most so many if they go into the disk's own memory; `None`: no room
-    /// now.
+    /// Returns where the next bytes of the write go, at most `most` if they go into the disk's own memory;
+    /// `None`: there is no room at the moment.
     pub(super) fn target(&mut self, most: usize) -> Option<Target<'_>> {
         let filling = self.lane.filling.as_mut()?;
         if filling.buffer.is_none() {
@@ -328,7 +329,7 @@ impl Serving<'_> {
         filling.buffer.as_mut().map(|buffer| Target::Own(&mut buffer.bytes_mut()[range]))
     }
 
-    /// So many bytes were put where [`Serving::target`] said.
+    /// Notes that `count` bytes were put into the place from [`Serving::target`].
     pub(super) fn placed(&mut self, count: usize) {
         let Some(filling) = self.lane.filling.as_mut() else { return };
         if filling.in_place {
@@ -343,7 +344,7 @@ impl Serving<'_> {
     }
 }
 
-/// The protocol's error for one of a store.
+/// Returns the protocol's error for an error of a store.
 pub(super) fn protocol_error(error: &io::Error) -> Error {
     error.raw_os_error().map_or(Error::Io, Error::of)
 }

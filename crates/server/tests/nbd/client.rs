@@ -1,4 +1,4 @@
-//! A small NBD client that sends what it is told and shows each reply.
+//! A small NBD client that sends what tests ask for and shows each reply.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -34,14 +34,14 @@ pub(crate) enum Chunk {
 pub(crate) struct Client {
     pub(crate) socket: UnixStream,
     pub(crate) form: Form,
-    /// Bytes of the disk, as was agreed.
+    /// Size of the disk in bytes, from the handshake.
     pub(crate) size: u64,
     /// Transmission flags.
     pub(crate) flags: u16,
 }
 
 impl Client {
-    /// A connection to the default export.
+    /// Connects to the default export.
     pub(crate) fn connect(path: &Path, form: Form) -> Self {
         Self::connect_to(path, form, "")
     }
@@ -50,7 +50,7 @@ impl Client {
         Self::over(UnixStream::connect(path).unwrap(), form, export)
     }
 
-    /// A client on a connected socket, which may be of any kind.
+    /// Creates a client on a connected socket of any kind.
     pub(crate) fn over(socket: UnixStream, form: Form, export: &str) -> Self {
         socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         let mut this = Self { socket, form, size: 0, flags: 0 };
@@ -80,7 +80,7 @@ impl Client {
         Ok(bytes)
     }
 
-    /// Sends an option and takes its replies until the last, which must not be an error.
+    /// Sends an option and returns its replies up to the last one, which must not be an error.
     fn option(&mut self, option: u32, payload: &[u8]) -> Vec<Vec<u8>> {
         let mut bytes = b"IHAVEOPT".to_vec();
         bytes.extend_from_slice(&option.to_be_bytes());
@@ -100,7 +100,7 @@ impl Client {
         }
     }
 
-    /// The header of a request, and its payload.
+    /// Returns the header of a request and its payload.
     pub(crate) fn request_bytes(
         &self,
         kind: u16,
@@ -113,7 +113,7 @@ impl Client {
         Self::request_of(self.form, kind, flags, cookie, (offset, length), payload)
     }
 
-    /// The same without a connection.
+    /// Does the same without a connection.
     pub(crate) fn request_of(
         form: Form,
         kind: u16,
@@ -141,14 +141,14 @@ impl Client {
         self.send(&bytes);
     }
 
-    /// The next reply in the simple form: error and cookie.
+    /// Receives the next reply in the simple form: error and cookie.
     pub(crate) fn simple(&mut self) -> io::Result<(u32, u64)> {
         let header = self.bytes(16)?;
         assert_eq!(number(&header[..4]), 0x6744_6698);
         Ok((number(&header[4..8]) as u32, number(&header[8..])))
     }
 
-    /// The next chunk, with its cookie, and whether it is the last of its reply.
+    /// Receives the next chunk: its cookie, the chunk, and whether it is the last of its reply.
     pub(crate) fn chunk(&mut self) -> io::Result<(u64, Chunk, bool)> {
         let extended = self.form == Form::Extended;
         let header = self.bytes(if extended { 32 } else { 20 })?;
@@ -172,7 +172,7 @@ impl Client {
         Ok((cookie, chunk, done))
     }
 
-    /// All chunks of the next reply.
+    /// Receives all chunks of the next reply.
     pub(crate) fn chunks(&mut self) -> io::Result<Vec<Chunk>> {
         let mut chunks = Vec::new();
         loop {
@@ -184,7 +184,7 @@ impl Client {
         }
     }
 
-    /// The error of the next reply, which has no data; 0 for none.
+    /// Receives the next reply, which has no data, and returns its error; 0 for none.
     pub(crate) fn outcome(&mut self) -> io::Result<u32> {
         if self.form == Form::Simple {
             return Ok(self.simple()?.0);
@@ -207,12 +207,12 @@ impl Client {
         self.outcome().unwrap()
     }
 
-    /// Reads, whatever the form.
+    /// Reads in any form.
     pub(crate) fn read(&mut self, offset: u64, length: u64) -> Result<Vec<u8>, u32> {
         self.try_read(offset, length).unwrap()
     }
 
-    /// The same; the outer error is that of the connection.
+    /// Does the same; the outer error is that of the connection.
     pub(crate) fn try_read(
         &mut self,
         offset: u64,

@@ -1,6 +1,6 @@
-//! What was promised to be durable survives a loss of power, over real connections, with requests
-//! of all of them under way together. (`crates/block/tests/powerfail` does the same without threads,
-//! in an order drawn from the seed, and shows that planted faults are found.)
+//! Changes that were promised to be durable survive a loss of power, over real connections with requests of
+//! all of them under way together. (`crates/block/tests/powerfail` does the same without threads, in an order
+//! that depends on the seed, and shows that planted faults are found.)
 
 use crate::client::{Chunk, Client, FLUSH, FUA, Form, TRIM, WRITE, WRITE_ZEROES};
 use crate::model::{Kind, Model};
@@ -13,7 +13,7 @@ use towline_server::{CacheMode, DiskExport, DiskKind, OwnStore};
 const SECTORS: usize = 4096;
 const REQUESTS: usize = 150;
 
-/// Random requests on three connections, each of which sees the disk under a name of its own.
+/// Sends random requests on three connections, each of which uses the disk under a name of its own.
 fn history(seed: u64, mutation: Mutation) -> Result<(), String> {
     let mut next = random(seed);
     let disk = Volatile::new(SECTORS, mutation);
@@ -56,7 +56,7 @@ fn history(seed: u64, mutation: Mutation) -> Result<(), String> {
 
 fn draw(next: &mut impl FnMut() -> u64, number: u64) -> Kind {
     let long = next().is_multiple_of(3);
-    // Most in the same place, so that they overlap.
+    // Most are in the same place, so that they overlap.
     let start = next() as usize % if long { 3000 } else { 64 };
     let sectors = start..start + 1 + next() as usize % if long { 1000 } else { 24 };
     let fua = next().is_multiple_of(4);
@@ -81,7 +81,7 @@ fn request(client: &Client, kind: &Kind, cookie: u64) -> Vec<u8> {
     client.request_bytes(command, flags, cookie, offset as u64, length as u64, &payload)
 }
 
-/// Cookie and error of the next reply, which has no data.
+/// Receives the next reply, which has no data, and returns its cookie and error.
 fn next_outcome(client: &mut Client) -> (u64, u32) {
     if client.form == Form::Simple {
         let (error, cookie) = client.simple().unwrap();
@@ -117,8 +117,7 @@ fn planted_faults_are_found() {
     }
 }
 
-/// On real files: after a flush on whatever connection, and after a durable write, no page waits to
-/// be written.
+/// Real files: after a flush on any connection, and after a durable write, no page is dirty.
 #[test]
 fn files_have_nothing_left_to_write() {
     for mode in [CacheMode::Cached, CacheMode::Direct, CacheMode::ReadDirect] {
@@ -149,7 +148,7 @@ fn files_have_nothing_left_to_write() {
     }
 }
 
-/// A flush that comes while another runs is not covered by it.
+/// A flush that arrives while another one runs is not covered by it.
 #[test]
 fn a_flush_waits_for_one_that_begins_after_it() {
     let disk = crate::stores::Gated::new(1 << 20);
@@ -158,7 +157,7 @@ fn a_flush_waits_for_one_that_begins_after_it() {
     disk.close_flush();
     for client in &mut clients {
         client.request(FLUSH, 0, 1, 0, 0);
-        // The first one is in the store, and the others came after it began.
+        // The first flush is in the store; the others arrive after it has begun.
         wait_until("a flush works", || disk.flushing() == 1);
     }
     std::thread::sleep(std::time::Duration::from_millis(50));

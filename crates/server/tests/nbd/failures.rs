@@ -1,4 +1,4 @@
-//! Errors of devices become errors of requests, by the rules, and never wrong data.
+//! Errors of devices become errors of requests, as the protocol demands, and never wrong data.
 
 use crate::client::{Chunk, DF, FUA, Form, READ, WRITE_ZEROES};
 use crate::stores::Gated;
@@ -40,7 +40,7 @@ fn a_read_that_fails_in_its_midst() {
         assert!(matches!(client.chunks().unwrap()[0], Chunk::Error(EIO, Some(_))), "in one piece");
         assert_eq!(client.read(MIB, MIB).unwrap(), data[MIB as usize..][..MIB as usize]);
     }
-    // Behind the header of a simple reply nothing is left but to hang up.
+    // Behind the header of a simple reply the server can only hang up.
     let mut client = world.client(Form::Simple);
     client.request(READ, 0, 1, 0, MIB);
     let outcome = client.simple().and_then(|(error, _)| {
@@ -48,13 +48,13 @@ fn a_read_that_fails_in_its_midst() {
         client.bytes(MIB as usize)
     });
     assert!(outcome.is_err(), "wrong data was passed off as right");
-    // Before it the error can be told.
+    // Before the header it can report the error.
     let mut client = world.client(Form::Simple);
     assert_eq!(client.read(MIB / 2, 4096), Err(EIO));
     assert_eq!(client.read(0, 4096).unwrap(), data[..4096]);
 }
 
-/// What a thread that panicked had taken nobody can give back: no connection hangs, all end.
+/// What a panicked thread held cannot be released, so all connections end and none hangs.
 #[test]
 fn a_read_that_panics_ends_the_server() {
     let disk = Gated::new(4 * MIB);
@@ -106,7 +106,7 @@ fn a_flush_that_fails_stops_all_changes_until_an_operator_acts() {
     assert_eq!(one.flush(), 0);
 }
 
-/// Nobody knows what such a flush has written; and those who ask for the next one do not wait for its end.
+/// It is unknown what such a flush has written. Clients that send the next flush do not wait forever.
 #[test]
 fn a_flush_that_panics_is_one_that_fails() {
     let disk = Gated::new(4 * MIB);

@@ -1,4 +1,4 @@
-//! One failure after another of every call to the back end, under one conversation in each form.
+//! Lets each call to the back end fail in turn, during one conversation in each form.
 
 use crate::client::{Client, FLUSH, FUA, Form, TRIM, WRITE_ZEROES};
 use crate::{World, long, pattern, wait_until};
@@ -13,19 +13,20 @@ const MIB: u64 = 1 << 20;
 const CACHE: u16 = 5;
 const EPERM: u32 = 1;
 
-/// Memory whose call of this number fails; some calls have to wait, and some are late.
+/// Memory in which one call, given by its number, fails; some calls have to wait, and some are slow.
 #[derive(Debug)]
 struct Failing {
     memory: Arc<MemoryDisk>,
     calls: AtomicUsize,
     fails: usize,
     errno: i32,
-    /// The call that failed was a flush, or durable and failed not for want of space.
+    /// How many failed calls may have lost data: flushes, and durable writes that failed for another reason
+    /// than lack of space.
     lost: AtomicUsize,
 }
 
 impl Failing {
-    /// `loses`: when it fails, something may be lost that was promised.
+    /// Counts a call. `loses`: if it fails, data that was promised to be durable may be lost.
     fn call(&self, loses: bool) -> io::Result<()> {
         let number = self.calls.fetch_add(1, Ordering::SeqCst);
         if number.is_multiple_of(7) {
@@ -112,7 +113,7 @@ impl BlockStore for Failing {
     }
 }
 
-/// Whatever fails, what is answered without an error is so. True when the fault was met.
+/// Checks that whatever is answered without an error is true. Returns true if the fault occurred.
 fn conversation(form: Form, fails: usize, errno: i32) -> bool {
     let what = format!("{form:?}, call {fails}, error {errno}");
     let memory = MemoryDisk::new("failing", 4 * MIB).unwrap();
@@ -127,7 +128,7 @@ fn conversation(form: Form, fails: usize, errno: i32) -> bool {
         }
         error != 0
     };
-    // Durable or not, long or short, at once or later.
+    // Durable or not, long or short, answered at once or later.
     let mut expected = vec![0; 4 << 20];
     let mut unknown = vec![false; 4 << 20];
     let writes = [
@@ -154,7 +155,7 @@ fn conversation(form: Form, fails: usize, errno: i32) -> bool {
         let failed = lost(&mut errors, client.outcome().unwrap());
         let range = offset as usize..(offset + length) as usize;
         expected[range.clone()].fill(0);
-        // It may have failed after it was done.
+        // It may have failed after it took effect.
         unknown[range].fill(failed);
     }
     for (kind, length) in [(CACHE, 65536), (FLUSH, 0)] {
@@ -194,8 +195,8 @@ fn conversation(form: Form, fails: usize, errno: i32) -> bool {
     met
 }
 
-/// Behind the header of a simple reply nothing but hanging up is left; then another connection goes
-/// on.
+/// Reads; if the server hangs up behind the header of a simple reply, which is all it can do, continues on a
+/// new connection.
 fn read(world: &World, client: &mut Client, offset: u64, length: u64) -> Result<Vec<u8>, u32> {
     const EIO: u32 = 5;
     match client.try_read(offset, length) {

@@ -1,4 +1,4 @@
-//! Requests that come one by one over a Unix socket, which the server looks at before it takes them.
+//! Requests that arrive one by one over a Unix socket, which the server peeks at before it removes them.
 
 use crate::World;
 use crate::client::{Form, READ};
@@ -9,7 +9,7 @@ use towline_server::DiskKind;
 const MIB: u64 = 1 << 20;
 const DISCONNECT: u16 = 2;
 
-/// Small requests, then long ones, then several at once, over and over.
+/// Small requests, then long ones, then several at once, in many rounds.
 #[test]
 fn single_short_requests_go_before_and_behind_all_others() {
     let world = World::with(DiskKind::Memory(4 * MIB), |config| config.cores = 1);
@@ -38,7 +38,7 @@ fn single_short_requests_go_before_and_behind_all_others() {
     assert_eq!(world.counter("protocol_errors"), 0);
 }
 
-/// A socket that is closed with something unread in it is reset, which the client would take for an error.
+/// A socket that is closed with unread input is reset, which the client would see as an error.
 #[test]
 fn a_client_that_says_goodbye_sees_the_end() {
     let world = World::with(DiskKind::Memory(MIB), |config| config.cores = 1);
@@ -52,7 +52,7 @@ fn a_client_that_says_goodbye_sees_the_end() {
     }
 }
 
-/// What was looked at and not taken fills a client's socket, if that is small.
+/// Input that was peeked at but not removed fills the client's socket if its buffer is small.
 #[test]
 fn a_client_with_a_small_socket_may_always_send_again() {
     let world = World::with(DiskKind::Memory(MIB), |config| config.cores = 1);
@@ -62,7 +62,7 @@ fn a_client_with_a_small_socket_may_always_send_again() {
     for _ in 0..300 {
         client.read(0, 512).unwrap();
     }
-    // Without waiting for answers, by pieces that wait for room.
+    // Without waiting for answers, and in parts that wait for room.
     client.socket.set_nonblocking(true).unwrap();
     let request = client.request_bytes(READ, 0, 1, 0, 512, &[]);
     let (mut asked, mut answered) = (0, 0);

@@ -1,4 +1,4 @@
-//! Clients that say nothing, half a word, or nonsense.
+//! Clients that send nothing, half a message, or nonsense.
 
 use crate::client::{Client, FLUSH, Form, READ, WRITE, WRITE_ZEROES};
 use crate::{World, long, pattern, random, wait_until};
@@ -17,7 +17,7 @@ fn option(number: u32, payload: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// What is behind a request is looked at before it is checked, to fetch the memory that it is about.
+/// The request behind another one is used for prefetching before it is checked.
 #[test]
 fn hostile_ranges_behind_another_request_are_refused() {
     let world = World::with(DiskKind::Memory(MIB), |_| {});
@@ -34,7 +34,7 @@ fn hostile_ranges_behind_another_request_are_refused() {
     }
 }
 
-/// Takes all that comes until the server hangs up; false when it does not for a minute.
+/// Receives until the server hangs up. Returns false if it does not within a minute.
 fn is_hung_up(socket: &mut UnixStream) -> bool {
     socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     let mut bytes = [0; 65536];
@@ -56,7 +56,7 @@ fn who_chooses_no_disk_in_time_is_hung_up_on() {
     let mut silent = UnixStream::connect(world.socket()).unwrap();
     let mut halfway = UnixStream::connect(world.socket()).unwrap();
     halfway.write_all(b"\0\0\0\x03IHAVEOPT\0\0").unwrap();
-    // It asks for the list of exports for ever.
+    // This one asks for the list of exports forever.
     let mut talker = UnixStream::connect(world.socket()).unwrap();
     talker.write_all(&3u32.to_be_bytes()).unwrap();
     let mut ears = talker.try_clone().unwrap();
@@ -83,7 +83,7 @@ fn thousands_of_half_open_connections() {
     let limit = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum }).unwrap();
     let wanted = if long() { 8000 } else { 2000 };
-    // Both ends are in this process, and other tests run beside.
+    // Both ends are in this process, and other tests run at the same time.
     let may = limit.maximum.map_or(wanted, |most: u64| (most.saturating_sub(1000) / 2) as usize);
     let count = wanted.min(may);
     if count < wanted {
@@ -111,7 +111,7 @@ fn thousands_of_half_open_connections() {
     wait_until("all are gone", || world.counter("lanes") == 1);
 }
 
-/// A conversation that would be fine, with requests of every kind.
+/// Returns a valid conversation with requests of every kind.
 fn conversation(next: &mut impl FnMut() -> u64) -> (Vec<u8>, Form) {
     let form = [Form::Simple, Form::Structured, Form::Extended][next() as usize % 3];
     let mut bytes = 3u32.to_be_bytes().to_vec();
@@ -141,7 +141,7 @@ fn conversation(next: &mut impl FnMut() -> u64) -> (Vec<u8>, Form) {
     (bytes, form)
 }
 
-/// Changes a few bytes, mostly those of headers, or cuts.
+/// Changes a few bytes, mostly of headers, or cuts the conversation short.
 fn spoil(bytes: &mut Vec<u8>, next: &mut impl FnMut() -> u64) {
     for _ in 0..next() % 4 {
         let reach = if next().is_multiple_of(2) { bytes.len().min(200) } else { bytes.len() };
@@ -164,7 +164,7 @@ fn spoil(bytes: &mut Vec<u8>, next: &mut impl FnMut() -> u64) {
     }
 }
 
-/// Whatever comes, the server goes on for others, keeps what is not theirs, and forgets them.
+/// Whatever arrives, the server continues to serve others, keeps their data, and forgets these clients.
 #[test]
 fn spoiled_conversations() {
     let world = World::with(DiskKind::Memory(2 * MIB), |config| {
@@ -182,7 +182,7 @@ fn spoiled_conversations() {
         spoil(&mut bytes, &mut next);
         let socket = UnixStream::connect(world.socket()).unwrap();
         let mut out = socket.try_clone().unwrap();
-        // It may be hung up on in the middle.
+        // The server may hang up in the middle.
         let sender = std::thread::spawn(move || {
             let _ = out.write_all(&bytes);
             let _ = out.shutdown(std::net::Shutdown::Write);

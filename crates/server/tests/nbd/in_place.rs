@@ -1,4 +1,4 @@
-//! Long writes to a disk in memory, which are received straight into it.
+//! Long writes to a memory disk, which are received straight into it.
 
 use crate::client::{FLUSH, Form, TRIM, WRITE};
 use crate::{World, pattern, wait_until};
@@ -11,7 +11,7 @@ const MIB: u64 = 1 << 20;
 const EIO: u32 = 5;
 const FORMS: [Form; 3] = [Form::Simple, Form::Structured, Form::Extended];
 
-/// A server of this disk, and the disk.
+/// Starts a server with such a disk, and returns both.
 fn world(size: u64) -> (World, Arc<MemoryDisk>) {
     let disk = MemoryDisk::new("disk", size).unwrap();
     let store: Arc<dyn BlockStore> = disk.clone();
@@ -29,7 +29,7 @@ fn payload_is_received_into_the_disk() {
     for form in FORMS {
         let (world, disk) = world(16 * MIB);
         let mut client = world.client(form);
-        // Several in one piece, not aligned, and a short one between them.
+        // Several writes in one piece, not aligned, with a short one in between.
         let parts =
             [(4097, 3 << 20), (8 * MIB - 100, 200), (5 * MIB + 1, 64 << 10), (9 * MIB, 5 << 20)];
         let mut sent = Vec::new();
@@ -48,7 +48,8 @@ fn payload_is_received_into_the_disk() {
             }
         });
         assert!(bytes_of(&disk) == expected, "{form:?}");
-        // What came along with headers was copied, at most a receive's length for each of the first ones.
+        // Data that arrived together with headers was copied: at most one receive's length for each of the
+        // first writes.
         let placed = world.counter("bytes_received_placed");
         let in_place = world.counter("disk_bytes_written_in_place");
         let staged = world.counter("disk_bytes_written_staged");
@@ -69,7 +70,7 @@ fn a_stream_of_long_writes_is_not_copied() {
         for number in 0..64 {
             assert_eq!(client.write(0, number % 16 * 65536, &data), 0);
         }
-        // The first came in one piece with its header; of the others not a byte is copied.
+        // The first write arrived in one piece with its header; no byte of the others is copied.
         assert!(world.counter("disk_bytes_written_staged") <= 64 << 10);
         assert!(world.counter("bytes_received_placed") >= 63 << 16);
         assert!(bytes_of(&disk).chunks(65536).all(|chunk| chunk == data));
@@ -85,7 +86,7 @@ fn a_client_that_vanishes_in_the_middle_changes_nothing_beyond_its_range() {
     for number in 0..60 {
         let mut client = world.client(FORMS[number % 3]);
         let bytes = client.request_bytes(WRITE, 0, 1, MIB, MIB, &new);
-        // Gone at any byte of the payload.
+        // Ends at any byte of the payload.
         client.send(&bytes[..40 + number * 17_000]);
         drop(client);
     }
@@ -96,13 +97,13 @@ fn a_client_that_vanishes_in_the_middle_changes_nothing_beyond_its_range() {
     let legal = range.clone().all(|at| found[at] == before[at] || found[at] == new[at - (1 << 20)]);
     assert!(legal, "each byte is the old or the new one");
     assert!(found[range.start] == new[0], "some of it came");
-    // It goes on.
+    // The server continues.
     let mut client = world.client(Form::Structured);
     assert_eq!(client.write(0, MIB, &new), 0);
     assert!(client.read(MIB, MIB).unwrap() == new);
 }
 
-/// What came of a write is data like any other: a trim takes it away for good.
+/// The part of a write that arrived is data like any other: a trim removes it for good.
 #[test]
 fn half_a_write_to_a_hole_does_not_come_back() {
     let (world, disk) = world(MIB);
@@ -116,7 +117,7 @@ fn half_a_write_to_a_hole_does_not_come_back() {
     other.request(TRIM, 0, 2, 0, MIB);
     assert_eq!(other.outcome().unwrap(), 0);
     assert!(bytes_of(&disk).iter().all(|byte| *byte == 0));
-    // In pages of which it had a part.
+    // Writes to pages that held a part of it.
     assert_eq!(other.write(0, 0, &[1; 100]), 0);
     assert_eq!(other.write(0, 68_000, &[1; 100]), 0);
     assert_eq!(bytes_of(&disk).iter().map(|byte| u64::from(*byte)).sum::<u64>(), 200);
@@ -154,7 +155,8 @@ fn a_disk_that_becomes_shorter_in_the_middle_takes_no_more() {
         let data = pattern(0, 2 << 20, 5);
         let bytes = client.request_bytes(WRITE, 0, 1, 2 * MIB, 2 * MIB, &data);
         client.send(&bytes[..1 << 20]);
-        // Seen by a client of the same thread, which is not receiving then into what it found long enough.
+        // Observed by a client of the same core, which at that moment cannot be receiving into a place found
+        // before the resize.
         let mut other = world.client(form);
         wait_until("some of it came", || other.read(2 * MIB + 900_000, 1).unwrap() != [0]);
         disk.resize(3 * MIB).unwrap();

@@ -1,5 +1,5 @@
-//! Disks over NBD against back ends that fail, wait, forget and shrink, and clients that vanish.
-#![allow(clippy::unwrap_used)] // a test that cannot go on should say where
+//! Disks over NBD with back ends that fail, wait, forget and shrink, and with clients that vanish.
+#![allow(clippy::unwrap_used)] // a test should say where it fails
 
 mod client;
 mod durability;
@@ -8,7 +8,7 @@ mod faults;
 mod glances;
 mod hostile;
 mod memory;
-// The checker and the disk that the engine's tests use.
+// `model` and `volatile` are the checker and the disk of the engine's tests.
 mod in_place;
 #[path = "../../../block/tests/powerfail/model.rs"]
 mod model;
@@ -72,14 +72,14 @@ impl World {
         Client::connect(self.socket(), form)
     }
 
-    /// A counter of the server.
+    /// Returns a counter of the server.
     fn counter(&self, name: &str) -> u64 {
         let json: serde_json::Value = serde_json::from_str(&self.server.statistics_json()).unwrap();
         json["counters"][name].as_u64().unwrap_or_else(|| panic!("no counter {name}"))
     }
 }
 
-/// Waits until something is so; a test that waits too long fails.
+/// Waits until a condition holds; fails after too long a wait.
 fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     for _ in 0..2000 {
         if is_so() {
@@ -90,12 +90,12 @@ fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     panic!("waited too long until {what}");
 }
 
-/// True when `TOWLINE_LONG` asks for the long tier.
+/// Returns true if `TOWLINE_LONG` asks for the long tier.
 fn long() -> bool {
     std::env::var_os("TOWLINE_LONG").is_some()
 }
 
-/// Numbers that depend on the seed alone.
+/// Returns a generator of numbers that depend only on the seed.
 fn random(seed: u64) -> impl FnMut() -> u64 {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     move || {
@@ -106,7 +106,7 @@ fn random(seed: u64) -> impl FnMut() -> u64 {
     }
 }
 
-/// Bytes that differ from block to block and with the seed.
+/// Returns bytes that differ from block to block and with the seed.
 fn pattern(offset: u64, length: usize, seed: u64) -> Vec<u8> {
     (offset..offset + length as u64).map(|at| (at / 512 * 31 + at + seed * 7) as u8 | 1).collect()
 }

@@ -13,7 +13,7 @@ fn a_long_read_holds_its_fragments_not_its_length() {
     let world = World::new(disk);
     let mut client = world.client(Form::Structured);
     client.request(READ, 0, 1, 0, 32 * MIB);
-    // Nobody reads the answer: what is under way fills up and stays.
+    // The client does not read the answer: the fragments under way fill up and stay.
     wait_until("the read is under way", || world.counter("buffer_bytes_in_use") > 0);
     std::thread::sleep(std::time::Duration::from_millis(100));
     let mut covered = 0;
@@ -28,9 +28,9 @@ fn a_long_read_holds_its_fragments_not_its_length() {
     wait_until("all is given back", || world.counter("buffer_bytes_in_use") == 0);
 }
 
-/// The engine's buffers, counted: an outstanding read of 8 MiB holds at most 1 MiB of them, in each
-/// form and on each kind of disk, also while nobody takes the answer; eight of them on one
-/// connection hold no more, and eight connections at most eight times that.
+/// Counts the engine's buffers. An outstanding read of 8 MiB holds at most 1 MiB of them, in each form and on
+/// each kind of disk, even while the client takes no answer. Eight reads on one connection hold no more, and
+/// eight connections at most eight times as much.
 #[test]
 fn an_outstanding_read_of_8_mib_holds_at_most_1_mib() {
     let files: Vec<_> = (0..2)
@@ -51,7 +51,7 @@ fn an_outstanding_read_of_8_mib_holds_at_most_1_mib() {
         DiskKind::Delay(16 * MIB, std::time::Duration::from_micros(200), 1 << 30),
     ];
     for kind in kinds {
-        // Those that use most memory.
+        // These use the most memory.
         let is_hard = matches!(kind, DiskKind::File(_, CacheMode::Direct) | DiskKind::Stripe(..));
         for form in [Form::Simple, Form::Structured, Form::Extended] {
             for (connections, requests) in [(1, 1), (1, 8), (8, 1)] {
@@ -65,7 +65,7 @@ fn an_outstanding_read_of_8_mib_holds_at_most_1_mib() {
                         client.request(READ, 0, cookie, 0, 8 * MIB);
                     }
                 }
-                // Nobody listens for a while.
+                // The clients take nothing for a while.
                 std::thread::sleep(std::time::Duration::from_millis(20));
                 let mut covered = 0;
                 for client in &mut clients {
@@ -74,8 +74,8 @@ fn an_outstanding_read_of_8_mib_holds_at_most_1_mib() {
                 assert_eq!(covered, connections * requests * 8 * MIB);
                 let peak = world.counter("buffer_bytes_peak");
                 let what = format!("{kind:?} {form:?}, {connections} x {requests}");
-                // The sum of the peaks of two pools, which need not have been at the same time; the
-                // engine's own test counts them together.
+                // The sum of the peaks of two pools, which may have occurred at different times; the engine's
+                // own test counts the pools together.
                 let most = connections * (MIB + MIB / 8);
                 assert!(peak <= most, "{what}: {peak} bytes were held");
                 if matches!(kind, DiskKind::File(_, CacheMode::Direct)) {
@@ -88,7 +88,7 @@ fn an_outstanding_read_of_8_mib_holds_at_most_1_mib() {
     }
 }
 
-/// Takes the replies to so many reads, whose chunks may be mixed; bytes that they told of.
+/// Receives the replies to `count` reads, whose chunks may be mixed; returns how many bytes they covered.
 fn take_reads(client: &mut crate::client::Client, count: u64, length: u64) -> u64 {
     use crate::client::Chunk;
     let mut covered = 0;
@@ -131,12 +131,12 @@ fn a_tight_limit_slows_but_stops_nobody() {
             });
         }
     });
-    // Twice the limit at most: one share for files, one for disks.
+    // At most twice the limit: one share for files and one for disks.
     let peak = world.counter("buffer_bytes_peak");
     assert!(peak <= 4 * MIB, "{peak} bytes were held");
 }
 
-/// Thousands of small requests on one connection whose answers nobody takes.
+/// Thousands of small requests on one connection that takes no answers.
 #[test]
 fn a_client_that_never_listens_holds_little() {
     let world = World::with(DiskKind::Memory(16 * MIB), |_| {});
@@ -156,7 +156,7 @@ fn a_client_that_never_listens_holds_little() {
     assert!(sent > 0);
     let received = world.counter("bytes_received");
     assert!(received < 512 * 1024, "{received} bytes of requests were taken in");
-    // Others are served meanwhile.
+    // Other clients are served meanwhile.
     let mut other = world.client(Form::Structured);
     let bytes = other.request_bytes(WRITE, 0, 1, 0, 5, b"hello");
     other.send(&bytes);
@@ -164,14 +164,15 @@ fn a_client_that_never_listens_holds_little() {
     assert_eq!(other.read(0, 5).unwrap(), b"hello");
 }
 
-/// Anonymous memory of this process in bytes.
+/// Returns the anonymous memory of this process in bytes.
 fn memory() -> u64 {
     let text = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = text.lines().find(|line| line.starts_with("RssAnon:")).unwrap();
     line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 1024
 }
 
-/// Pages that are sent from where they lie, and zeroes, need no buffers, but each piece has to be remembered: what nobody takes is not begun.
+/// Pages sent by reference, and zeroes, need no buffers, but each piece takes some memory. So nothing is
+/// started that the client does not take.
 #[test]
 fn who_asks_for_much_that_is_in_memory_and_never_listens_holds_little() {
     let file = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();

@@ -1,4 +1,4 @@
-//! Fragments leave when they land.
+//! Fragments leave when they land, and replies in the order that clients need.
 
 use crate::client::{Chunk, DF, Form, READ, WRITE};
 use crate::stores::Gated;
@@ -8,7 +8,7 @@ use towline_server::{DiskKind, OwnStore};
 
 const QUARTER: u64 = 256 * 1024;
 
-/// A server that reads in fragments of 256 KiB.
+/// Starts a server that reads in fragments of 256 KiB.
 fn quarters(disk: Arc<Gated>) -> World {
     let kind = DiskKind::Own(OwnStore(disk));
     World::with(kind, |config| config.fragment_bytes = QUARTER)
@@ -61,7 +61,7 @@ fn who_needs_order_gets_it() {
     assert_eq!(client.chunks().unwrap(), [Chunk::Error(EOVERFLOW, None)]);
 }
 
-/// Replies in the simple form never mix, whatever lands when and whatever else is answered.
+/// Simple replies never mix, whatever the order in which fragments land and whatever else is answered.
 #[test]
 fn simple_replies_do_not_mix() {
     let disk = Gated::new(4 << 20);
@@ -75,7 +75,7 @@ fn simple_replies_do_not_mix() {
         let ranges = [(0u64, 2u64), (2, 3), (5, 1), (6, 6), (12, 1)];
         for (cookie, (from, count)) in ranges.iter().enumerate() {
             client.request(READ, 0, cookie as u64, from * QUARTER, count * QUARTER);
-            // Answered at once: it is refused.
+            // This one is refused at once.
             client.request(READ, 0, 100, 4 << 20, 512);
         }
         wait_until("the disk works", || disk.waiting() >= 4);
@@ -117,7 +117,7 @@ fn replies_overtake() {
     assert_eq!(client.simple().unwrap(), (0, 1));
 }
 
-/// With all answers in one piece, client and server would work by turns; with each in a piece of its own, system calls
+/// If all answers left in one piece, client and server would take turns; if each left alone, system calls
 /// would be most of the work.
 #[test]
 fn answers_to_small_requests_leave_in_portions() {
@@ -143,7 +143,8 @@ fn answers_to_small_requests_leave_in_portions() {
             }
         }
         let calls = world.counter("system_calls") - before;
-        // One receives at least, and each 32 KiB has a send. How many receive is up to the client.
+        // At least one call receives, and each 32 KiB takes a send. The number of receives depends on the
+        // client.
         assert!((5..COUNT).contains(&calls), "{kind}: {calls} system calls");
     }
 }

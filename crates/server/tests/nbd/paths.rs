@@ -1,5 +1,4 @@
-//! The ladder of data paths: each rung is taken when the rules or the options say so, moves the
-//! right bytes, and is counted.
+//! The data paths: each is taken when the rules or the options say so, moves the right bytes, and is counted.
 
 use crate::client::{Client, Form};
 use crate::page_cache::is_told;
@@ -12,7 +11,7 @@ use towline_server::{CacheMode, Config, DataPath, Delivery, DiskKind, EngineWish
 
 const MIB: u64 = 1 << 20;
 
-/// A file on a disk, all of it in the page cache.
+/// Creates a file on a disk, all of it in the page cache.
 fn file() -> (tempfile::NamedTempFile, Vec<u8>) {
     let file = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let data = pattern(0, 4 << 20, 5);
@@ -24,7 +23,7 @@ fn kind(file: &tempfile::NamedTempFile, mode: CacheMode) -> DiskKind {
     DiskKind::File(file.path().to_path_buf(), mode)
 }
 
-/// Throws a file out of the page cache.
+/// Drops a file from the page cache.
 fn forget(file: &tempfile::NamedTempFile) {
     file.as_file().sync_all().unwrap();
     rustix::fs::fadvise(file.as_file(), 0, None, rustix::fs::Advice::DontNeed).unwrap();
@@ -52,7 +51,8 @@ fn has_ring(world: &World) -> bool {
     has
 }
 
-/// Of a read of all: bytes by reference from the page cache, copied out of it, and around it.
+/// Reads everything and returns the MiB moved by reference from the page cache, copied out of it, and read
+/// around it.
 fn moved(kind: DiskKind, delivery: Delivery, data: &[u8]) -> [u64; 3] {
     let world = World::delivered(kind, delivery);
     for form in [Form::Structured, Form::Simple, Form::Extended] {
@@ -62,7 +62,7 @@ fn moved(kind: DiskKind, delivery: Delivery, data: &[u8]) -> [u64; 3] {
     let ways = || {
         ["disk_bytes_lent", "disk_bytes_staged", "disk_bytes_direct"].map(|way| world.counter(way))
     };
-    // It is counted when it has left, which the client may see first.
+    // Sends are counted after they are done, which the client may see first.
     wait_until("all is counted", || ways().iter().sum::<u64>() == 3 * data.len() as u64);
     let [by_reference, ..] = ways();
     wait_until("all pages have left by sendfile", || {
@@ -121,8 +121,8 @@ fn direct_transfers_use_registered_buffers_where_there_is_a_ring() {
     assert_eq!(registered(EngineWish::Epoll).unwrap_or(0), 0);
 }
 
-/// Within a machine the kernel copies: so it is not asked to send in place, unless by force, and
-/// then it says that it copied.
+/// Within a machine the kernel copies. So sends in place are not used unless forced, and then the kernel
+/// reports that it copied.
 #[test]
 fn sends_in_place_are_for_other_machines() {
     let (file, data) = file();
@@ -151,7 +151,7 @@ fn sends_in_place_are_for_other_machines() {
     }
 }
 
-/// Two ends of a virtual cable, the far one in a network of its own; gone when dropped.
+/// A virtual cable whose far end is in a network namespace of its own; removed when dropped.
 struct Cable {
     name: String,
 }
@@ -178,7 +178,7 @@ impl Cable {
         Some(cable)
     }
 
-    /// A connection from the far end.
+    /// Connects from the far end.
     fn connect(&self, to: SocketAddr) -> TcpStream {
         let space = std::fs::File::open(format!("/run/netns/{}", self.name)).unwrap();
         let connect = move || {
@@ -205,7 +205,7 @@ fn ip(arguments: &str) -> bool {
     command.status().is_ok_and(|status| status.success())
 }
 
-/// A peer that is not on this machine as far as addresses tell, over a cable that copies.
+/// The peer's address looks like another machine's, but the cable copies.
 #[test]
 fn a_network_that_copies_is_noticed() {
     let (file, data) = file();

@@ -1,4 +1,4 @@
-//! Clients that may ask for so much in a second.
+//! Clients with a limited rate.
 
 use crate::World;
 use crate::client::{Client, FLUSH, Form, READ};
@@ -13,8 +13,8 @@ fn limited(operations: u64, bytes: u64) -> World {
     })
 }
 
-/// What is checked is that nobody gets more than the rate allows, which holds however slow the
-/// machine is. The first tenth of a second is free.
+/// Checks only that nobody gets more than the rate allows, which holds however slow the machine is. The first
+/// tenth of a second is free.
 fn no_faster(start: Instant, work: f64, rate: f64) {
     let least = Duration::from_secs_f64(work / rate) - Duration::from_millis(120);
     assert!(start.elapsed() >= least, "{:?} for what takes {least:?}", start.elapsed());
@@ -25,7 +25,7 @@ fn requests_are_limited_over_all_connections_of_a_client() {
     let world = limited(100, 0);
     let mut clients = [Form::Simple, Form::Structured, Form::Extended].map(|f| world.client(f));
     let start = Instant::now();
-    // Many at once, so that what is not read waits.
+    // Many at once, so that those that are not read yet wait.
     for client in &mut clients {
         for _ in 0..10 {
             client.request(FLUSH, 0, 1, 0, 0);
@@ -40,7 +40,7 @@ fn requests_are_limited_over_all_connections_of_a_client() {
     no_faster(start, 60.0, 100.0);
 }
 
-/// Takes the next reply, to a flush or a read of a sector.
+/// Receives the next reply, to a flush or a read of a sector.
 fn take(client: &mut Client) {
     if client.form == Form::Simple {
         let (error, cookie) = client.simple().unwrap();
@@ -66,14 +66,14 @@ fn bytes_are_limited_both_ways() {
     }
     // The last one was taken before it was paid for.
     no_faster(start, 4.0 - 0.1, 10.0);
-    // A long request is taken in one piece, and the next one waits for it.
+    // A long request is taken in one piece, and the next one waits until it is paid for.
     let start = Instant::now();
     client.read(0, 4 * MIB).unwrap();
     client.read(0, 512).unwrap();
     no_faster(start, 4.0, 10.0);
 }
 
-/// What waits would do so for a week.
+/// Under the limit, the waiting request would wait for a week.
 #[test]
 fn another_limit_holds_at_once_for_those_who_are_connected() {
     let world = World::with(DiskKind::Memory(8 * MIB), |config| config.cores = 1);
@@ -90,7 +90,7 @@ fn another_limit_holds_at_once_for_those_who_are_connected() {
         client.read(0, MIB).unwrap();
         let taken = world.counter("requests");
         client.request(READ, 0, 2, 0, 512);
-        // Its core has had turns since.
+        // After this, the core has had further turns.
         let other = world.client(Form::Simple);
         drop(other);
         assert_eq!(world.counter("requests"), taken);
@@ -115,7 +115,7 @@ fn others_are_not_held_up_by_a_client_that_asks_for_too_much() {
     for _ in 0..200 {
         other.read(0, 4096).unwrap();
     }
-    // It is still there, waiting, and goes without a trace.
+    // The client is still waiting, and disappears without a trace.
     take(&mut greedy);
     drop(greedy);
     crate::wait_until("it is gone", || world.counter("lanes") == 1);

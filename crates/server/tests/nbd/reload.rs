@@ -27,7 +27,7 @@ fn what_is_in_memory_stays_with_other_options() {
     change(|export| export.shape.block = 0).unwrap();
     change(|export| export.delivery.path = DataPath::Staged).unwrap();
 
-    // And when it becomes longer; shorter it does not become by itself.
+    // The contents also stay when the disk becomes longer; it does not become shorter by itself.
     change(|export| export.kind = DiskKind::Memory(2 * MIB)).unwrap();
     let mut late = world.client(Form::Extended);
     assert_eq!(late.size, 2 * MIB);
@@ -44,11 +44,11 @@ fn what_is_in_memory_stays_with_other_options() {
     assert_eq!(last.write(0, 0, &data), EPERM);
     change(|export| export.read_only = false).unwrap();
     assert_eq!(world.client(Form::Structured).write(0, 0, &data), 0);
-    // Those who were there before see the same bytes.
+    // Clients that connected earlier see the same bytes.
     assert!(early.read(MIB, MIB).unwrap() == data);
 }
 
-/// Of several disks that are to become longer all do, or none.
+/// If several disks are to become longer, either all do or none.
 #[test]
 fn one_disk_that_cannot_become_longer_keeps_all_as_they_were() {
     let world = World::with(DiskKind::Memory(MIB), |_| {});
@@ -85,7 +85,7 @@ fn the_way_to_a_file_may_change() {
         assert_eq!(world.client(Form::Structured).write(0, 0, &data), 0);
         assert!(early.read(0, 64 << 10).unwrap() == data, "{mode:?}");
     }
-    // What is read-only is opened anew to be written.
+    // A disk that was read-only is opened again for writing.
     for read_only in [true, false, true] {
         export.read_only = read_only;
         world.server.replace(&[], std::slice::from_ref(&export)).unwrap();
@@ -111,7 +111,7 @@ fn another_file_at_the_path_is_opened() {
         let before = world.client(Form::Structured).read(at, 512).unwrap();
         let again = || world.server.replace(&[], &world.disks).unwrap();
         let mut early = world.client(Form::Structured);
-        // What is removed is served as long as nothing else is there.
+        // A removed file is served as long as no other file is in its place.
         std::fs::remove_file(path(replaced)).unwrap();
         again();
         assert_eq!(world.client(Form::Structured).read(at, 512), Ok(before.clone()));

@@ -26,7 +26,7 @@ fn when_a_file_grew_all_of_it_can_be_had() {
         let world = World::with(DiskKind::File(file.path().into(), mode), |_| {});
         let mut early = world.client(Form::Structured);
         assert_eq!(early.size, MIB);
-        // A size that is no multiple of blocks is rounded down where blocks count.
+        // A size that is not a multiple of the block is rounded down where blocks count.
         file.as_file().set_len(3 * MIB + 100).unwrap();
         let mut late = world.client(Form::Structured);
         let whole = 3 * MIB + if mode == CacheMode::Direct { 0 } else { 100 };
@@ -34,11 +34,10 @@ fn when_a_file_grew_all_of_it_can_be_had() {
         let data = pattern(1, 1 << 20, 4);
         assert_eq!(late.write(0, 2 * MIB, &data), 0);
         assert!(late.read(2 * MIB, MIB).unwrap() == data);
-        // Also by those who were told a smaller size; not what is behind its end.
+        // Clients that were told a smaller size can use it too, but nothing beyond its end.
         assert!(early.read(2 * MIB, MIB).unwrap() == data);
         assert_eq!(early.read(whole - 512, 1024), Err(EINVAL), "{mode:?}");
         assert_eq!(early.write(0, 0, &data), 0);
-        // What was written is known for the new part, too.
         assert!(early.read(0, MIB).unwrap() == data);
     }
 }
@@ -61,8 +60,7 @@ fn a_stripe_grows_with_its_members() {
     assert!(late.read(2 * MIB, 2 * MIB).unwrap() == data);
 }
 
-/// Beyond the new end everything fails: no zeroes that pass for data, and no write that makes the
-/// file long again.
+/// Beyond the new end everything fails: no zeroes pass for data, and no write makes the file long again.
 #[test]
 fn beyond_the_end_of_a_file_that_shrank_everything_fails() {
     for mode in MODES {
@@ -90,7 +88,7 @@ fn beyond_the_end_of_a_file_that_shrank_everything_fails() {
             assert_eq!(file.as_file().metadata().unwrap().len(), MIB, "{what}: it stays short");
             assert!(client.read(0, MIB).unwrap() == data[..MIB as usize]);
             assert_eq!(world.client(form).size, MIB, "{what}: new clients see it");
-            // Long again, its end is empty, which is the truth.
+            // When the file is long again, its end is truly empty.
             file.as_file().set_len(4 * MIB).unwrap();
             assert!(client.read(2 * MIB, MIB).unwrap().iter().all(|byte| *byte == 0), "{what}");
             assert_eq!(client.write(0, 2 * MIB, &data[..1 << 20]), 0, "{what}");
@@ -98,7 +96,8 @@ fn beyond_the_end_of_a_file_that_shrank_everything_fails() {
     }
 }
 
-/// The same of a file in memory, whose pages are not looked for before they are promised: no client is hung up on.
+/// The same for a file in memory, whose pages are not checked before they are promised: no connection is
+/// ended.
 #[test]
 fn beyond_the_end_of_a_file_in_memory_that_shrank_everything_fails() {
     let memory = std::path::Path::new("/dev/shm");
@@ -127,8 +126,8 @@ fn beyond_the_end_of_a_file_in_memory_that_shrank_everything_fails() {
     }
 }
 
-/// Memory and stripes that are resized while clients of all forms use them: those who were told another size
-/// use what is there now, and get `EIO` for what is gone.
+/// Memory and stripes are resized while clients of all forms use them. Clients that were told another size
+/// use what there is, and get `EIO` for what is gone.
 #[test]
 fn memory_and_stripes_are_resized_under_their_clients() {
     let files = [file(2 * MIB), file(2 * MIB)];
@@ -167,8 +166,8 @@ fn memory_and_stripes_are_resized_under_their_clients() {
     }
 }
 
-/// While it is read, a file becomes shorter and longer at random: what is told as data is right, or
-/// zeroes that stood there after it grew again; and the server lives.
+/// A file becomes shorter and longer at random while it is read. Data in replies is right, or zeroes that
+/// were there after the file grew again; and the server survives.
 #[test]
 fn a_file_that_never_keeps_its_size() {
     for mode in [CacheMode::Cached, CacheMode::Direct] {
@@ -199,12 +198,12 @@ fn a_file_that_never_keeps_its_size() {
                                 assert!(!wrong, "{mode:?} {form:?}: bytes that never stood there");
                             }
                             Ok(Err(EIO)) => {}
-                            // It connected while the file was short.
+                            // The client connected while the file was short.
                             Ok(Err(EINVAL)) if client.size < offset + MIB => {
                                 client = world.client(form);
                             }
                             Ok(Err(error)) => panic!("{mode:?} {form:?}: error {error}"),
-                            // Behind the header of a simple reply only hanging up is left.
+                            // Behind the header of a simple reply the server can only hang up.
                             Err(_) if form == Form::Simple => client = world.client(form),
                             Err(error) => panic!("{mode:?} {form:?}: {error}"),
                         }
@@ -212,7 +211,7 @@ fn a_file_that_never_keeps_its_size() {
                 })
             });
             let outcomes = readers.map(std::thread::ScopedJoinHandle::join);
-            // Before anything that may panic: the scope waits for the other thread.
+            // Before anything that may panic, since the scope waits for the other thread.
             stop.store(true, Relaxed);
             outcomes.into_iter().for_each(Result::unwrap);
         });

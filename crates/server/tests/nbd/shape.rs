@@ -1,4 +1,4 @@
-//! What an export says of a disk in place of its back end: blocks, depth, and which is the default.
+//! Properties that an export sets instead of its back end: blocks, depth, and which disk is the default.
 
 use crate::World;
 use crate::client::{Client, FLUSH, Form, READ};
@@ -47,7 +47,7 @@ fn of_one_connection_only_so_many_requests_are_under_way() {
         one.request(READ, 0, at, at * 65536, 4096);
     }
     crate::wait_until("two requests wait", || gated.waiting() == 2);
-    // A connection of its own is not held up, and shows that the server has looked at what came before.
+    // Another connection is not held up, and shows that the server has seen the earlier requests.
     other.request(READ, 0, 7, 7 * 65536, 4096);
     crate::wait_until("three requests wait", || gated.waiting() == 3);
     let mut third = world.client(Form::Structured);

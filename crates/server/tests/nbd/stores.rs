@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use towline_store::block::MemoryDisk;
 use towline_store::{BlockStore, Extent, Geometry, Layout, ZeroHow};
 
-/// Memory behind a gate: reads and writes of a place wait until it is opened, and fail if told.
+/// Memory with gates: reads and writes at an offset wait until its gate is opened, and fail if told to.
 pub(crate) struct Gated {
     memory: Arc<MemoryDisk>,
     state: Mutex<State>,
@@ -19,16 +19,18 @@ struct State {
     fails: Vec<(u64, i32)>,
     flush_fails: bool,
     flush_panics: bool,
-    /// Flushes that wait, whether they have to, and how many may pass nevertheless.
+    /// Flushes that wait.
     flushing: usize,
+    /// Flushes have to wait.
     flush_closed: bool,
+    /// How many flushes may pass even so.
     flush_passes: usize,
     flushes: usize,
     /// Calls that wait at a closed gate.
     waiting: usize,
 }
 
-/// Bytes that a gate stands before.
+/// Bytes that one gate covers.
 const GATE: u64 = 256 * 1024;
 
 impl std::fmt::Debug for Gated {
@@ -50,7 +52,7 @@ impl Gated {
         self.memory.write(0, data, false).unwrap();
     }
 
-    /// Closes the gates of these offsets.
+    /// Closes the gates at these offsets.
     pub(crate) fn close(&self, offsets: impl IntoIterator<Item = u64>) {
         self.state.lock().unwrap().closed.extend(offsets.into_iter().map(|at| at / GATE));
     }
@@ -65,7 +67,7 @@ impl Gated {
         self.changed.notify_all();
     }
 
-    /// What touches this byte fails; with zero it panics.
+    /// Makes every access to this byte fail with `errno`; zero makes it panic.
     pub(crate) fn fail(&self, offset: u64, errno: i32) {
         self.state.lock().unwrap().fails.push((offset, errno));
     }
@@ -92,11 +94,12 @@ impl Gated {
         self.changed.notify_all();
     }
 
-    /// Flushes that the disk works on, and those that are done.
+    /// Returns how many flushes the disk is working on.
     pub(crate) fn flushing(&self) -> usize {
         self.state.lock().unwrap().flushing
     }
 
+    /// Returns how many flushes are done.
     pub(crate) fn flushes(&self) -> usize {
         self.state.lock().unwrap().flushes
     }
@@ -128,7 +131,7 @@ impl BlockStore for Gated {
         self.memory.geometry()
     }
 
-    /// So that fragments end at the gates.
+    /// Makes fragments end at the gates.
     fn layout(&self) -> Option<Layout> {
         Some(Layout { chunk: GATE, members: 4, shift: 0 })
     }

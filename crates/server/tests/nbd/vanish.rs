@@ -1,4 +1,4 @@
-//! Clients that go away in the midst of things, and servers that do.
+//! Clients that disappear in the middle of a request, and servers that do.
 
 use crate::client::{Form, READ, WRITE};
 use crate::stores::Gated;
@@ -17,7 +17,7 @@ fn requests_and_gone(world: &World, number: u64, payload: &[u8]) {
         let payload = &payload[..length as usize];
         bytes.extend(client.request_bytes(WRITE, 0, request, MIB, length, payload));
     }
-    // Gone at any byte.
+    // Ends at any byte.
     let cut = (number as usize).wrapping_mul(7919) % bytes.len() + 1;
     client.socket.set_nonblocking(true).unwrap();
     use std::io::Write;

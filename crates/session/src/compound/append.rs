@@ -1,8 +1,8 @@
-//! Appends that are made once although the server was killed meanwhile.
+//! Appends that take effect exactly once, even if the server is killed meanwhile.
 //!
-//! The kernel appends, so that programs beside the server, and truncations, are respected. What is
-//! recorded before is the length of the file. After a restart the file is as long (nothing was
-//! done), or what is at that offset is the beginning of the record (the rest is written there).
+//! The kernel appends, so that programs outside the server, and truncations, are respected. The length
+//! of the file is recorded before. After a restart, either the file still has that length (nothing was
+//! done), or the bytes at that offset are the beginning of the data (the rest is written there).
 
 use super::once::{Before, Draft, server};
 use crate::files::Opened;
@@ -14,19 +14,19 @@ use towline_wire::Errno;
 /// Bytes compared at once.
 const COMPARE_BYTES: usize = 256 * 1024;
 
-/// How an append went.
+/// The outcome of an append.
 pub(super) enum Appended {
-    /// So many bytes were written, from this offset on.
+    /// The number of bytes written, and the offset at which they start.
     Now(usize, u64),
-    /// It had begun before the restart: the bytes belong at this offset, see [`write_again`].
+    /// It had begun before the restart, and the bytes belong at this offset; see [`write_again`].
     Before(u64),
 }
 
-/// Why an append could not be made.
+/// Why an append failed.
 pub(super) enum Failure {
     /// The operation failed.
     Errno(Errno),
-    /// Nobody can know whether it was made before the restart.
+    /// It is unknown whether the append was made before the restart.
     Undecided,
 }
 
@@ -36,7 +36,7 @@ impl From<Errno> for Failure {
     }
 }
 
-/// Appends; `draft` records it.
+/// Appends `data`; `draft` records it.
 pub(super) fn append(
     opened: &Opened,
     data: &[u8],
@@ -71,8 +71,8 @@ pub(super) fn append(
     Ok(Appended::Now(count, at))
 }
 
-/// Whether an append began before the restart; then its range is made whole, so that nobody else
-/// appends there. `None`: the file was shortened since.
+/// Returns whether an append began before the restart. If so, extends the file over its whole range, so
+/// that nothing else is appended there. `None`: the file was shortened since.
 fn began(opened: &Opened, intent: &Intent) -> Result<Option<bool>, Errno> {
     let size = opened.file.stat()?.size;
     if size <= intent.offset {
@@ -86,8 +86,8 @@ fn began(opened: &Opened, intent: &Intent) -> Result<Option<bool>, Errno> {
     Ok(Some(true))
 }
 
-/// Writes what is missing of bytes that had begun to be written at `offset` before the restart.
-/// Fails when something else is there.
+/// Writes the missing rest of data whose writing at `offset` began before the restart. Fails if other
+/// data is there.
 pub(super) fn write_again(opened: &Opened, offset: u64, data: &[u8]) -> Result<(), Failure> {
     let readable = match opened.flags & 3 {
         1 => {

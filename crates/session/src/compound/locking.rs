@@ -1,4 +1,4 @@
-//! Locks of a compound: who wants which range of which file. The driver owns the table.
+//! Locks of a compound: the owner, file and range of each. The driver owns the lock table.
 
 use super::{Compound, Context};
 use crate::locks::{FileKey, Owner, Range};
@@ -6,7 +6,7 @@ use towline_wire::request::{lock, open_flag};
 use towline_wire::{Errno, Reply};
 
 impl Compound {
-    /// Takes the outcome of a lock; then run again.
+    /// Takes the outcome of a lock; run again afterwards.
     pub fn locked(&mut self, outcome: Result<(), Errno>) {
         match outcome {
             Ok(()) => self.result(&Reply::Done {}),
@@ -14,8 +14,8 @@ impl Compound {
         }
     }
 
-    /// Takes what [`Step::TestLock`] asked for; then run again. `family` owns the session's files:
-    /// a process of another one is not named.
+    /// Takes the outcome of [`Step::TestLock`]; run again afterwards. `family` owns the session's files;
+    /// processes of other families are not named.
     pub fn tested(&mut self, family: u64, tested: Result<Option<(Owner, Range)>, Errno>) {
         let conflict = match tested {
             Ok(conflict) => conflict,
@@ -66,7 +66,8 @@ impl Compound {
         ))
     }
 
-    /// A range is locked by who may read it, or exclusively by who may write it, as by `fcntl(2)`.
+    /// Checks the access mode: as with `fcntl(2)`, a shared lock needs a file open for reading, and an
+    /// exclusive one a file open for writing.
     pub(super) fn may_lock(
         &self,
         context: &Context<'_>,

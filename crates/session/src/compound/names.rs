@@ -1,5 +1,5 @@
-//! Changes of names that must not be made twice: what is there before is recorded, so that a look
-//! tells after a restart whether the change was made.
+//! Changes of names that must not be made twice. What is there before is recorded, so that a look after
+//! a restart shows whether the change was made.
 
 use super::once::{Before, server};
 use super::{Compound, Context, Step};
@@ -23,13 +23,13 @@ pub(super) struct Change<'a> {
     opened: Opened,
     path: &'a [u8],
     second: Option<At<'a>>,
-    /// Of a link: the file, and whether a symbolic link is followed to it.
+    /// For a link: the file, and whether to follow a symbolic link to it.
     source: Option<(At<'a>, bool)>,
     file_type: u32,
     flags: u32,
 }
 
-/// What a change yields.
+/// The result of a change.
 pub(super) enum Outcome {
     Opened(Arc<dyn OpenFile>, Attr),
     Attributes(Attr),
@@ -63,7 +63,7 @@ impl<'a> Change<'a> {
         Self { second: Some(second), ..Self::new(kind, opened, path) }
     }
 
-    /// Where its names are; `None` for names that no directory can hold, with which it will fail.
+    /// Locates its names. `None` for names that no directory can contain; the change will fail for these.
     fn locate(&self, caller: &Caller) -> Result<Option<Vec<Located<'a>>>, Errno> {
         let store = &*self.opened.store;
         let Some(first) = locate(store, caller, &self.opened.file, self.path)? else {
@@ -98,6 +98,7 @@ fn trim_slashes(path: &[u8]) -> &[u8] {
     &path[..end]
 }
 
+/// Finds the directory and the last name of a path; `None` if no directory can contain that name.
 fn locate<'a>(
     store: &dyn FileStore,
     caller: &Caller,
@@ -135,8 +136,8 @@ fn inode(found: Option<&Attr>) -> u64 {
     found.map_or(0, |attr| attr.identity())
 }
 
-/// Whether a change was made, as its own client asks, with all its places in sight. `None`: what is
-/// there is neither what was before nor what the change makes of it.
+/// Returns whether a change was made, when its own client repeats it and all its places are known.
+/// `None`: what is there is neither the state before the change nor the state after it.
 fn was_made(intent: &Intent, now: &[Option<Attr>]) -> Option<bool> {
     let first = now.first().and_then(Option::as_ref);
     let second = inode(now.get(1).and_then(Option::as_ref));
@@ -148,7 +149,7 @@ fn was_made(intent: &Intent, now: &[Option<Attr>]) -> Option<bool> {
         }
         (Kind::Link, Some(attr)) => (attr.identity() == other).then_some(true),
         (Kind::Unlink, found) => Some(inode(found) != before),
-        // Two names of one file: nothing happens, however often.
+        // Two names of one file: nothing happens, however often it is repeated.
         (Kind::Rename | Kind::Exchange, _) if before == other => Some(false),
         (Kind::Rename | Kind::Exchange, found) if (inode(found), second) == (before, other) => {
             Some(false)
@@ -159,8 +160,8 @@ fn was_made(intent: &Intent, now: &[Option<Attr>]) -> Option<bool> {
     }
 }
 
-/// Whether a change was made, as another client is about to change one of its places. Clients
-/// cannot have come between since the server was killed, so one place says enough.
+/// Returns whether a change was made, when another client is about to change one of its places. No other
+/// client has changed them since the server was killed, so one place is enough to tell.
 fn settle(intent: &Intent, place: &Place, now: Option<Attr>) -> Verdict {
     let is_first = intent.places[0] == *place;
     let [before, other] = intent.before;
@@ -270,7 +271,7 @@ impl Compound {
             (Kind::Exchange, [Some(first), Some(second)]) => {
                 Some([first.identity(), second.identity()])
             }
-            // It will fail, and changes nothing.
+            // It will fail and change nothing.
             _ => None,
         };
         if let Some(before) = before {
@@ -278,7 +279,7 @@ impl Compound {
         }
         let source = |l: usize| located.get(l).map(|l| (&*l.directory, l.name));
         let outcome = source(0).ok_or(Errno::EINVAL).and_then(|at| run(&*store, (at, source(1))));
-        // Recorded before the places are free for others.
+        // Record the outcome before releasing the places.
         if let Err(errno) = outcome.and_then(|outcome| self.changed(context, &change, outcome)) {
             self.fail(errno);
         }
@@ -286,8 +287,8 @@ impl Compound {
         Ok(None)
     }
 
-    /// What a look at a place of the next operation yields. Of one that may have been done before the
-    /// restart, nobody can say what became of it when its place cannot be seen any more.
+    /// Returns the result of a look at a place of the next operation. If that operation may have been
+    /// done before the restart and its place cannot be looked at any more, its outcome is unknown.
     fn sure<T>(&mut self, look: Result<T, Errno>) -> Result<T, Errno> {
         look.map_err(|errno| {
             let is_pending = self.is_pending() && self.elsewhere.is_none();
@@ -314,7 +315,7 @@ impl Compound {
         Ok(())
     }
 
-    /// Opens the file that an exclusive open made before the restart.
+    /// Opens the file that an exclusive open created before the restart.
     fn again(
         &mut self,
         context: &mut Context<'_>,
@@ -327,7 +328,7 @@ impl Compound {
         self.open_again(context, at, name, change.flags, inode)
     }
 
-    /// Makes or removes an extended attribute that must not or must be there.
+    /// Creates an extended attribute that must not exist yet, or removes one.
     pub(super) fn change_xattr(
         &mut self,
         context: &Context<'_>,
@@ -353,7 +354,8 @@ impl Compound {
         let _guard = journal.state().guard(&[place], store.may_hang());
         let is_there = match store.xattr(caller, at, follow, XattrAction::Get(name)) {
             Err(errno) if errno != Errno::ENODATA && self.is_pending() => self.sure(Err(errno))?,
-            // Who may set it may not always look at it; then that says what is wrong.
+            // A caller that may set the attribute may not be allowed to read it; then setting reports
+            // what is wrong.
             found => found.is_ok(),
         };
         journal.settle(self.slot, &place, |intent| {
@@ -440,7 +442,7 @@ mod tests {
 
     #[test]
     fn one_place_tells_as_much_as_all() {
-        // For each kind: what stood in its places before, and what stands there after.
+        // For each kind: what was in its places before, and what is there afterwards.
         let cases = [
             (Kind::Create, [0, u64::from(TYPE_FILE)], [0, 0], [9, 0]),
             (Kind::Link, [0, 5], [0, 0], [5, 0]),

@@ -1,5 +1,5 @@
-//! Exactly once, although the server was killed in the middle of a compound: what a compound does is recorded, and
-//! what is recorded is not done again.
+//! Exactly-once execution, even if the server is killed in the middle of a compound: what a compound
+//! does is recorded, and recorded operations are not done again.
 
 use super::{Compound, Context, Step};
 use crate::files::Opened;
@@ -11,25 +11,25 @@ use towline_wire::reply::parse_results;
 use towline_wire::request::{CURRENT, open_flag};
 use towline_wire::{Errno, Reply, Request};
 
-/// What records a request.
+/// Records what a request does.
 pub(super) struct Pen {
     pub(super) journal: Journal,
-    /// The record to be written next.
+    /// The record to write next.
     draft: Record,
-    /// Something was changed that is still there when the server starts again.
+    /// Something was changed that survives a restart of the server.
     changes: bool,
-    /// What was written last.
+    /// Progress at the last write: operations done, and whether one failed.
     written: Option<(usize, bool)>,
-    /// What a server before this one recorded of this very request.
+    /// What a previous server recorded for this request.
     known: Option<Arc<Record>>,
 }
 
-/// Records what one operation is about to do, also from a thread that may block.
+/// Records what one operation is about to do, possibly from a thread that may block.
 pub(super) struct Draft {
     pub(super) journal: Journal,
     pub(super) slot: u16,
     record: Record,
-    /// The operation may have been under way when the server was killed.
+    /// The operation may have been in progress when the server was killed.
     pub(super) pending: bool,
 }
 
@@ -42,24 +42,25 @@ impl Draft {
     }
 }
 
-/// Of an operation that may have been under way when the server was killed.
+/// The state of an operation that may have been in progress when the server was killed.
 pub(super) enum Before {
-    /// It was not, or it had not begun.
+    /// It was not in progress, or had not begun.
     NotBegun,
     /// It was about to do this.
     Intended(Intent),
-    /// Another client's request has found out that it was done; the record has its result.
+    /// Another client's request found out that it was done; the record has its result.
     Settled(Arc<Record>),
 }
 
-/// The caller of what the server looks up for itself.
+/// The caller for lookups by the server itself.
 pub(super) fn server() -> Caller {
     Caller { uid: 0, gid: 0, groups: Arc::new([]), enforce: false }
 }
 
 impl Compound {
-    /// Records this request in its session's part of the server's state. With `recorded` there may
-    /// be a record from before a restart. True: there is one and it says all; the reply is ready.
+    /// Starts to record this request in its session's part of the server's state. With `recorded`, there
+    /// may be a record from before a restart. Returns true if the record is complete and the reply is
+    /// ready.
     #[must_use]
     pub fn keep(&mut self, journal: &Journal, recorded: bool) -> bool {
         if !self.modifies && !recorded {
@@ -131,7 +132,7 @@ impl Compound {
         pen.journal.write(self.slot, &mut pen.draft, &self.results);
     }
 
-    /// For an operation that is carried out elsewhere.
+    /// Returns a draft for an operation that is executed on another thread.
     pub(super) fn draft(&self) -> Option<Draft> {
         let pen = self.pen.as_ref()?;
         let record = Record {
@@ -150,14 +151,14 @@ impl Compound {
         known.is_some_and(|r| usize::from(r.index) == self.index && r.intent.is_some())
     }
 
-    /// What an earlier server recorded of the next operation's result.
+    /// Returns the previous server's record if it has the result of the next operation.
     pub(super) fn recalled(&self) -> Option<Arc<Record>> {
         let known = self.pen.as_ref()?.known.as_ref()?;
         let results = if known.lost { usize::from(known.index) } else { known.results() };
         (self.index < results).then(|| known.clone())
     }
 
-    /// Does what there is to do of an operation that was done: nothing, but for open files.
+    /// Repeats an operation that was already done: does nothing except for open files.
     pub(super) fn repeat(
         &mut self,
         request: &Request<'_>,
@@ -201,7 +202,7 @@ impl Compound {
         Ok(None)
     }
 
-    /// Opens what was opened before the restart, neither making nor shortening it.
+    /// Opens a file again that was opened before the restart, without creating or truncating it.
     pub(super) fn open_again(
         &mut self,
         context: &mut Context<'_>,
@@ -215,7 +216,7 @@ impl Compound {
         let how = OpenHow { flags: open_flag::without_changes(flags), mode: 0 };
         let source = (&*base, path);
         let (file, attr) = match store.open(caller, source, how) {
-            // Who makes a file may open it once, whatever its permissions.
+            // The creator of a file may open it once, whatever its permissions.
             Err(Errno::EACCES) if open_flag::creates_exclusively(flags) => {
                 let mode = store.stat(caller, source, false)?.mode & 0o7777;
                 let set = |mode| SetAttr { mode: Some(mode), ..SetAttr::default() };
@@ -233,7 +234,7 @@ impl Compound {
         self.opened(context, Opened::new(store, file, terms, flags), None, attr)
     }
 
-    /// What became of the next operation before the restart. Its places have to be guarded.
+    /// Returns what became of the next operation before the restart. The caller has to guard its places.
     pub(super) fn before(&self) -> Before {
         match &self.pen {
             Some(pen) if self.is_pending() => {
@@ -244,8 +245,8 @@ impl Compound {
     }
 }
 
-/// What became of an operation that was under way when the server was killed. Its places have to
-/// be guarded.
+/// Returns what became of an operation that was in progress when the server was killed. The caller has
+/// to guard its places.
 pub(super) fn before(journal: &Journal, slot: u16, sequence: u32, index: usize) -> Before {
     match journal.recall(slot).filter(|record| record.sequence == sequence) {
         Some(record) if usize::from(record.index) > index => Before::Settled(Arc::new(record)),
@@ -255,7 +256,7 @@ pub(super) fn before(journal: &Journal, slot: u16, sequence: u32, index: usize) 
 }
 
 impl Draft {
-    /// As [`Compound::before`].
+    /// Like [`Compound::before`].
     pub(super) fn before(&self) -> Before {
         if !self.pending {
             return Before::NotBegun;
@@ -263,7 +264,7 @@ impl Draft {
         before(&self.journal, self.slot, self.record.sequence, usize::from(self.record.index))
     }
 
-    /// An append to a file of `size` bytes.
+    /// Records an append to a file of `size` bytes.
     pub(super) fn intend_append(&mut self, place: crate::record::Place, size: u64, length: u64) {
         self.intend(Intent {
             kind: Kind::Append,

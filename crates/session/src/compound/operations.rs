@@ -1,4 +1,4 @@
-//! One operation of a compound: what it does to its session and its store.
+//! Executes one operation of a compound.
 
 use super::names::{Change, Outcome};
 use super::{BlockingResult, Compound, Context, Step, Value, waiting_store};
@@ -17,11 +17,11 @@ use towline_wire::request::{
 };
 use towline_wire::{Attr, Errno, Reply, Request};
 
-/// Bits of the flags of an open file that say how it may be used; none of them: for reading.
+/// Bits of an open file's flags that contain the access mode; none set: read-only.
 const ACCESS_MODE: u32 = 3;
 
 impl Compound {
-    /// Executes one operation, or says what it waits for.
+    /// Executes one operation, or returns what it waits for.
     #[allow(clippy::too_many_lines)] // one arm for each operation, each a few lines
     pub(super) fn execute(
         &mut self,
@@ -57,7 +57,7 @@ impl Compound {
                 self.opened(context, Opened::new(store, file, terms, flags), None, attr)?;
             }
             Request::Reclaim { handle, flags, inode, export, path } => {
-                // Others of its family may have it open, also where no name leads to it any more.
+                // Other sessions of the family may have it open, even if no name leads to it any more.
                 if let Ok(known) = context.files.find(handle) {
                     self.reach(context, &known.store)?;
                     let attr = known.file.stat()?;
@@ -89,7 +89,7 @@ impl Compound {
                 let of_this = handle == CURRENT;
                 let handle = self.handle(handle)?;
                 self.at(context, handle)?;
-                // Closed at the end of this, unless another request still uses it.
+                // The file is closed when `opened` is dropped, unless another request still uses it.
                 let opened = context.files.with(|files| files.remove(handle))?;
                 if !context.files.may_wait() && opened.flags & ACCESS_MODE == 0 {
                     self.closed = Some(opened);
@@ -178,7 +178,7 @@ impl Compound {
                 let attributes = with(listed::ATTRIBUTES);
                 let end = opened.file.read_directory(cookie, attributes, &mut listing)?;
                 if listing.bytes.is_empty() && !end {
-                    return Err(Errno::EINVAL); // not even one entry fits, as getdents64(2) says
+                    return Err(Errno::EINVAL); // not even one entry fits; EINVAL as in getdents64(2)
                 }
                 self.result(&Reply::Listed { end: end.into(), length: listing.bytes.len() as u32 });
                 self.data = Aggregate::from_vec(listing.bytes);
@@ -365,7 +365,7 @@ impl Compound {
     }
 }
 
-/// The name of an export, and the path of the directory in it that is to be the root.
+/// Splits the name of an export from the path of the directory in it that is to be the root.
 fn export_and_path(name: &[u8]) -> (&[u8], &[u8]) {
     match name.iter().position(|byte| *byte == b'/') {
         Some(slash) => (&name[..slash], &name[slash + 1..]),
@@ -386,7 +386,7 @@ fn refuse_changes(read_only: bool, flags: u32) -> Result<(), Errno> {
     if read_only && writes && flags & open_flag::PATH == 0 { Err(Errno::EROFS) } else { Ok(()) }
 }
 
-/// The root of a store, open for listing where the caller may, else only to start paths from.
+/// Opens the root of a store: for listing if the caller may, otherwise only as the start of paths.
 fn open_root(store: &dyn FileStore, caller: &Caller) -> Result<(Arc<dyn OpenFile>, Attr), Errno> {
     let root = store.root()?;
     let how = OpenHow { flags: open_flag::DIRECTORY, mode: 0 };

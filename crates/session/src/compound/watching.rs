@@ -1,4 +1,4 @@
-//! Watches of a compound, and the request that waits for what they tell.
+//! Watches of a compound, and the request that waits for their events.
 
 use super::{Compound, Context, Step};
 use crate::files::Files;
@@ -8,7 +8,7 @@ use towline_mem::Aggregate;
 use towline_wire::{Errno, Reply, event};
 
 impl Compound {
-    /// Watches an open file for what it is not watched for yet.
+    /// Watches an open file for the events of `mask` that it is not watched for yet.
     pub(super) fn watch(
         &mut self,
         context: &mut Context<'_>,
@@ -21,7 +21,7 @@ impl Compound {
         let handle = self.handle(handle)?;
         let opened = self.at(context, handle)?.into_owned();
         let queue = context.files.with(Files::events);
-        // Nothing before that is told to who has asked for nothing yet.
+        // Earlier events are not reported to a client that has not asked for any yet.
         let value = queue.first();
         let missing = opened.watches.missing(mask);
         if missing != 0 {
@@ -34,7 +34,7 @@ impl Compound {
         Ok(())
     }
 
-    /// Tells what has happened, or waits for it.
+    /// Reports what has happened, or waits for it.
     pub(super) fn events(&mut self, context: &mut Context<'_>, seen: u64) -> Option<Step> {
         let queue = context.files.with(Files::events);
         let turn = *self.turn.get_or_insert_with(|| queue.ask());
@@ -53,7 +53,7 @@ impl Compound {
         self.turn.is_some()
     }
 
-    /// Gives up waiting for events; then run again.
+    /// Stops waiting for events; run again afterwards.
     pub fn interrupted(&mut self) {
         self.turn = None;
         self.fail(Errno::EINTR);

@@ -1,4 +1,4 @@
-//! The write of a compound: from its request, or fragment by fragment from a transfer.
+//! The write of a compound, with the data from its request, or fragment by fragment from a transfer.
 
 use super::append::{Appended, Failure, append, write_again};
 use super::{Compound, Context, Step, Value, waiting_store};
@@ -8,7 +8,7 @@ use towline_store::FileStore;
 use towline_wire::request::{open_flag, write_flag};
 use towline_wire::{Errno, Reply};
 
-/// A write whose bytes come in fragments.
+/// A write whose data arrives in fragments.
 pub(super) struct Writing {
     opened: Opened,
     offset: u64,
@@ -23,8 +23,9 @@ pub(super) struct Writing {
 }
 
 impl Writing {
-    /// Takes the place of an append: of its first fragment, and of zeros for those to come. So no
-    /// other append can come between, nor be overwritten. True: the first fragment is written.
+    /// Reserves the range of an append by appending its first fragment, and zeros for the fragments to
+    /// come. So no other append can come in between or be overwritten. Returns true if the first
+    /// fragment needs no further write.
     fn take_place(&mut self, first: &[u8], draft: Option<super::once::Draft>) -> bool {
         let mut all;
         let mut data = first;
@@ -38,7 +39,7 @@ impl Writing {
             Ok(Appended::Now(count, at)) => {
                 (self.offset, self.append) = (at, false);
                 self.started_at = Some(at);
-                // Less when space ran out: what has no place is not written.
+                // Less when space ran out: data without a place is not written.
                 self.length = count as u64;
                 true
             }
@@ -82,6 +83,7 @@ impl Writing {
 }
 
 impl Compound {
+    /// Starts a write: of the data that came with the request, or of the data that was offered.
     pub(super) fn begin_write(
         &mut self,
         context: &Context<'_>,
@@ -136,19 +138,20 @@ impl Compound {
         }))
     }
 
-    /// Bytes of the write that are still to come, in order, or `None` when it needs none.
+    /// Returns the offset and length of the write's data that is still to come, in order; `None` when
+    /// nothing is missing.
     #[must_use]
     pub fn missing(&self) -> Option<(u64, u64)> {
         self.write.as_ref().filter(|w| w.done < w.length).map(|w| (w.done, w.length - w.done))
     }
 
-    /// The store that it writes fragments to, if that may wait without end.
+    /// Returns the store to which it writes fragments, if that may wait without limit.
     #[must_use]
     pub fn writes_elsewhere(&self) -> Option<&Arc<dyn FileStore>> {
         self.write.as_ref().map(|w| &w.opened.store).filter(|store| store.may_hang())
     }
 
-    /// Writes the next fragment. True: it was the last, run again.
+    /// Writes the next fragment. Returns true if it was the last one; then run again.
     pub fn write_fragment(&mut self, bytes: &[u8]) -> bool {
         let is_append = self.write.as_ref().is_some_and(|writing| writing.append);
         let draft = if is_append { self.draft() } else { None };

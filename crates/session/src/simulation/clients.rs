@@ -1,4 +1,4 @@
-//! Clients of the simulated server, who know what has to come of what they do.
+//! Clients of the simulated server, which know the expected outcome of their requests.
 
 use super::{Message, Random, Server, caller, failure, fragile};
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,29 +13,29 @@ const STEPS: u64 = 250;
 const CREATE: u32 = 0o100 | 0o200 | 2;
 const NO_REPLACE: u32 = 1;
 const EXCHANGE: u32 = 2;
-/// Names that all clients make, move and remove.
+/// Names that all clients create, move and remove.
 const SHARED: [&str; 3] = ["s0", "sub/s1", "s2"];
 
-/// What a client asked for.
+/// What a client requested.
 #[derive(Clone, Debug)]
 enum Asked {
-    /// A file of its own, perhaps a link to another one.
+    /// Create a file of its own, possibly as a link to another one.
     Make { name: String, of: Option<String> },
     /// The same, kept open.
     Keep { name: String },
-    /// That is closed.
+    /// Close that file.
     Close,
-    /// Two directories made and one renamed, in one request.
+    /// Create two directories and rename one, in one request.
     Several { first: String, second: String },
-    /// A name removed.
+    /// Remove a name.
     Remove { name: String },
-    /// A name moved, or two exchanged.
+    /// Move a name, or exchange two.
     Move { old: String, new: String, exchange: bool },
-    /// An extended attribute made or removed.
+    /// Create or remove an extended attribute.
     Attribute { name: String, make: bool },
-    /// A record of this number added to the log.
+    /// Append a record with this number to the log.
     Append { number: u64 },
-    /// A shared name made, removed or moved: what it takes and gives when it succeeds.
+    /// Create, remove or move a shared name: what it takes and gives when it succeeds.
     Share { takes: Option<usize>, gives: Option<usize> },
 }
 
@@ -47,9 +47,9 @@ struct Client {
     log: (u64, u64),
     kept: BTreeMap<u64, (String, u64)>,
     slots: Vec<(u32, Option<(Asked, Message)>)>,
-    /// Its names: directory or file, and whether it has the attribute.
+    /// Its names: whether each is a directory, and whether it has the attribute.
     names: BTreeMap<String, (bool, bool)>,
-    /// Names that a request under way uses.
+    /// Names that a request in progress uses.
     busy: BTreeSet<String>,
     next: u64,
     appended: BTreeMap<u64, u64>,
@@ -88,7 +88,7 @@ impl Client {
         Some(names[random.below(names.len() as u64) as usize].clone())
     }
 
-    /// Thinks of something to ask for, and writes the request.
+    /// Chooses what to request, and encodes the request.
     fn ask(&mut self, random: &mut Random) -> Option<(Asked, Vec<u8>, Vec<u8>)> {
         let base = self.root;
         let open = |path| Request::Open { base, flags: CREATE, mode: 0o600, path };
@@ -239,7 +239,7 @@ impl Client {
         Some((asked, body, data))
     }
 
-    /// Takes the answer to what it asked for.
+    /// Takes the answer to a request.
     fn answered(&mut self, asked: Asked, results: &[u8], owned: &mut [i64]) {
         let failed = failure(results);
         for name in asked.names() {
@@ -290,7 +290,7 @@ impl Client {
         }
     }
 
-    /// Comes back after a restart: opens again what it had open. What was being closed, is.
+    /// Comes back after a restart and reopens what it had open. A file that was being closed is closed.
     fn rejoin(&mut self, server: &mut Server) {
         for (_, asked) in &mut self.slots {
             asked.take_if(|(asked, _)| matches!(asked, Asked::Close));
@@ -359,7 +359,7 @@ fn connect(server: &mut Server, number: u64) -> Client {
     }
 }
 
-/// One run; yields the server and the number of operations answered.
+/// Does one run; returns the server and the number of operations answered.
 pub(super) fn run(seed: u64) -> (Server, u64) {
     let mut random = Random::new(seed + 1);
     let mut server = Server::start();
@@ -404,7 +404,7 @@ pub(super) fn run(seed: u64) -> (Server, u64) {
             server.arrive(client.id, message)
         });
         fragile::light(None);
-        // The server was killed, or the answer is still to come, or it is lost on its way.
+        // The server was killed, the answer is still to come, or it is lost on its way.
         let Some(Some(results)) = answer else { continue };
         if !ending && random.below(3) == 0 {
             continue;
@@ -427,7 +427,7 @@ impl Listing for Found {
     }
 }
 
-/// Compares what is there with what the clients were told.
+/// Compares the files with what the clients were told.
 fn check(server: &Server, clients: &[Client], owned: &[i64]) {
     let root = server.store.root().unwrap();
     let open = |path: &[u8]| {

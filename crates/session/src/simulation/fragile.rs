@@ -1,5 +1,5 @@
-//! A memory store that is still there after the server was killed, and at whose changes the server
-//! can be killed: before, after, and in the midst of an append.
+//! A memory store that survives when the server is killed. The server can be killed before and after
+//! each of its changes, and in the middle of an append.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -10,20 +10,20 @@ use towline_store::{
 };
 use towline_wire::{Attr, Errno, StatFs};
 
-/// What a killed server unwinds with.
+/// The panic payload with which a killed server unwinds.
 pub(crate) struct Killed;
 
 thread_local! {
-    /// Places to pass until the server is killed.
+    /// Kill points to pass until the server is killed.
     static FUSE: Cell<Option<u32>> = const { Cell::new(None) };
 }
 
-/// Lets the server be killed at the so-manieth place from now on.
+/// Sets the number of kill points to pass until the server is killed; `None`: never.
 pub(crate) fn light(places: Option<u32>) {
     FUSE.set(places);
 }
 
-/// True when the server is to be killed here.
+/// True when the server has to be killed here.
 pub(crate) fn burns() -> bool {
     let left = FUSE.get();
     FUSE.set(left.map(|left| left.saturating_sub(1)));
@@ -42,7 +42,7 @@ fn place() {
     }
 }
 
-/// Makes a change, with the places around it where the server can be killed.
+/// Makes a change, with kill points before and after it.
 fn around<T>(change: impl FnOnce() -> T) -> T {
     place();
     let result = change();
@@ -180,7 +180,7 @@ impl FileStore for Fragile {
 }
 
 impl OpenFile for FragileFile {
-    /// The memory store finds its own file.
+    /// Returns the inner file, because the memory store looks for its own type.
     fn as_any(&self) -> &dyn Any {
         self.0.as_any()
     }
@@ -196,7 +196,7 @@ impl OpenFile for FragileFile {
     fn write(&self, offset: u64, data: &[u8], append: bool) -> Result<(usize, u64), Errno> {
         place();
         if burns() {
-            // A kill ends a system call after a part of what it was to write.
+            // A kill can end a system call after part of its data was written.
             let _ = self.0.write(offset, &data[..data.len() / 2], append);
             die();
         }

@@ -1,6 +1,7 @@
-//! Sessions, slots, compounds and the state without sockets, driven by a random schedule: requests
-//! arrive, are lost and come again, the server is killed anywhere and starts again. In the end
-//! every operation has taken effect once, as a model says. A seed gives a run again.
+//! Simulation of sessions, slots, compounds and the state without sockets, driven by a random schedule:
+//! requests arrive, are lost and are repeated, and the server is killed anywhere and restarted. In the
+//! end every operation must have taken effect exactly once, according to a model. A seed reproduces a
+//! run.
 
 mod clients;
 pub(crate) mod fragile;
@@ -22,10 +23,10 @@ use towline_wire::codec::Field;
 use towline_wire::{Header, Kind, Reply, Request};
 
 const BOOT: [u8; 16] = [7; 16];
-/// The slot in which clients open again what they had.
+/// The slot in which clients reopen what they had.
 const RECLAIM_SLOT: u16 = 63;
 
-/// A small generator of random numbers (xorshift64*).
+/// A small random number generator (xorshift64*).
 pub(super) struct Random(u64);
 
 impl Random {
@@ -33,7 +34,7 @@ impl Random {
         Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
     }
 
-    /// A number below `end`.
+    /// Returns a number below `end`.
     pub(super) fn below(&mut self, end: u64) -> u64 {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
@@ -71,24 +72,24 @@ pub(super) fn caller() -> Caller {
 pub(super) struct Message {
     pub(super) header: Header,
     pub(super) body: Vec<u8>,
-    /// Sent along, or offered with `header.offset`.
+    /// Sent with the request, or offered with `header.offset`.
     pub(super) data: Vec<u8>,
 }
 
-/// A server that can be killed; the files and the state stay.
+/// A server that can be killed; the files and the state survive.
 pub(super) struct Server {
     pub(super) store: Arc<dyn FileStore>,
     file: OwnedFd,
     state: Arc<State>,
     sessions: HashMap<u64, Session>,
-    /// Requests that wait for more of their data, and what they have of it.
+    /// Requests that wait for more data, and how many bytes of it they have.
     waiting: HashMap<(u64, u16), (Compound, usize)>,
     pub(super) epoch: u32,
     next_session: u64,
     pub(super) kills: u64,
     /// Answers that came from the state.
     pub(super) recorded: u64,
-    /// Operations of which nobody can know whether they were done.
+    /// Operations whose outcome is unknown.
     undecided: u64,
 }
 
@@ -118,7 +119,7 @@ impl Server {
         }
     }
 
-    /// Is killed and starts again.
+    /// Kills the server and starts it again.
     pub(super) fn restart(&mut self) {
         light(None);
         self.kills += 1;
@@ -128,7 +129,7 @@ impl Server {
         self.state = Arc::new(State::open(memory(&self.file), &BOOT, self.epoch).unwrap());
     }
 
-    /// Runs a part of the server, which may be killed meanwhile: then it starts again.
+    /// Runs a part of the server, and restarts the server if it is killed meanwhile.
     pub(super) fn survive<T>(&mut self, part: impl FnOnce(&mut Self) -> T) -> Option<T> {
         match catch_unwind(AssertUnwindSafe(|| part(self))) {
             Ok(result) => Some(result),
@@ -140,7 +141,7 @@ impl Server {
         }
     }
 
-    /// Begins a session; yields its number.
+    /// Begins a session; returns its number.
     pub(super) fn begin(&mut self) -> u64 {
         let id = self.next_session;
         self.next_session += 1;
@@ -151,14 +152,14 @@ impl Server {
         id
     }
 
-    /// A client comes back after a restart.
+    /// Lets a client come back after a restart.
     pub(super) fn join(&mut self, id: u64) {
         assert!(self.state.claim(id, id * 3 + 1).is_none(), "joined with a wrong secret");
         let kept = self.state.claim(id, id * 3).expect("a session was lost");
         self.sessions.insert(id, Session::kept(id, id * 3, self.epoch, kept));
     }
 
-    /// One request of a client that opens again what it had.
+    /// Executes one request of a client that reopens what it had.
     pub(super) fn reclaim(&mut self, id: u64, sequence: u32, request: &Request<'_>) -> Vec<u8> {
         let mut body = Vec::new();
         request.encode(&mut body);
@@ -166,7 +167,8 @@ impl Server {
         self.arrive(id, &Message { header, body, data: Vec::new() }).expect("answered at once")
     }
 
-    /// A request, or the next part of its data, arrives. Yields the results when they are all there.
+    /// Handles the arrival of a request, or of the next part of its data. Returns the results when it is
+    /// done.
     pub(super) fn arrive(&mut self, id: u64, message: &Message) -> Option<Vec<u8>> {
         let slot = message.header.slot;
         if let Some((mut compound, done)) = self.waiting.remove(&(id, slot)) {
@@ -227,7 +229,7 @@ impl Server {
     }
 }
 
-/// The first failure that a reply tells.
+/// Returns the failure that a reply reports, if any.
 pub(super) fn failure(results: &[u8]) -> Option<towline_wire::Errno> {
     match towline_wire::reply::parse_results(results).unwrap().last() {
         Some(Reply::Failed { errno }) => Some(towline_wire::Errno(*errno)),
@@ -242,7 +244,7 @@ fn operations_take_effect_once_whenever_the_server_is_killed() {
             let seed: u64 = seed.parse().expect("TOWLINE_SEED is no number");
             seed..seed + 1
         }
-        // More with TOWLINE_SEEDS.
+        // Set TOWLINE_SEEDS for more.
         Err(_) => 0..std::env::var("TOWLINE_SEEDS").map_or(30, |n| n.parse().expect("no number")),
     };
     let (mut kills, mut recorded, mut operations) = (0, 0, 0);
@@ -259,7 +261,7 @@ fn operations_take_effect_once_whenever_the_server_is_killed() {
     eprintln!("{operations} operations, {kills} kills, {recorded} answered from the state");
 }
 
-/// A client with a root directory and a log of eleven bytes, its server, and the handles.
+/// Returns a server with one client, which has a root directory and a log of eleven bytes, and the handles.
 fn one_client() -> (Server, u64, u64, u64) {
     let mut server = Server::start();
     let id = server.begin();
@@ -290,7 +292,7 @@ fn request(sequence: u32, request: &Request<'_>, data: &[u8]) -> Message {
     Message { header: Header::new(Kind::Request, 0, sequence), body, data: data.to_vec() }
 }
 
-/// Kills the server in the midst of a request, changes the files behind its back, and asks again.
+/// Kills the server in the middle of a request, changes the files outside it, and repeats the request.
 fn behind_its_back(
     what: impl Fn(u64, u64) -> Request<'static>,
     places: u32,
@@ -327,22 +329,22 @@ fn what_nobody_can_know_is_said_and_not_guessed() {
         let set = towline_store::SetAttr { size: Some(5), ..Default::default() };
         store.set_attr(&caller(), (&*root(store), b"log"), true, &set).unwrap();
     };
-    // Places: the intent's record, before the write, in its midst, behind it.
+    // Kill points: the intent's record, before the write, in the middle of it, after it.
     for places in [1, 2, 3] {
         let (server, failed) = behind_its_back(|_, log| append(log), places, shorten);
         assert_eq!((failed, server.undecided), (Some(Errno::EIO), 1), "killed at {places}");
         let (server, failed) = behind_its_back(|_, log| append(log), places, |_| {});
         assert_eq!((failed, server.undecided), (None, 0), "killed at {places}");
     }
-    // Something else stands where a directory was to be made.
+    // Something else is where a directory was to be made.
     let make = |root, _| Request::MakeDir { base: root, mode: 0o700, path: b"d" };
     let other = |store: &dyn FileStore| {
         store.make_node(&caller(), (&*root(store), b"d"), 0o600, 0).unwrap();
     };
     let (server, failed) = behind_its_back(make, 1, other);
     assert_eq!((failed, server.undecided), (Some(Errno::EIO), 1));
-    // The directory is called otherwise by now, whether the new one is in it or not. Places: a look
-    // (two), the intent's record, before the change, behind it.
+    // The parent directory has been renamed meanwhile, whether or not it contains the new one. Kill
+    // points: a look (two), the intent's record, before the change, after it.
     let make = |root, _| Request::MakeDir { base: root, mode: 0o700, path: b"sub/d" };
     let moved = |store: &dyn FileStore| {
         let root = root(store);
@@ -364,7 +366,7 @@ fn what_nobody_can_know_is_said_and_not_guessed() {
         let (server, failed) = behind_its_back(name, places, moved);
         assert_eq!((failed, server.undecided), (Some(Errno::EIO), 1), "killed at {places}");
     }
-    // An append to a file where somebody else has put other bytes meanwhile.
+    // An append to a file in which other bytes were written meanwhile.
     let overwrite = |store: &dyn FileStore| {
         let how = towline_store::OpenHow { flags: 2, mode: 0 };
         let (file, _) = store.open(&caller(), (&*root(store), b"log"), how).unwrap();

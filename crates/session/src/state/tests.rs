@@ -72,14 +72,14 @@ fn of_a_slot_the_newest_whole_record_counts() {
         .into_iter()
         .find(|which| state.read(journal.entry, 50, 2, *which).unwrap().sequence == 2)
         .unwrap();
-    // The last bytes of the newest one were not written any more.
+    // The last bytes of the newest one were not written.
     state.memory.copy_in(State::record_at(journal.entry, 2, newest) + 121, &[9; 4]);
     drop((journal, state));
 
     let state = open(&file);
     let Kept { journal, .. } = state.claim(5, 50).unwrap();
     assert_eq!(journal.newest(2).unwrap().sequence, 1);
-    // The next one goes where the torn one is, and not over the last whole one.
+    // The next record overwrites the torn one, not the last complete one.
     write(&journal, 2, 3, None);
     let found = [0, 1].map(|which| state.read(journal.entry, 50, 2, which).unwrap().sequence);
     assert_eq!((found[newest], found[1 - newest]), (3, 1));
@@ -109,7 +109,7 @@ fn a_session_does_not_see_records_of_one_with_its_number() {
     let entry = journal.entry;
     state.end(5);
     drop((journal, state));
-    // Nobody is left, so the next server counts sessions from the beginning.
+    // No session is left, so the next server numbers sessions from the beginning.
     let state = open(&file);
     assert_eq!(state.last_session(), 0);
     let journal = state.begin(5, 51).unwrap();
@@ -146,7 +146,7 @@ fn damaged_sessions_are_left_out() {
     let file = file();
     let state = create(&file);
     let entries = [5, 6, 7].map(|session| state.begin(session, session).unwrap().entry);
-    // A number that does not fit its checksum, and a session that is there twice.
+    // A number that does not match its checksum, and a session that is there twice.
     state.memory.copy_in(entry_at(entries[0]), b"?");
     let mut copy = [0; ENTRY_BYTES];
     state.memory.copy_out(entry_at(entries[1]), &mut copy);
@@ -155,7 +155,7 @@ fn damaged_sessions_are_left_out() {
     let state = open(&file);
     assert_eq!(state.unclaimed(), [6]);
     for session in 10..(10 + SESSIONS_MAX as u64 - 1) {
-        // One is taken, all others are free.
+        // One is in use, all others are free.
         let mut table = state.table.lock();
         let entry = table.free.pop().unwrap();
         table.entries.insert(session, entry);

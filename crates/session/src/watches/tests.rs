@@ -14,20 +14,20 @@ fn teller(queue: &Arc<EventQueue>) -> Teller {
     Teller::new(queue.clone(), 9, ALL, &Watches::default())
 }
 
-/// Names of what is told, and whether something is lost.
+/// Returns the names of the events, and whether some were lost.
 fn names(told: &Told) -> (Vec<String>, bool) {
     let name = |event: Event<'_>| String::from_utf8(event.name.to_vec()).unwrap();
     (Events::new(&told.bytes).map(|event| name(event.unwrap())).collect(), told.lost)
 }
 
-/// What a request that comes now is told; `None` when it waits.
+/// Asks for events; `None` when the request has to wait.
 fn ask(queue: &EventQueue, seen: u64) -> Option<(u64, Vec<String>, bool)> {
     let told = queue.tell(queue.ask(), seen)?;
     let (names, lost) = names(&told);
     Some((told.next, names, lost))
 }
 
-/// Counts how often it wakes.
+/// Returns a counter of wake-ups, and a function that makes the wakes.
 fn counting() -> (Arc<AtomicU32>, impl Fn() -> Wake) {
     let count = Arc::new(AtomicU32::new(0));
     let counted = count.clone();
@@ -56,7 +56,7 @@ fn what_was_told_is_told_again_until_it_was_seen() {
     assert_eq!(ask(&queue, first + 1), Some((first + 2, vec!["b".into()], false)));
     assert_eq!(ask(&queue, first + 2), None);
     assert_eq!(queue.first(), first + 2);
-    // What was seen is gone: somebody who has not has missed it.
+    // Seen events are gone, so a client that has not seen them has lost them.
     assert_eq!(ask(&queue, first), Some((first + 2, vec![], true)));
 }
 
@@ -86,7 +86,7 @@ fn equal_neighbours_are_one_until_they_are_told() {
     }
     let (next, names, _) = ask(&queue, first).unwrap();
     assert_eq!(names, ["a", "b", "a"]);
-    // Not seen yet, but told: this one is another one.
+    // Not seen yet, but told: this is a new event.
     file.saw(MODIFY, 0, b"a");
     assert_eq!(ask(&queue, next), Some((next + 1, vec!["a".into()], false)));
     file.saw(MOVED_FROM, 1, b"a");
@@ -103,20 +103,20 @@ fn one_request_waits_and_is_woken_once() {
     let woken = || count.load(Ordering::Relaxed);
     let turn = queue.ask();
     assert!(queue.tell(turn, first).is_none() && queue.wait(turn, wake()));
-    // Asked again over another lane: it waits once.
+    // Asked again over another lane, it waits once.
     assert!(queue.tell(turn, first).is_none() && queue.wait(turn, wake()));
     file.saw(CREATE, 0, b"a");
     file.saw(CREATE, 0, b"b");
     assert_eq!(woken(), 1);
     assert_eq!(names(&queue.tell(turn, first).unwrap()).0, ["a", "b"]);
-    // Something happens between the look and the waiting.
+    // An event between the check and the wait.
     let turn = queue.ask();
     assert!(queue.tell(turn, first + 2).is_none());
     file.saw(CREATE, 0, b"c");
     assert!(!queue.wait(turn, wake()));
     assert_eq!(names(&queue.tell(turn, first + 2).unwrap()).0, ["c"]);
     assert_eq!(woken(), 1);
-    // Another one takes its place: it is woken, and told nothing, whatever happens.
+    // Another request takes its place: it is woken and gets no events, whatever happens.
     let turn = queue.ask();
     assert!(queue.tell(turn, first + 3).is_none() && queue.wait(turn, wake()));
     let second = queue.ask();
@@ -171,7 +171,7 @@ fn who_never_says_what_was_seen_takes_no_memory() {
         assert_eq!(queue.0.lock().kept.len(), 1);
         last = next;
     }
-    // Who has not heard of one loses nothing by the next.
+    // A client that has not heard of one loss is told by the next.
     assert!(ask(&queue, first).unwrap().2);
     assert_eq!(ask(&queue, last), None);
     for _ in 0..2 * EVENTS_MAX {
@@ -217,14 +217,14 @@ fn watches_of_one_file_tell_each_thing_once() {
     }
     assert_eq!((tellers.len(), watches.0.len()), (3, 3));
     assert_eq!(watches.missing(ALL), 0);
-    // The store tells all of them of the end, and may tell more than was asked for.
+    // The store reports the end to all of them, and may report more than was requested.
     for what in [CREATE | ISDIR, DELETE, DELETE_SELF, IGNORED, 0x2000, MODIFY] {
         tellers.iter().for_each(|teller| teller.saw(what, 0, b""));
     }
     let told = queue.tell(queue.ask(), 0).unwrap();
     let masks: Vec<u32> = Events::new(&told.bytes).map(|event| event.unwrap().mask).collect();
     assert_eq!(masks, [CREATE | ISDIR, DELETE, DELETE_SELF, IGNORED, MODIFY]);
-    // Two that were asked for at once do not grow without end.
+    // Two watches requested at the same time do not accumulate.
     watches.keep(CREATE, Box::new(Held));
     assert_eq!(watches.0.len(), 3);
 }

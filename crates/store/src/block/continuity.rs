@@ -1,5 +1,5 @@
-//! What of a disk outlives the server: which bytes it has, and since when none of them may have
-//! been lost.
+//! The identity and epoch of a disk, which outlive the server: which contents it has, and since
+//! when no completed writes can have been lost.
 
 use crate::block_store::Continuity;
 use std::ffi::OsStr;
@@ -17,20 +17,21 @@ fn hash(parts: &[&[u8]]) -> u64 {
     hash
 }
 
-/// Of a file or device at `path`: `inode` is that of a file, and zero for devices, whose nodes are
-/// made anew when the machine starts. What was written is in the hands of the kernel, so that it is
-/// lost with the machine, not with the server.
+/// Returns the continuity of a file or device at `path`. `inode` is that of a file, and zero for a
+/// device, whose node is recreated when the machine boots. Completed writes are in the hands of the
+/// kernel, so a crash of the machine loses them, but not one of the server.
 pub(super) fn of_file(path: &Path, inode: u64) -> Continuity {
     let whole = std::fs::canonicalize(path);
     let whole = whole.as_deref().map_or(path.as_os_str(), |path| OsStr::new(path));
     let identity = hash(&[whole.as_bytes(), &inode.to_le_bytes()]);
-    // Without it every start of the server counts as one of the machine.
+    // Without a boot ID, every start of the server counts as a reboot.
     let boot = std::fs::read("/proc/sys/kernel/random/boot_id")
         .unwrap_or_else(|_| format!("{:?}", std::time::SystemTime::now()).into_bytes());
     Continuity { identity, epoch: hash(&[&boot]) }
 }
 
-/// Of a disk made of others; `None` when one of them ends with the server.
+/// Returns the continuity of a disk made of others; `None` if the contents of one of them end with
+/// the server.
 pub(super) fn of_members(members: &[Option<Continuity>]) -> Option<Continuity> {
     let each: Option<Vec<Continuity>> = members.iter().copied().collect();
     let each = each?;

@@ -1,8 +1,9 @@
-//! A disk that answers late: each request takes a while, as on a device with that latency and
+//! A disk that adds delays: each request takes as long as on a device with a given latency and
 //! bandwidth. For tests, and for benchmarks that need a disk of known speed.
 //!
-//! [`BlockStore::later`] lets a core wait by its own clock for what is read and written, as it waits for the
-//! interrupt of a device. A thread that sleeps meanwhile would add two wake-ups that no device needs.
+//! With [`BlockStore::later`], a core can time the delay of reads and writes by its own clock, just
+//! as it waits for the interrupt of a device. A sleeping thread would add two wake-ups that a
+//! device does not need.
 
 use crate::block_store::{BlockStore, Continuity, Extent, Geometry, Layout, ZeroHow};
 use parking_lot::Mutex;
@@ -10,26 +11,27 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Delays all that waits for a device on another disk.
+/// Delays the requests to another disk that would wait for a device.
 #[derive(Debug)]
 pub struct DelayStore {
     inner: Arc<dyn BlockStore>,
     latency: Duration,
-    /// Bytes a second of all requests together; zero: no limit.
+    /// Bytes per second of all requests together; zero: no limit.
     bandwidth: u64,
-    /// When what was asked for so far will have been moved.
+    /// When all data requested so far will have been transferred.
     busy_until: Mutex<Instant>,
 }
 
 impl DelayStore {
-    /// `inner` with a latency, and a bandwidth in bytes a second (0: unlimited) which requests
-    /// under way share in the order of their arrival. With either, `inner` must not wait itself.
+    /// Wraps `inner` with a latency and a bandwidth in bytes per second (0: unlimited), which
+    /// concurrent requests share in order of arrival. If either is set, `inner` itself must not
+    /// wait.
     #[must_use]
     pub fn new(inner: Arc<dyn BlockStore>, latency: Duration, bandwidth: u64) -> Arc<Self> {
         Arc::new(Self { inner, latency, bandwidth, busy_until: Mutex::new(Instant::now()) })
     }
 
-    /// When so many bytes more will have been moved.
+    /// Returns when a request for `bytes` more bytes will be complete.
     fn until(&self, bytes: u64) -> Instant {
         let now = Instant::now();
         let mut until = now + self.latency;
@@ -44,18 +46,19 @@ impl DelayStore {
     fn wait(&self, bytes: u64) {
         let until = self.until(bytes);
         accurate_sleep();
-        // Nothing is spun away: a device needs no CPU while it works.
+        // Sleep rather than spin: a device needs no CPU while it works.
         if let Some(sleep) = until.checked_duration_since(Instant::now()) {
             std::thread::sleep(sleep);
         }
     }
 }
 
-/// Lets this thread wake up when it asked for, not up to 50 us later as threads may usually.
+/// Makes this thread wake up on time, not up to 50 us late, which is the usual timer slack of
+/// threads.
 fn accurate_sleep() {
     thread_local!(static DONE: std::cell::Cell<bool> = const { std::cell::Cell::new(false) });
     if !DONE.replace(true) {
-        // Where it is forbidden, the device is a little slower than it should be.
+        // If that is forbidden, the device is a little slower than it should be.
         let _ = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1));
     }
 }

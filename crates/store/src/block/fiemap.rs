@@ -1,5 +1,5 @@
-//! Which ranges of a file hold space: the one thing that `SEEK_DATA` does not tell, since it takes
-//! space that was allocated and never written for a hole.
+//! Finds the ranges of a file that have space allocated. `SEEK_DATA` cannot tell this: it reports
+//! space that was allocated but never written as a hole.
 #![allow(unsafe_code)]
 
 use rustix::io::Errno;
@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, AsRawFd};
 
 /// `FS_IOC_FIEMAP` of `linux/fs.h`.
 const FS_IOC_FIEMAP: libc::c_ulong = 0xc020_660b;
-/// Extents asked for at once.
+/// Extents requested at once.
 const EXTENTS: usize = 64;
 
 /// `struct fiemap_extent`.
@@ -35,10 +35,11 @@ struct Fiemap {
     extents: [FiemapExtent; EXTENTS],
 }
 
-/// The first parts of a range that hold space, in order, cut to the range; empty: there are none.
+/// Returns the first allocated parts of a range, in order and cut to the range; none if it has
+/// none.
 ///
 /// # Errors
-/// `EOPNOTSUPP` and `ENOTTY` where a file system has no answer; what the device says.
+/// `EOPNOTSUPP` and `ENOTTY` if the file system does not support this; errors of the device.
 pub(super) fn allocated(file: impl AsFd, range: &Range<u64>) -> Result<Vec<Range<u64>>, Errno> {
     let mut map = Fiemap {
         start: range.start,
@@ -50,8 +51,8 @@ pub(super) fn allocated(file: impl AsFd, range: &Range<u64>) -> Result<Vec<Range
         extents: [FiemapExtent::default(); EXTENTS],
     };
     let fd = file.as_fd().as_raw_fd();
-    // SAFETY: the structure is that of the kernel's interface, lives through the call, and has room
-    // for as many extents as it says.
+    // SAFETY: the structure has the layout of the kernel's interface, lives through the call, and
+    // has room for as many extents as `extent_count` says.
     let result = unsafe { libc::ioctl(fd, FS_IOC_FIEMAP as _, &raw mut map) };
     if result != 0 {
         let error = std::io::Error::last_os_error();

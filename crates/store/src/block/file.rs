@@ -1,8 +1,8 @@
 //! A disk that is a file or a block device.
 //!
-//! Two descriptors of the same file: one through the page cache, one around it (`O_DIRECT`).
-//! Requests go around when the mode says so and they are aligned; the rest goes through the cache,
-//! and the kernel keeps both in agreement.
+//! It has two descriptors for the same file: one through the page cache, and one that bypasses it
+//! (`O_DIRECT`). Aligned requests bypass the cache if the mode says so; all others go through it,
+//! and the kernel keeps both views coherent.
 
 use super::continuity;
 use crate::block_store::{
@@ -19,17 +19,17 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use towline_mem::{Aggregate, Segment, page_bytes};
 
-/// Alignment of requests that go around the page cache: what every device takes.
+/// Alignment of requests that bypass the page cache; every device accepts it.
 const DIRECT_ALIGNMENT: u64 = 4096;
-/// Shorter reads are copied: that costs less than referring to them.
+/// Shorter reads are copied, which costs less than referring to pages.
 const LEND_BYTES_MIN: u64 = 32 * 1024;
-/// Holes are looked for in ranges at least this long.
+/// Holes are looked for only in ranges at least this long.
 const HOLE_BYTES_MIN: u64 = 64 * 1024;
-/// Longer writes are not tried at once.
+/// Longer writes are not tried without waiting.
 const WRITE_NOW_BYTES_MAX: usize = 64 * 1024;
-/// A write into the page cache that took this long was held up by the device.
+/// A write into the page cache that takes this long was held up by the device.
 const HELD_UP: Duration = Duration::from_millis(2);
-/// For how long other threads do the writes then.
+/// How long other threads then do the writes.
 const HELD_UP_PAUSE: Duration = Duration::from_millis(200);
 
 /// `TMPFS_MAGIC` of `statfs(2)`.
@@ -39,13 +39,13 @@ const TMPFS: i64 = 0x0102_1994;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[allow(clippy::exhaustive_enums)] // the three that the papers compare
 pub enum CacheMode {
-    /// All.
+    /// All requests.
     #[default]
     Cached,
-    /// None. Requests have to be aligned to the blocks of the device: a part of a block would need
-    /// the page cache, which the kernel does not keep in agreement with direct writes under way.
+    /// None. Requests must be aligned to the blocks of the device: a part of a block would need the
+    /// page cache, which the kernel does not keep coherent with direct writes in flight.
     Direct,
-    /// Writes, but no reads that are aligned to 4096 bytes.
+    /// Writes, and reads that are not aligned to 4096 bytes.
     ReadDirect,
 }
 
@@ -54,34 +54,34 @@ pub enum CacheMode {
 pub struct FileDisk {
     cached: Arc<OwnedFd>,
     direct: Option<Arc<OwnedFd>>,
-    /// For flushes alone: the kernel tells of data that it could not write once for each
-    /// descriptor, and a durable write may have been told on the others.
+    /// Used only for flushes: the kernel reports data that it could not write once per descriptor,
+    /// and a durable write through another descriptor may already have consumed that report.
     flushed: OwnedFd,
     mode: CacheMode,
-    /// But for the size.
+    /// The size in it is not used.
     geometry: Geometry,
     size: AtomicU64,
     is_device: bool,
     layout: Option<Layout>,
     continuity: Continuity,
-    /// The file system answers `RWF_NOWAIT`.
+    /// Whether the file system supports `RWF_NOWAIT`.
     tells_residency: AtomicBool,
-    /// The file system tells which space is allocated.
+    /// Whether the file system reports which space is allocated.
     tells_space: AtomicBool,
-    /// The file lives in memory.
+    /// Whether the file is in memory (tmpfs).
     in_memory: bool,
     started: Instant,
-    /// Milliseconds since `started` until which writes are not tried at once.
+    /// Milliseconds since `started` until which writes are not tried without waiting.
     held_up_until: AtomicU64,
 }
 
 impl FileDisk {
-    /// Opens a file or block device. A block device that is to be written is claimed, so that
-    /// nothing else mounts it meanwhile.
+    /// Opens a file or block device. A block device opened for writing is claimed, so that nothing
+    /// else mounts it meanwhile.
     ///
     /// # Errors
-    /// It cannot be opened in that mode, as an empty one for direct access, or is neither (`EINVAL`); a
-    /// device has no bytes.
+    /// The file cannot be opened in this mode, is empty although the mode needs direct access, or
+    /// is neither a file nor a block device (`EINVAL`); a device has no bytes.
     pub fn open(path: &Path, mode: CacheMode, read_only: bool) -> io::Result<Arc<Self>> {
         let access = if read_only { OFlags::RDONLY } else { OFlags::RDWR } | OFlags::CLOEXEC;
         let kind = FileType::from_raw_mode(rustix::fs::stat(path)?.st_mode);
@@ -92,10 +92,11 @@ impl FileDisk {
         };
         let cached = rustix::fs::open(path, access | claim, Mode::empty())?;
         if kind == FileType::RegularFile {
-            // For whoever would empty the file: `towline disk copy` asks. Not every file system has locks.
+            // A sign for programs that would truncate the file: `towline disk copy` checks it. Not
+            // every file system has locks.
             let _ = rustix::fs::flock(&cached, FlockOperation::NonBlockingLockShared);
         }
-        // The same file, whatever the path names by now.
+        // Reopens the same file, whatever the path names by now.
         use std::os::fd::AsRawFd;
         let same = format!("/proc/self/fd/{}", cached.as_raw_fd());
         let again = |flags| rustix::fs::open(&same, access | flags, Mode::empty());
@@ -105,7 +106,8 @@ impl FileDisk {
         };
         let flushed = again(OFlags::empty())?;
         let size = rustix::fs::seek(&cached, SeekFrom::End(0))?;
-        // A device without a medium, or direct access that cannot be tried. An empty file may grow.
+        // A device without a medium, or an empty file, on which direct access cannot be tried.
+        // Without direct access, an empty file may grow.
         if size == 0 && (kind == FileType::BlockDevice || direct.is_some()) {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
@@ -153,8 +155,8 @@ impl FileDisk {
         }))
     }
 
-    /// The type of the file system that the file is on, if that asks another machine or another
-    /// process, for example `nfs4`: then also calls that are not to wait may do so without end.
+    /// Returns the type of the file's file system, for example `nfs4`, if it asks another machine
+    /// or another process. Even calls that should not wait may then wait forever.
     ///
     /// # Errors
     /// `/proc` cannot be read.
@@ -162,7 +164,7 @@ impl FileDisk {
         crate::directory::mounts::foreign(&self.cached)
     }
 
-    /// The descriptor that goes around the cache, if requests of this direction do.
+    /// Returns the descriptor that bypasses the cache, if requests in this direction do.
     fn around(&self, direction: Direction) -> Option<&Arc<OwnedFd>> {
         match (self.mode, direction) {
             (CacheMode::Direct, _) | (CacheMode::ReadDirect, Direction::Read) => {
@@ -172,7 +174,7 @@ impl FileDisk {
         }
     }
 
-    /// Blocks that go around the cache are multiples of this.
+    /// Returns the unit of requests that bypass the cache.
     fn unit(&self) -> u64 {
         match self.mode {
             CacheMode::Direct => self.geometry.block_minimum.into(),
@@ -180,7 +182,8 @@ impl FileDisk {
         }
     }
 
-    /// The descriptor for bytes in memory: around the cache where it should be and can.
+    /// Returns the descriptor for a transfer from or to `bytes`: the one that bypasses the cache
+    /// where the mode says so and the alignment allows it.
     fn way(&self, direction: Direction, offset: u64, bytes: &[u8]) -> &OwnedFd {
         let alignment = offset | bytes.as_ptr().addr() as u64 | bytes.len() as u64;
         match self.around(direction) {
@@ -194,7 +197,7 @@ impl FileDisk {
         until != 0 && (self.started.elapsed().as_millis() as u64) < until
     }
 
-    /// Every page of a range is in the page cache.
+    /// Returns whether every page of a range is in the page cache.
     fn is_resident(&self, offset: u64, length: u64) -> bool {
         if self.in_memory {
             return true;
@@ -203,7 +206,7 @@ impl FileDisk {
         let wanted = (offset + length).div_ceil(page) - offset / page;
         match system::cached_pages(&*self.cached, offset, length) {
             Ok(pages) => pages >= wanted,
-            // Without it the first and the last page have to stand for those in between.
+            // Without that call, the first and last page have to stand for those in between.
             Err(_) if self.tells_residency.load(Ordering::Relaxed) => {
                 self.probe(offset) && self.probe(offset + length - 1)
             }
@@ -211,7 +214,8 @@ impl FileDisk {
         }
     }
 
-    /// The file reaches that far, where nothing else has looked: one that lives in memory may have become shorter.
+    /// Checks that the file extends to `end` where `is_resident` has not: a file in memory may have
+    /// become shorter.
     fn reaches(&self, end: u64) -> bool {
         !self.in_memory || rustix::fs::fstat(&*self.cached).is_ok_and(|s| s.st_size as u64 >= end)
     }
@@ -230,8 +234,8 @@ impl FileDisk {
         }
     }
 
-    /// Tells of a range that holds no data: where it is a hole, and where it has space. False when
-    /// `tell` has heard enough.
+    /// Reports a range that holds no data, split into holes and allocated space. Returns false once
+    /// `tell` does.
     fn tell_zeroes(
         &self,
         mut range: std::ops::Range<u64>,
@@ -282,15 +286,15 @@ impl FileDisk {
     }
 }
 
-/// A buffer of zeroes, aligned for direct access, and where in it they begin.
+/// Returns a buffer of zeros and the offset in it at which they are aligned for direct access.
 fn aligned_zeroes(length: usize) -> (Vec<u8>, usize) {
     let bytes = vec![0; length + DIRECT_ALIGNMENT as usize];
     let start = bytes.as_ptr().align_offset(DIRECT_ALIGNMENT as usize);
     (bytes, start)
 }
 
-/// The smallest unit in which a file can be read directly: found by trying, since that is all that
-/// every kernel tells.
+/// Finds the smallest unit in which a file can be read directly, by trying: not every kernel
+/// reports it.
 fn direct_unit(direct: &OwnedFd, size: u64) -> io::Result<u32> {
     let (mut buffer, start) = aligned_zeroes(DIRECT_ALIGNMENT as usize);
     let mut reads = |unit: usize| {
@@ -340,7 +344,7 @@ impl BlockStore for FileDisk {
     }
 
     fn resizes(&self) -> bool {
-        // A device gets another size where it is made; `refresh` sees it.
+        // A device is resized where it is configured; `refresh` sees the new size.
         !self.is_device
     }
 
@@ -382,7 +386,8 @@ impl BlockStore for FileDisk {
                 Ok(count) => done += count,
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => return Now::WouldBlock,
-                // File systems that cannot tell, and filters of containers that do not let them.
+                // Some file systems do not support it, and system call filters of containers may
+                // not allow it.
                 Err(Errno::OPNOTSUPP | Errno::PERM | Errno::NOSYS) => {
                     self.tells_residency.store(false, Ordering::Relaxed);
                     return Now::WouldBlock;
@@ -394,7 +399,7 @@ impl BlockStore for FileDisk {
     }
 
     fn hole_now(&self, offset: u64, length: u64) -> u64 {
-        // Not worth a system call for less.
+        // A shorter hole is not worth a system call.
         if length < HOLE_BYTES_MIN {
             return 0;
         }
@@ -424,7 +429,8 @@ impl BlockStore for FileDisk {
 
     fn write_now(&self, offset: u64, data: &[u8], durable: bool) -> Now {
         // Whole pages only: a part of a page may have to be read first. A file system that cannot
-        // promise not to wait (ext4) rarely does for so little; when it did, others wait for it.
+        // promise not to wait (ext4) rarely does for so little; once it did, other threads do the
+        // writes for a while.
         let whole_pages = (offset | data.len() as u64).is_multiple_of(page_bytes() as u64);
         if self.in_memory {
             return Now::Done(self.write(offset, data, false));
@@ -497,12 +503,12 @@ impl BlockStore for FileDisk {
     }
 
     fn zero(&self, offset: u64, length: u64, how: ZeroHow) -> io::Result<()> {
-        // Beyond the end of a file the kernel would say that all is well.
+        // Beyond the end of a file the kernel would report success.
         if offset + length > self.refresh()? {
             return Err(Errno::IO.into());
         }
         if how.allocate && self.in_memory {
-            // It keeps the space of zeroes, but has no way to tell it from a hole.
+            // tmpfs keeps the space of zeros, but cannot tell it from a hole.
             if how.fast {
                 return Err(Errno::OPNOTSUPP.into());
             }
@@ -546,7 +552,7 @@ impl BlockStore for FileDisk {
         length: u64,
         tell: &mut dyn FnMut(Extent) -> bool,
     ) -> io::Result<()> {
-        // Beyond the end of a file that became shorter there is nothing, not even a hole.
+        // Nothing lies beyond the end of a truncated file, not even a hole.
         let end = (offset + length).min(self.refresh()?);
         if length > 0 && offset >= end {
             return Err(Errno::IO.into());
@@ -573,7 +579,7 @@ impl BlockStore for FileDisk {
             if hole > data && !tell(Extent { length: hole - data, hole: false, zero: false }) {
                 return Ok(());
             }
-            // A file that changes meanwhile must not keep us here for ever.
+            // A file that changes meanwhile must not keep this loop going forever.
             offset = hole.max(offset + 1);
         }
         Ok(())

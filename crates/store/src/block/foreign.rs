@@ -1,8 +1,8 @@
-//! A disk whose file is on a file system that asks another machine, or another process, and may hang.
+//! A disk whose file is on a file system that asks another machine or another process and may hang.
 //!
-//! There even a call that is not to wait may do so without end (`preadv2(RWF_NOWAIT)` on FUSE, a look at the
-//! size, the closing of a file). So nothing is asked but by calls that may wait, which threads of the disk's own
-//! make ([`BlockStore::may_hang`]).
+//! On such a file system even a call that should not wait may wait forever: `preadv2(RWF_NOWAIT)`
+//! on FUSE, getting the size, closing the file. So this disk uses only calls that may wait, and
+//! threads of the disk's own make them ([`BlockStore::may_hang`]).
 
 use crate::block_store::{BlockStore, Continuity, Extent, Geometry, Layout, ZeroHow};
 use std::io;
@@ -10,23 +10,23 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// The size is looked at no more often.
+/// Shortest interval between two checks of the size.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Keeps others from waiting for a disk.
+/// Wraps a disk so that other users of the server never wait for it.
 #[derive(Debug)]
 pub struct ForeignDisk {
     /// `None` only while it is dropped.
     inner: Option<Arc<dyn BlockStore>>,
     started: Instant,
-    /// Milliseconds since `started` at which the size is looked at again.
+    /// Milliseconds since `started` at which the size is checked again.
     look_at: AtomicU64,
-    /// A thread looks at the size.
+    /// Whether a thread is checking the size.
     looking: Arc<AtomicBool>,
 }
 
 impl ForeignDisk {
-    /// The same disk, of which nobody waits for more than the calls that may wait.
+    /// Wraps `inner`, whose file is on such a file system.
     #[must_use]
     pub fn new(inner: Arc<dyn BlockStore>) -> Arc<Self> {
         let (look_at, looking) = (AtomicU64::new(0), Arc::default());
@@ -37,7 +37,8 @@ impl ForeignDisk {
         self.inner.as_ref().expect("there until it is dropped")
     }
 
-    /// A change beyond the end of a file that became shorter would make it long again.
+    /// Fails with `EIO` if the range is not inside the disk: a change beyond the end of a truncated
+    /// file would extend it again.
     fn check(&self, offset: u64, length: u64) -> io::Result<()> {
         let inside =
             offset.checked_add(length).is_some_and(|end| self.look().is_ok_and(|s| end <= s));
@@ -50,7 +51,7 @@ impl BlockStore for ForeignDisk {
         self.inner().geometry()
     }
 
-    /// What was seen last: a thread looks, and who asks next gets what it saw.
+    /// Returns the last known size, and has a thread determine the current one for a later call.
     fn refresh(&self) -> io::Result<u64> {
         let now = self.started.elapsed().as_millis() as u64;
         if now >= self.look_at.load(Ordering::Relaxed)
@@ -59,7 +60,7 @@ impl BlockStore for ForeignDisk {
             self.look_at.store(now + LOOK.as_millis() as u64, Ordering::Relaxed);
             let (inner, looking) = (self.inner().clone(), self.looking.clone());
             let look = move || {
-                // What fails here fails for whoever uses the disk, and is told there.
+                // An error here also occurs, and is reported, when the disk is used.
                 let _ = inner.refresh();
                 drop(inner);
                 looking.store(false, Ordering::Relaxed);
@@ -142,14 +143,14 @@ impl BlockStore for ForeignDisk {
 
 impl Drop for ForeignDisk {
     fn drop(&mut self) {
-        // To close a file may wait as well.
+        // Closing a file may wait as well.
         if let Some(inner) = self.inner.take() {
             let _ = apart(move || drop(inner));
         }
     }
 }
 
-/// Does something on a thread that nobody waits for.
+/// Runs `work` on a thread of its own, without waiting for it.
 fn apart(work: impl FnOnce() + Send + 'static) -> io::Result<()> {
     std::thread::Builder::new().name("towline-foreign".into()).spawn(work).map(drop)
 }

@@ -1,17 +1,18 @@
-//! Of which members a block device is made, as sysfs tells: software RAID (md) and stripes of the
-//! device mapper (dm). It only decides where fragments end and in which order they are begun, so that
-//! what is not known here costs time, not data.
+//! Finds the members of a block device in sysfs: software RAID (md) and stripes of the device
+//! mapper (dm). The result only decides where fragments end and in which order they start, so an
+//! unknown layout costs time, not data.
 
 use crate::block_store::Layout;
 use std::path::{Path, PathBuf};
 
-/// Chunks are multiples of this, so that fragments can go around the page cache.
+/// Chunks are multiples of this, so that fragments can bypass the page cache.
 const CHUNK_UNIT: u64 = 4096;
 
-/// The layout of the block device with this number; `None` if it has one member, or nobody knows.
+/// Returns the layout of the block device with this number; `None` if it has one member or is not
+/// known.
 pub(super) fn layout(sysfs: &Path, major: u32, minor: u32) -> Option<Layout> {
     let device = sysfs.join(format!("dev/block/{major}:{minor}")).canonicalize().ok()?;
-    // A partition's folder lies in that of its device; sectors of sysfs have 512 bytes.
+    // A partition's directory is inside that of its device. Sectors in sysfs have 512 bytes.
     let (whole, start) = match number(&device.join("partition")) {
         Some(_) => (device.parent()?.to_owned(), number(&device.join("start"))? * 512),
         None => (device, 0),
@@ -22,7 +23,8 @@ pub(super) fn layout(sysfs: &Path, major: u32, minor: u32) -> Option<Layout> {
     (members > 1 && fits).then_some(Layout { chunk, members, shift })
 }
 
-/// Chunk and number of members with data of neighbouring chunks, of an md device.
+/// Returns the chunk size of an md device and the number of members with data of neighbouring
+/// chunks.
 fn md(whole: &Path) -> Option<(u64, u32)> {
     let md = whole.join("md");
     let level = std::fs::read_to_string(md.join("level")).ok()?;
@@ -32,7 +34,7 @@ fn md(whole: &Path) -> Option<(u64, u32)> {
         "raid4" | "raid5" => disks.checked_sub(1)?,
         "raid6" => disks.checked_sub(2)?,
         "raid10" => {
-            // The two low bytes of its layout: copies near each other, and far from each other.
+            // The two low bytes of the layout: the numbers of near copies and of far copies.
             let layout = number(&md.join("layout"))?;
             let copies = (layout & 0xff).max(1) * (layout >> 8 & 0xff).max(1);
             disks / u32::try_from(copies).ok()?
@@ -42,8 +44,8 @@ fn md(whole: &Path) -> Option<(u64, u32)> {
     Some((number(&md.join("chunk_size"))?, members))
 }
 
-/// The same of a device of the device mapper with several below it: it tells its chunk as the least
-/// good size of requests, and a whole row of chunks as the best one.
+/// Does the same for a dm device on top of several others: it reports its chunk as the minimum size
+/// of requests and a whole row of chunks as the optimal one.
 fn striped(whole: &Path) -> Option<(u64, u32)> {
     whole.join("dm").is_dir().then_some(())?;
     let below = std::fs::read_dir(whole.join("slaves")).ok()?.count() as u64;
@@ -62,7 +64,7 @@ fn number(path: &PathBuf) -> Option<u64> {
 mod tests {
     use super::*;
 
-    /// A tree like that of sysfs with one device; its files with their contents.
+    /// Creates a tree like sysfs with one device and these files with their contents.
     fn device(device: &str, files: &[(&str, &str)]) -> tempfile::TempDir {
         let sysfs = tempfile::tempdir().unwrap();
         for (name, text) in files {

@@ -1,13 +1,13 @@
-//! A disk in memory: one memfd, mapped, whose pages are taken when first written.
+//! A disk in memory: one mapped memfd whose pages are allocated on first write.
 //!
-//! A bit for each page tells whether it holds data. So holes are known without a system call, and
-//! reading one takes no memory. The bit is set after the bytes were written and cleared before
-//! the page is given back, so that whatever overlaps, a page without its bit is all zeroes.
+//! One bit per page records whether it holds data. So holes are found without a system call, and
+//! reading one allocates no memory. The bit is set after the bytes are written, and cleared before
+//! the page is freed, so that a page without its bit reads as zeros, whatever operations overlap.
 //!
-//! The memfd is longer than the disk, so that it can grow: what is not used takes no memory, and its
-//! length never changes, so that whoever mapped it reads without looking.
+//! The memfd is longer than the disk, so that the disk can grow: unused parts take no memory. Its
+//! length never changes, so a process that maps it can read without checking the size.
 //!
-//! Where all pages of 2 MiB hold data they become one huge page ([`Settling`]).
+//! Where all pages of a 2 MiB block hold data, they become one huge page ([`Settling`]).
 
 use super::settle::Settling;
 use crate::block_store::{BlockStore, Extent, Geometry, Now, ZeroHow};
@@ -18,17 +18,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use towline_mem::{Aggregate, Segment, SharedMemory};
 
 const PAGE: u64 = 4096;
-/// Shorter reads are copied: that costs less than referring to them.
+/// Shorter reads are copied, which costs less than referring to pages.
 const LEND_BYTES_MIN: u64 = 32 * 1024;
 
-/// How many times its first size a disk can become.
+/// How many times its initial size a disk can grow to.
 const GROWTH: u64 = 16;
 
-/// A disk in memory, gone when the server ends.
+/// A disk in memory, which is gone when the server ends.
 #[derive(Debug)]
 pub struct MemoryDisk {
     memory: Arc<SharedMemory>,
-    /// A bit for each page of `memory`; memory of its own, since most of it is never touched.
+    /// One bit for each page of `memory`; in memory of its own, most of which is never touched.
     written: Arc<SharedMemory>,
     size: AtomicU64,
     settling: Settling,
@@ -39,11 +39,11 @@ fn failed<T>(errno: i32) -> io::Result<T> {
 }
 
 impl MemoryDisk {
-    /// A disk of `size` bytes, all zero, that can become 16 times as long; where there are not
-    /// enough addresses for that, no longer than it is.
+    /// Creates a disk of `size` bytes, all zero, that can grow to 16 times that size, or not at all
+    /// if there is not enough address space.
     ///
     /// # Errors
-    /// `EINVAL` for no bytes; what `memfd_create(2)` or `mmap(2)` say.
+    /// `EINVAL` for a size of zero; errors of `memfd_create(2)` and `mmap(2)`.
     pub fn new(name: &str, size: u64) -> io::Result<Arc<Self>> {
         if size == 0 {
             return failed(libc::EINVAL);
@@ -55,7 +55,7 @@ impl MemoryDisk {
         Ok(Arc::new(Self { memory, written, size: AtomicU64::new(size), settling }))
     }
 
-    /// Memory for so many bytes, and for their bits.
+    /// Maps memory for `bytes` bytes, and for their bits.
     fn map(name: &str, bytes: u64) -> io::Result<(SharedMemory, SharedMemory)> {
         let Ok(length) = usize::try_from(bytes) else { return failed(libc::EFBIG) };
         let memory = SharedMemory::create_lendable(name, length, PAGE, 0)?;
@@ -63,7 +63,7 @@ impl MemoryDisk {
         Ok((memory, SharedMemory::create("written", words * 8)?))
     }
 
-    /// The bits of 64 pages.
+    /// Returns the word with the bit of `page`: the bits of 64 pages.
     fn word(&self, page: u64) -> &AtomicU64 {
         self.written.word64((page / 64) as usize * 8)
     }
@@ -83,7 +83,8 @@ impl MemoryDisk {
         }
     }
 
-    /// `EIO` for what lies behind the end: the disk became shorter since somebody looked.
+    /// Fails with `EIO` if the range is not inside the disk: it may have shrunk since the caller
+    /// checked.
     fn inside(&self, offset: u64, length: u64) -> io::Result<()> {
         match offset + length > self.size.load(Ordering::Acquire) {
             true => failed(libc::EIO),
@@ -91,7 +92,8 @@ impl MemoryDisk {
         }
     }
 
-    /// Bytes from `offset`, at most `length`, that are alike, and whether they hold data.
+    /// Returns how many bytes from `offset`, at most `length`, are of one kind, and whether they
+    /// hold data.
     fn run(&self, offset: u64, length: u64) -> (u64, bool) {
         let end = offset + length;
         let first = self.is_written(offset / PAGE);
@@ -138,8 +140,8 @@ impl MemoryDisk {
     fn clear_written(&self, pages: Range<u64>) {
         let mut page = pages.start;
         while page < pages.end {
-            // All of a word that are in the range, and none where there is nothing to be cleared: that
-            // would take memory for bits that were never set.
+            // All pages of the range in one word. A word without any of their bits is not written:
+            // that would allocate memory for bits that were never set.
             let count = (64 - page % 64).min(pages.end - page);
             let bits = (u64::MAX >> (64 - count)) << (page % 64);
             let word = self.word(page);
@@ -150,9 +152,9 @@ impl MemoryDisk {
         }
     }
 
-    /// Zeroes less than two pages, unless they are holes already.
+    /// Zeros a range of less than two pages, unless they are holes already.
     fn zero_partly(&self, offset: u64, length: u64) -> io::Result<()> {
-        // Less than two pages, so that these two are all it touches.
+        // A range of less than two pages touches at most these two.
         let touched = [offset / PAGE, (offset + length).saturating_sub(1) / PAGE];
         if length > 0 && touched.iter().any(|page| self.is_written(*page)) {
             self.copy_zeroes(offset, length);
@@ -306,8 +308,8 @@ impl BlockStore for MemoryDisk {
         if size < before {
             self.size.store(size, Ordering::Release);
         }
-        // What lies behind the end is given back. It is once more before the disk grows, for the sake of a
-        // write that had looked at the size before it shrank.
+        // Frees the pages beyond the end. This happens again before the disk grows, in case a write
+        // checked the size before the disk shrank and stored its bytes after.
         let (from, to) = (size.min(before), size.max(before));
         if from < to {
             self.punch(from, to - from)?;

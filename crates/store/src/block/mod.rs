@@ -1,4 +1,4 @@
-//! Disks: files and devices, memory, and what is made of other disks.
+//! Disks: files and devices, memory, and disks made of other disks.
 
 mod continuity;
 mod delay;

@@ -1,17 +1,18 @@
-//! Bringing a part of a file into the page cache, and waiting until it is there.
+//! Reads a part of a file into the page cache and waits until it is there.
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use std::io;
 use std::os::fd::OwnedFd;
 
-/// Waits until these bytes of a file were in the page cache. No byte is copied: the pages are sent to
-/// where nobody looks at them.
+/// Waits until these bytes of a file have been in the page cache. Copies nothing: the pages are
+/// sent to `/dev/null`.
 ///
 /// # Errors
-/// What the device says; `EIO` when the file ends before.
+/// Errors of the device; `EIO` if the file ends before the range does.
 pub(super) fn bring_in(file: &OwnedFd, offset: u64, length: u64) -> io::Result<()> {
-    // Opened each time: a device is about to be waited for, and no descriptor is kept for it.
+    // Opened each time: the cost is small beside waiting for a device, and no descriptor stays open
+    // for it.
     let flags = OFlags::WRONLY | OFlags::CLOEXEC;
     let nowhere = rustix::fs::open("/dev/null", flags, Mode::empty())?;
     let mut at = offset;

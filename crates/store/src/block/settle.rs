@@ -1,10 +1,13 @@
-//! Memory that is full becomes huge pages, one after the other, by a thread.
+//! A thread that turns memory full of data into huge pages, one after the other.
 //!
-//! What a small request touches is in no cache, most likely, and neither is what tells where its page is: in a virtual machine
-//! that are up to 24 looks at memory for a page of 4 KiB, and most of them are in a cache for one of 2 MiB. The kernel makes none of its own
-//! accord, unless the machine is set up so, and to write the first page of 2 MiB must not take all of them. So it is asked for each that has become
-//! full. It takes new memory and copies, which takes about a millisecond. What is given back in it makes it small pages again; who does that
-//! to page after page does not keep a processor busy, since each is made again only after a pause.
+//! A small random request mostly touches data that is in no CPU cache, nor are the page table
+//! entries for it. In a virtual machine, translating an address takes up to 24 memory accesses with
+//! 4 KiB pages, but most of them hit a cache with 2 MiB pages. The kernel makes no huge pages here
+//! by itself unless the machine is set up for it, and the first write to a 2 MiB block must not
+//! allocate all of it. So the thread asks for a huge page once a block is full. That allocates new
+//! memory and copies, which takes about a millisecond. Freeing pages of a huge page splits it
+//! again. A client that frees page after page does not keep a CPU busy, since a block becomes huge
+//! again only after a pause.
 
 use parking_lot::Mutex;
 use std::collections::HashSet;
@@ -15,38 +18,41 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 use towline_mem::{HUGE_BYTES, SharedMemory};
 
-/// How long to wait after one that had been made before, or could not be: a tenth of a processor at most is spent on those.
+/// Pause after a block that became huge before, or could not: these take at most a tenth of a CPU.
 const AGAIN: Duration = Duration::from_millis(10);
-/// How often to try one that cannot be made, with the same pauses.
+/// How often to try a block that cannot become huge, with the same pauses.
 const TRIES: u32 = 5;
 
-/// Pages whose bits are one word.
+/// Pages per word of bits.
 const WORD_PAGES: u64 = 64;
-/// Words of the bits of a huge page.
+/// Words of bits per huge page.
 const WORDS: usize = HUGE_BYTES / 4096 / WORD_PAGES as usize;
 
-/// Tells the thread of one memory what has become full.
+/// Tells the thread of one memory which blocks became full.
 #[derive(Debug)]
 pub(super) struct Settling {
     memory: Weak<SharedMemory>,
     written: Weak<SharedMemory>,
-    /// `None`: there is no thread. It ends when this is gone, or when there can be no huge pages.
+    /// `None`: the thread could not start. It ends when this sender is dropped, or if the kernel
+    /// makes no huge pages.
     full: OnceLock<Option<Sender<usize>>>,
-    /// What the thread was told of and has not begun: nothing stands there twice.
+    /// Blocks sent to the thread that it has not started on: each is queued only once.
     queued: Arc<Mutex<HashSet<usize>>>,
 }
 
 impl Settling {
-    /// Nothing is full yet, and there is no thread. `written` has a bit for each page of 4 KiB.
+    /// Creates the state for memory of which no block is full; there is no thread yet. `written`
+    /// has one bit for each page of 4 KiB.
     pub(super) fn of(memory: &Arc<SharedMemory>, written: &Arc<SharedMemory>) -> Self {
         let (memory, written) = (Arc::downgrade(memory), Arc::downgrade(written));
         Self { memory, written, full: OnceLock::new(), queued: Arc::default() }
     }
 
-    /// 64 pages are written, this one among them: looks whether all around them are.
+    /// Checks whether the block of `page` is full. Call it when the last of the 64 pages of a word
+    /// is written.
     pub(super) fn look(&self, written: &SharedMemory, page: u64) {
         let block = (page / WORD_PAGES) as usize / WORDS;
-        fence(Ordering::SeqCst); // of two who write the last pages one sees both
+        fence(Ordering::SeqCst); // of two threads that write the last pages, one sees both
         if !is_full(written, block) {
             return;
         }
@@ -55,7 +61,7 @@ impl Settling {
             let (memory, written) = (self.memory.clone(), self.written.clone());
             let queued = self.queued.clone();
             let body = move || settle(&receiver, &queued, &memory, &written);
-            // Without a thread pages stay as they are.
+            // Without a thread, pages stay small.
             let thread = std::thread::Builder::new().name("towline-settle".into()).spawn(body);
             thread.is_ok().then_some(sender)
         };
@@ -67,7 +73,8 @@ impl Settling {
     }
 }
 
-/// True when all pages of a block hold data; false also for one that is cut off by the end of the memory.
+/// Returns true if all pages of a block hold data; false also for a block cut off by the end of the
+/// memory.
 fn is_full(written: &SharedMemory, block: usize) -> bool {
     let words = block * WORDS..(block + 1) * WORDS;
     words.end * 8 <= written.len()
@@ -88,7 +95,7 @@ fn settle(
         match try_often(block, memory, written) {
             Some(Ok(())) if made.insert(block) => (),
             Some(Err(error)) if error.raw_os_error() == Some(libc::EINVAL) && made.is_empty() => {
-                return; // this kernel makes none
+                return; // this kernel cannot make any
             }
             Some(_) => std::thread::sleep(AGAIN),
             None => (),
@@ -96,7 +103,7 @@ fn settle(
     }
 }
 
-/// Makes a block huge. `None`: it is not full any more, or the memory is gone.
+/// Tries to make a block a huge page. `None`: it is no longer full, or the memory is gone.
 fn try_often(
     block: usize,
     memory: &Weak<SharedMemory>,
@@ -104,16 +111,17 @@ fn try_often(
 ) -> Option<io::Result<()>> {
     let mut tries = 0;
     loop {
-        // Not held during the pauses, in which all may end.
+        // Not held during the pauses, so that the memory can be dropped then.
         let (memory, written) = (memory.upgrade()?, written.upgrade()?);
-        // One that is cut off by the end of the memory stays as it is.
+        // A block cut off by the end of the memory stays as it is.
         if (block + 1) * HUGE_BYTES > memory.len() || !is_full(&written, block) {
             return None;
         }
-        // A page of it that is given back in this moment takes memory until it is written and given back once more.
+        // If a page of the block is freed at this moment, it keeps memory until it is written and
+        // freed once more.
         let made = memory.make_huge(block * HUGE_BYTES);
         tries += 1;
-        // Not now may be in a moment, as where pages of it are being sent.
+        // The failure may be temporary, for example while pages of the block are being sent.
         if made.is_ok() || tries == TRIES {
             return Some(made);
         }

@@ -1,5 +1,5 @@
-//! A disk made of several, in stripes (RAID 0): what a large request touches lies on all members,
-//! which work at the same time.
+//! A disk striped over several others (RAID 0): a large request is spread over all members, which
+//! work in parallel.
 
 use super::continuity;
 use crate::block_store::{
@@ -13,9 +13,9 @@ use towline_mem::Aggregate;
 #[derive(Debug)]
 pub struct StripeDisk {
     members: Vec<Arc<dyn BlockStore>>,
-    /// Bytes on one member before the next one's turn.
+    /// Bytes on one member before the next member's turn.
     chunk: u64,
-    /// But for the size.
+    /// The size in it is not used.
     geometry: Geometry,
 }
 
@@ -27,12 +27,12 @@ struct Part {
 }
 
 impl StripeDisk {
-    /// A disk of stripes of `chunk` bytes. Members longer than the shortest are used up to its
-    /// length, in whole chunks.
+    /// Creates a disk of stripes with `chunk` bytes per member. Of longer members, only the length
+    /// of the shortest is used, in whole chunks.
     ///
     /// # Errors
-    /// `InvalidInput`, with words: no members, one shorter than a chunk, all longer than any disk, or a
-    /// chunk that is no multiple of their blocks.
+    /// `InvalidInput`, with a message: there are no members, a member is shorter than a chunk, all
+    /// together are longer than a disk can be, or the chunk is no multiple of their blocks.
     pub fn new(members: Vec<Arc<dyn BlockStore>>, chunk: u64) -> io::Result<Arc<Self>> {
         let wrong = |what: String| io::Error::new(io::ErrorKind::InvalidInput, what);
         let each: Vec<Geometry> = members.iter().map(|member| member.geometry()).collect();
@@ -62,7 +62,7 @@ impl StripeDisk {
         Ok(Arc::new(Self { members, chunk, geometry }))
     }
 
-    /// The first part of a range, up to the end of its chunk.
+    /// Returns the first part of a range, up to the end of its chunk.
     fn part(&self, offset: u64, length: u64) -> Part {
         let (chunk, within) = (offset / self.chunk, offset % self.chunk);
         let count = self.members.len() as u64;
@@ -73,6 +73,7 @@ impl StripeDisk {
         }
     }
 
+    /// Calls `work` for each part of a range, with the offset of the part within the range.
     fn each(
         &self,
         offset: u64,
@@ -89,6 +90,7 @@ impl StripeDisk {
         Ok(())
     }
 
+    /// Turns the outcome of several calls wrapped by [`now`] back into a [`Now`].
     fn all_now(&self, outcome: io::Result<()>) -> Now {
         match outcome {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Now::WouldBlock,
@@ -97,6 +99,7 @@ impl StripeDisk {
     }
 }
 
+/// Turns [`Now::WouldBlock`] into an error of that kind, so that `?` works.
 fn now(outcome: Now) -> io::Result<()> {
     match outcome {
         Now::Done(result) => result,
@@ -127,21 +130,23 @@ impl BlockStore for StripeDisk {
         if !self.resizes() {
             return Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP));
         }
-        // Whole stripes: a chunk on each member.
+        // Whole stripes: one chunk on each member.
         let count = self.members.len() as u64;
         if size == 0 || !size.is_multiple_of(self.chunk.saturating_mul(count)) {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));
         }
         let (before, each) = (self.refresh()? / count, size / count);
         for member in &self.members {
-            // A member may have been longer than what of it was used: none of that becomes visible.
+            // A member may be longer than its used part: make sure that old data there does not
+            // become visible.
             if each > before && member.geometry().size > before {
                 member.resize(before)?;
             }
         }
         let outcome: io::Result<()> = self.members.iter().try_for_each(|m| m.resize(each));
         if outcome.is_err() && each > before {
-            // As long as the shortest, so that nobody sees a size that it does not have; the space is given back.
+            // Back to the old length, so that the disk does not report a size that it does not
+            // have, and to free the space.
             for member in &self.members {
                 let _ = member.resize(before);
             }
@@ -209,7 +214,7 @@ impl BlockStore for StripeDisk {
     }
 
     fn flush(&self) -> io::Result<()> {
-        // All of them, whatever one says: a later flush would not tell again.
+        // Flush all members, even after an error: a later flush would not report it again.
         let outcomes: Vec<_> = self.members.iter().map(|member| member.flush()).collect();
         outcomes.into_iter().collect()
     }
@@ -236,7 +241,8 @@ impl BlockStore for StripeDisk {
         length: u64,
         tell: &mut dyn FnMut(Extent) -> bool,
     ) -> io::Result<()> {
-        // Beyond the end of a member that became shorter there is nothing, and so in its whole stripe.
+        // Nothing lies beyond the end of a member that became shorter, nor in the same stripe of
+        // the other members.
         let end = (offset + length).min(self.refresh()?);
         if length > 0 && offset >= end {
             return Err(io::Error::from_raw_os_error(libc::EIO));
@@ -251,7 +257,8 @@ impl BlockStore for StripeDisk {
                 goes_on = tell(extent);
                 goes_on
             })?;
-            // One that becomes shorter meanwhile tells less: what follows would stand at a wrong place.
+            // A member that becomes shorter meanwhile reports less: later extents would be at the
+            // wrong place.
             goes_on &= missing == 0;
             at += part.length;
         }

@@ -1,4 +1,4 @@
-//! Every disk behaves like an array of bytes.
+//! Tests that every disk behaves like an array of bytes.
 
 use super::{CacheMode, DelayStore, FileDisk, MemoryDisk, StripeDisk};
 use crate::{BlockStore, Direction, Now, ZeroHow};
@@ -8,9 +8,9 @@ use std::time::Duration;
 
 const SIZE: u64 = 300 * 1024;
 
-/// A file of zeroes that is gone when the test ends.
+/// Returns a disk on a file of zeros that is deleted when the test ends.
 fn file(mode: CacheMode, size: u64) -> Arc<dyn BlockStore> {
-    // Not in memory: that has no O_DIRECT on older kernels.
+    // Not on tmpfs, which has no O_DIRECT on older kernels.
     let file = tempfile::NamedTempFile::new_in(env!("CARGO_MANIFEST_DIR")).unwrap();
     file.as_file().set_len(size).unwrap();
     FileDisk::open(file.path(), mode, false).unwrap()
@@ -37,7 +37,7 @@ enum Step {
     Extents(u64, u64),
 }
 
-/// A range inside of the disk, often on pages.
+/// A range inside the disk, often aligned to pages.
 fn range() -> impl Strategy<Value = (u64, u64)> {
     let page = (0..SIZE / 4096, 1..20u64).prop_map(|(at, count)| (at * 4096, count * 4096));
     let any = (0..SIZE, 1..40_000u64);
@@ -54,7 +54,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Reads in each of the ways there are, which have to agree.
+/// Reads in every possible way; the results must agree.
 fn read_all_ways(disk: &dyn BlockStore, at: u64, count: u64) -> Vec<u8> {
     let mut bytes = vec![1; count as usize];
     disk.read(at, &mut bytes).unwrap();
@@ -104,7 +104,7 @@ fn check(disk: &dyn BlockStore, model: &mut [u8], step: &Step) {
         }
         Step::Trim(at, count) => {
             disk.trim(at, count).unwrap();
-            // It may have kept anything or nothing.
+            // The disk may have kept any of the data.
             disk.read(at, &mut model[at as usize..(at + count) as usize]).unwrap();
         }
         Step::Read(at, count) => {
@@ -153,7 +153,7 @@ fn a_file_that_shrinks_gives_eio() {
     named.as_file().set_len(SIZE / 2).unwrap();
     let error = disk.read(SIZE - 4096, &mut [0; 4096]).unwrap_err();
     assert_eq!(error.raw_os_error(), Some(libc::EIO));
-    // In memory nobody looks whether the pages are there: who sends them sees that they are not.
+    // On tmpfs `lend` does not check whether the pages exist; sending them then fails.
     let lent = disk.lend(SIZE - 65536, 65536);
     assert!(lent.is_none_or(|lent| lent.to_vec().is_err()));
     assert_eq!(disk.hole_now(SIZE / 2, SIZE / 2), 0, "not a hole but nothing at all");
@@ -225,7 +225,7 @@ fn memory_is_taken_by_writes_alone() {
     assert_eq!(extents, [(4096, true), (4096, false), ((1 << 20) - 8192, true)]);
 }
 
-/// They are moved meanwhile, once all of a huge page is written, and again when it is full anew.
+/// Blocks move in memory meanwhile: each time that all pages of a huge page are written.
 #[test]
 fn memory_that_is_full_stays_what_was_written() {
     const BLOCK: usize = towline_mem::HUGE_BYTES;
@@ -236,7 +236,7 @@ fn memory_that_is_full_stays_what_was_written() {
             let disk = &disk;
             scope.spawn(move || {
                 for round in 0..6_u8 {
-                    // Each page is written by one of both.
+                    // Each page is written by one of the two threads.
                     for page in (part..pages).step_by(2) {
                         let at = (page * 4096) as u64;
                         disk.write(at, &[round; 4096], false).unwrap();
@@ -260,7 +260,7 @@ fn memory_that_is_full_stays_what_was_written() {
     }
 }
 
-/// As the kernel tells of the mapping, where it can make huge pages.
+/// Checks this in `smaps`, if the kernel can make huge pages.
 #[test]
 fn memory_that_is_full_becomes_huge_pages() {
     const BLOCK: usize = towline_mem::HUGE_BYTES;
@@ -274,7 +274,7 @@ fn memory_that_is_full_becomes_huge_pages() {
     disk.write(0, &vec![1; BLOCK], false).unwrap();
     disk.write(BLOCK as u64, &vec![1; BLOCK - 4096], false).unwrap();
     let huge = || {
-        // What the kernel has moved is mapped again when it is touched.
+        // The kernel maps moved memory again when it is touched.
         disk.read(0, &mut vec![0; 2 * BLOCK]).unwrap();
         let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
         let ours = maps.split("/memfd:huge-test").nth(1).unwrap();
@@ -297,10 +297,10 @@ fn memory_that_is_full_becomes_huge_pages() {
     }
 }
 
-/// What is added reads as zeroes, and what was cut off is gone, on every disk that can be resized.
+/// On every disk that can be resized, added bytes read as zeros, and bytes cut off are gone.
 #[test]
 fn disks_that_change_their_size() {
-    /// Whole pages, and whole stripes of three.
+    /// Whole pages, and whole stripes of three members.
     const HALF: u64 = 36 * 4096;
     let members = || (0..3).map(|_| file(CacheMode::Cached, SIZE / 3)).collect();
     let mut disks = disks();
@@ -342,7 +342,7 @@ fn sizes_that_cannot_be_are_refused() {
     assert_eq!(errno(&*memory, 16 * SIZE + 4096), Some(libc::EFBIG));
     assert_eq!(memory.geometry().size, 16 * SIZE);
 
-    // Whole stripes only, and all members or none.
+    // Only whole stripes, and all members or none.
     let files: Vec<_> = (0..3).map(|_| file(CacheMode::Cached, SIZE / 3)).collect();
     let stripe = StripeDisk::new(files.clone(), 4096).unwrap();
     assert_eq!(errno(&*stripe, SIZE + 4096), Some(libc::EINVAL));
@@ -355,7 +355,7 @@ fn sizes_that_cannot_be_are_refused() {
     assert_eq!(stripe.geometry().size, 2 * SIZE);
 }
 
-/// Members longer than what of them was used held bytes there, which nobody gets to see.
+/// Old data in the unused end of a longer member must not become visible.
 #[test]
 fn a_stripe_that_grows_into_its_members_shows_zeroes() {
     let members = [file(CacheMode::Cached, 4 << 12), file(CacheMode::Cached, 1 << 12)];
@@ -369,7 +369,7 @@ fn a_stripe_that_grows_into_its_members_shows_zeroes() {
     assert!(bytes[4096..].iter().all(|byte| *byte == 0));
 }
 
-/// What a member does not have any more must not move what the others tell to another place.
+/// If a member ends early, the extents of the others must not be reported at another place.
 #[test]
 fn extents_of_a_stripe_end_where_its_shortest_member_does() {
     const CHUNK: u64 = 64 * 1024;

@@ -1,4 +1,4 @@
-//! Attributes as the kernel tells them, in the form of the protocol.
+//! File attributes: from `statx(2)` to the form of the protocol.
 
 use super::resolve::Tree;
 use rustix::fs::{AtFlags, Statx, StatxFlags, StatxTimestamp};
@@ -6,47 +6,48 @@ use std::os::fd::AsFd;
 use towline_wire::attr::FILE_SYSTEM_SHIFT;
 use towline_wire::{Attr, Errno, Timestamp};
 
-/// What is asked of `statx(2)`.
+/// The fields requested from `statx(2)`.
 ///
-/// The kernel keeps its change cookie (`STATX_CHANGE_COOKIE`) from user space, so the change
-/// number is made of the time of the last change, which since Linux 6.13 is fine enough to differ
-/// after any change that follows a look at it.
+/// The kernel does not show its change cookie (`STATX_CHANGE_COOKIE`) to user space, so the change
+/// number is derived from the time of the last change. Since Linux 6.13 this time is fine enough to
+/// differ after any change that follows a query.
 const WANTED: StatxFlags = StatxFlags::BASIC_STATS.union(StatxFlags::BTIME);
 
-/// The error number of a failed system call.
+/// Converts the error of a system call.
 pub(super) fn errno(error: rustix::io::Errno) -> Errno {
-    // Error numbers of Linux end at 4095.
+    // Linux error numbers end at 4095.
     Errno(u16::try_from(error.raw_os_error()).unwrap_or(Errno::EIO.0))
 }
 
-/// Attributes of an open file of any kind.
+/// Returns the attributes of an open file of any kind.
 pub(super) fn stat_file(file: impl AsFd) -> Result<Statx, Errno> {
     rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, WANTED).map_err(errno)
 }
 
-/// Attributes of a name that is not followed. `name` must be a single component.
+/// Returns the attributes of a name without following a link. `name` must be a single component.
 pub(super) fn stat_name(directory: impl AsFd, name: &[u8]) -> Result<Statx, Errno> {
     let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT;
     rustix::fs::statx(directory, name, flags, WANTED).map_err(errno)
 }
 
-/// Attributes of a listed name, as good as this machine knows them without asking another.
+/// Returns the attributes of a listed name, as known to this machine without asking another one.
 pub(super) fn stat_listed(directory: impl AsFd, name: &std::ffi::CStr) -> Option<Statx> {
     let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;
     rustix::fs::statx(directory, name, flags, WANTED).ok()
 }
 
-/// Device and inode number.
+/// Returns device and inode number.
 pub(super) fn identity_of(stat: &Statx) -> (u64, u64) {
     (rustix::fs::makedev(stat.stx_dev_major, stat.stx_dev_minor), stat.stx_ino)
 }
 
-/// The number by which an export tells a file system in it from that of its root.
+/// Returns the number that distinguishes a file system in an export from that of its root.
 fn file_system(device: u64, root: u64) -> u16 {
     if device == root {
         return 0;
     }
-    // Subvolumes and what has no device of its own differ in the low bits of the minor number, disks also in the major one.
+    // Subvolumes and file systems without a device differ in the low bits of the minor number,
+    // disks also in the major number.
     let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
     match (minor as u16) ^ (major as u16).rotate_left(8) {
         0 => u16::MAX,
@@ -55,17 +56,17 @@ fn file_system(device: u64, root: u64) -> u16 {
 }
 
 impl Tree {
-    /// [`stat_name`] in the form of the protocol.
+    /// Like [`stat_name`], in the form of the protocol.
     pub(super) fn attr_of_name(&self, directory: impl AsFd, name: &[u8]) -> Result<Attr, Errno> {
         let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT;
-        // Not by `stat_name`, from where all that the kernel says would be copied twice.
+        // Not through `stat_name`, which would copy the result twice.
         match rustix::fs::statx(directory, name, flags, WANTED) {
             Ok(stat) => Ok(self.attr_of(&stat)),
             Err(error) => Err(errno(error)),
         }
     }
 
-    /// In the form of the protocol.
+    /// Converts attributes to the form of the protocol.
     pub(super) fn attr_of(&self, stat: &Statx) -> Attr {
         let file_system = file_system(identity_of(stat).0, self.device);
         Attr { flags: u32::from(file_system) << FILE_SYSTEM_SHIFT, ..attr_of(stat) }

@@ -1,34 +1,35 @@
-//! Whether a queue of events is still empty, without a system call.
+//! Checks without a system call whether an event queue is still empty.
 //!
-//! A ring that polls a descriptor is told of what comes by whoever makes it come, before that one's system call returns: a bit
-//! in the ring's memory says so. Each thread that looks has a ring of its own, which polls nothing else.
+//! An io_uring that polls a descriptor is notified by the task that causes an event, before that
+//! task's system call returns: the kernel sets a bit in the ring's memory. Each thread that checks
+//! has a ring of its own, which polls nothing else.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use towline_reactor::{Engine, Reactor};
 
-/// Threads that have a bell. Each may keep one old queue, until it looks again; and of queues a user has 128, by
-/// default.
+/// Maximum number of threads with a bell. Each may keep one old queue alive until it checks again,
+/// and a user may have 128 inotify instances by default.
 const BELLS_MAX: usize = 16;
 
 static BELLS: AtomicUsize = AtomicUsize::new(0);
 
-/// The token of the one thing that is watched.
+/// The token of the only watched descriptor.
 const QUEUE: u64 = 0;
 
-/// A thread's look at a queue.
+/// A thread's means to check a queue.
 #[derive(Debug)]
 pub(super) struct Bell {
     ring: Ring,
-    /// Which queue it is attached to, and until when that is good.
+    /// The generation of the queue it is attached to, and until when that is valid.
     attached: Option<(u64, Instant)>,
 }
 
 #[derive(Debug)]
 enum Ring {
     NotTried,
-    /// Not to be had, not wanted, or too many have one.
+    /// Not available, not wanted, or too many threads have one.
     None,
     Some(Reactor, Place),
 }
@@ -38,12 +39,13 @@ impl Bell {
         Self { ring: Ring::NotTried, attached: None }
     }
 
-    /// There is to be none: its thread looks by system calls.
+    /// Removes the ring: the thread checks by system calls instead.
     pub(super) fn remove(&mut self) {
         (self.ring, self.attached) = (Ring::None, None);
     }
 
-    /// True when nothing came into the queue of this generation since it was attached to. False may mean anything.
+    /// Returns true if nothing was added to the queue of this generation since the bell was
+    /// attached. False may mean anything.
     pub(super) fn is_silent(&mut self, generation: u64, now: Instant) -> bool {
         let good = self.attached.is_some_and(|(to, until)| to == generation && now < until);
         match &mut self.ring {
@@ -52,7 +54,7 @@ impl Bell {
         }
     }
 
-    /// Looks at this queue from now on, instead of any other. What is in it has to be read after this.
+    /// Attaches the bell to this queue instead of any other. Read the queue only after this call.
     pub(super) fn attach(&mut self, queue: &OwnedFd, generation: u64, until: Instant) {
         if matches!(self.ring, Ring::NotTried) {
             self.ring = ring();
@@ -66,7 +68,7 @@ impl Bell {
             if is_new {
                 reactor.watch(queue.as_fd(), QUEUE)?;
             }
-            // Takes what rang, and has the kernel begin to watch.
+            // Takes earlier notifications, and makes the kernel start to poll.
             reactor.wait(Some(Duration::ZERO), &mut Vec::new())
         };
         match attach() {
@@ -82,7 +84,7 @@ fn ring() -> Ring {
     made.map_or(Ring::None, |(reactor, place)| Ring::Some(reactor, place))
 }
 
-/// One of the [`BELLS_MAX`], until it is dropped.
+/// One of the [`BELLS_MAX`] bells, until dropped.
 #[derive(Debug)]
 struct Place;
 

@@ -1,4 +1,4 @@
-//! Changing attributes and extended attributes of a file that was found.
+//! Changes of the attributes and extended attributes of a file that was found.
 
 use super::attributes::{errno, stat_file};
 use super::open_file::DirectoryFile;
@@ -13,19 +13,19 @@ use towline_wire::attr::{TYPE_DIRECTORY, TYPE_FILE, TYPE_MASK};
 use towline_wire::limits::XATTR_BYTES_MAX;
 use towline_wire::{Attr, Errno, Timestamp};
 
-/// A value or list of names is first read into so many bytes.
+/// Size of the first buffer for a value or a list of names.
 const XATTR_GUESS_BYTES: usize = 1024;
 
-/// Changes attributes: length, owner, mode and times, in this order, since each may disturb those
-/// after it. What was changed before a failure stays changed.
+/// Changes length, owner, mode and times, in this order, since each may disturb those after it. If
+/// one fails, the earlier changes remain.
 pub(super) fn set_attributes(tree: &Tree, found: &Found<'_>, set: &SetAttr) -> Result<Attr, Errno> {
     if let Some(size) = set.size {
         set_size(found, size)?;
     }
-    // All ones mean "leave it" to the system call.
+    // To the system call, all ones mean "leave it".
     let uid = set.uid.filter(|uid| *uid != u32::MAX).map(Uid::from_raw);
     let gid = set.gid.filter(|gid| *gid != u32::MAX).map(Gid::from_raw);
-    // Also when both are left, since asking for it takes the set-id bits.
+    // Also if both are left as they are, since the call clears the set-id bits.
     if set.uid.is_some() || set.gid.is_some() {
         rustix::fs::chownat(found, c"", uid, gid, AtFlags::EMPTY_PATH).map_err(errno)?;
     }
@@ -49,10 +49,10 @@ fn set_size(found: &Found<'_>, size: u64) -> Result<(), Errno> {
     if let Found::Base(file) = found
         && !file.path_only
     {
-        // Whether it may be, was decided when it was opened.
+        // Write access was checked when the file was opened.
         return rustix::fs::ftruncate(&file.fd, size).map_err(errno);
     }
-    // Only a regular file may be opened: opening others has effects.
+    // Open only regular files: opening others has side effects.
     match u32::from(stat_file(found)?.stx_mode) & TYPE_MASK {
         TYPE_FILE => {}
         TYPE_DIRECTORY => return Err(Errno::EISDIR),
@@ -97,7 +97,7 @@ pub(super) fn xattr(found: &Found<'_>, action: XattrAction<'_>) -> Result<Vec<u8
     }
 }
 
-/// Calls `read` with a small buffer, and if that is too small with the largest.
+/// Calls `read` with a small buffer, and if that is too small, with one of the maximum size.
 fn fill(read: impl Fn(&mut Vec<u8>) -> Result<usize, Code>) -> Result<Vec<u8>, Errno> {
     let mut bytes = Vec::with_capacity(XATTR_GUESS_BYTES);
     match read(&mut bytes) {
@@ -110,8 +110,8 @@ fn fill(read: impl Fn(&mut Vec<u8>) -> Result<usize, Code>) -> Result<Vec<u8>, E
     Ok(bytes)
 }
 
-/// The open file, if it is one that the calls on descriptors accept; others are reached through
-/// `/proc`, which leads to the very inode, even if that is a symbolic link.
+/// Returns the open file if calls on descriptors accept it. Others are reached through `/proc`,
+/// which leads to the very inode, even if it is a symbolic link.
 fn open_for_data<'a>(found: &Found<'a>) -> Option<&'a DirectoryFile> {
     match found {
         Found::Base(file) if !file.path_only => Some(file),

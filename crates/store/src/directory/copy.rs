@@ -1,4 +1,4 @@
-//! Copying between open files inside the server.
+//! Copies between open files inside the server.
 
 use super::attributes::{errno, stat_file};
 use super::open_file::{DirectoryFile, PAGE_BYTES};
@@ -7,14 +7,14 @@ use rustix::io::Errno as Code;
 use towline_wire::Errno;
 use towline_wire::attr::{TYPE_DIRECTORY, TYPE_FILE};
 
-/// Most that one call copies, so that it does not hold a thread for long.
+/// Maximum per call, so that it does not occupy a thread for long.
 const COPY_BYTES_MAX: u64 = 256 * 1024 * 1024;
-/// The same where the kernel cannot copy and we have to.
+/// Maximum per call if the kernel cannot copy and this code has to.
 const LOOP_BYTES_MAX: u64 = 8 * 1024 * 1024;
-/// Buffer of that loop.
+/// Buffer size of that loop.
 const BUFFER_BYTES: usize = 128 * 1024;
 
-/// As `copy_file_range(2)`, also between file systems.
+/// Like `copy_file_range(2)`, but also between file systems.
 pub(super) fn copy_between(
     from: &DirectoryFile,
     offset: u64,
@@ -34,7 +34,7 @@ pub(super) fn copy_between(
     if i64::try_from(offset).is_err() || i64::try_from(to_offset).is_err() {
         return Err(Errno::EINVAL);
     }
-    // What is behind the end is not copied, and may overlap.
+    // Bytes beyond the end are not copied, so they may overlap.
     let length = length.min(stat_file(&from.fd)?.stx_size.saturating_sub(offset));
     let ends = [offset.checked_add(length), to_offset.checked_add(length)];
     let [Some(end), Some(to_end)] = ends else { return Err(Errno::EOVERFLOW) };
@@ -44,7 +44,7 @@ pub(super) fn copy_between(
     let _acting = to.act_as_user()?;
     let (mut source, mut target) = (offset, to_offset);
     let count = length.min(COPY_BYTES_MAX) as usize;
-    // The kernel would copy only as far as all is aligned.
+    // The kernel would copy only as far as everything is aligned.
     if !(offset | to_offset | count as u64).is_multiple_of(PAGE_BYTES) {
         from.leave_direct();
         to.leave_direct();
@@ -88,7 +88,7 @@ fn copy_through_memory(
                     break;
                 }
             }
-            // What has been copied is told; the next call meets the error again.
+            // Report what has been copied; the next call meets the error again.
             Err(_) if copied > 0 => break,
             Err(error) => return Err(error),
         }

@@ -1,8 +1,8 @@
-//! Acting as another user, one thread and one call at a time.
+//! Acts as another user, for one thread and one call at a time.
 //!
-//! Linux keeps identities per thread; the wrappers of libc spread a change to all threads, those
-//! used here do not. Changing the effective user from root also takes all capabilities out of
-//! effect, and changing it back restores them, since the real and saved users stay.
+//! Linux keeps identities per thread. The wrappers of libc apply a change to all threads; those
+//! used here do not. Changing the effective user from root to another also drops the effective
+//! capabilities, and changing it back restores them, since the real and saved users stay.
 
 use super::attributes::errno;
 use crate::Caller;
@@ -12,7 +12,7 @@ use std::io::Write;
 use std::marker::PhantomData;
 use towline_wire::Errno;
 
-/// Who runs the server.
+/// The identity that the server runs as.
 #[derive(Debug)]
 pub(super) struct ServerIdentity {
     uid: Uid,
@@ -20,19 +20,19 @@ pub(super) struct ServerIdentity {
     groups: Vec<Gid>,
 }
 
-/// While it lives, this thread acts as another user.
+/// Makes this thread act as another user until dropped.
 #[derive(Debug)]
 pub(super) struct Acting<'a> {
     server: &'a ServerIdentity,
     uid_changed: bool,
     gid_changed: bool,
     groups_changed: bool,
-    /// Must be dropped on the thread that made it.
+    /// Makes the type `!Send`: it must be dropped on the thread that created it.
     thread: PhantomData<*const ()>,
 }
 
 impl ServerIdentity {
-    /// The identity of this thread.
+    /// Returns the identity of this thread.
     pub(super) fn of_this_thread() -> std::io::Result<Self> {
         Ok(Self {
             uid: rustix::process::geteuid(),
@@ -41,10 +41,10 @@ impl ServerIdentity {
         })
     }
 
-    /// Takes on the identity of a caller whose rights are to be enforced; `None` for others.
+    /// Takes on the identity of a caller with `enforce`; returns `None` for others.
     ///
-    /// A server that is not root acts only as its own user (with its own groups); for any other
-    /// user this fails with `EPERM`.
+    /// A server that does not run as root acts only as its own user (with its own groups). For any
+    /// other user this fails with `EPERM`.
     pub(super) fn act_as(&self, caller: &Caller) -> Result<Option<Acting<'_>>, Errno> {
         if !caller.enforce || self.is_same_and_unprivileged(caller) {
             return Ok(None);
@@ -56,7 +56,7 @@ impl ServerIdentity {
         let mut acting = self.unchanged();
         let groups_equal = caller.groups.len() == self.groups.len()
             && caller.groups.iter().zip(&self.groups).all(|(a, b)| *a == b.as_raw());
-        // Groups first: once the user has changed, the right to change them is gone.
+        // Groups first: once the user has changed, the capability to change them is gone.
         if !groups_equal {
             let groups: Vec<Gid> = caller.groups.iter().map(|gid| Gid::from_raw(*gid)).collect();
             set_thread_groups(&groups).map_err(errno)?;
@@ -70,8 +70,8 @@ impl ServerIdentity {
         Ok(Some(acting))
     }
 
-    /// Takes on the user only, for reading and writing files that are open already: what counts
-    /// there are capabilities (set-user-id bits, space reserved for root), not groups.
+    /// Takes on only the user, for reading and writing files that are already open: capabilities
+    /// matter there (set-user-id bits, space reserved for root), but groups do not.
     pub(super) fn act_as_user(&self, caller: Option<&Caller>) -> Result<Option<Acting<'_>>, Errno> {
         let Some(caller) = caller.filter(|caller| caller.enforce) else { return Ok(None) };
         if caller.uid == self.uid.as_raw() {
@@ -107,7 +107,7 @@ impl Acting<'_> {
     }
 
     fn restore(&self) -> rustix::io::Result<()> {
-        // The user first: that brings the right to change the rest back.
+        // The user first: that restores the capabilities to change the rest.
         if self.uid_changed {
             set_thread_res_uid(None, self.server.uid, None)?;
         }
@@ -124,8 +124,8 @@ impl Acting<'_> {
 impl Drop for Acting<'_> {
     fn drop(&mut self) {
         if let Err(error) = self.restore() {
-            // The thread would serve the next client with the rights of this one.
-            // `eprintln` panics where it cannot write.
+            // The thread would serve the next client with the rights of this one. Not `eprintln`,
+            // which panics if it cannot write.
             let text = format!("towline: cannot return to the server's own identity: {error}\n");
             let _ = std::io::stderr().write_all(text.as_bytes());
             std::process::abort();

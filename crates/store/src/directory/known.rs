@@ -1,18 +1,22 @@
-//! Directories that are known to stand at a path: they spare the walk there, and a call on a name
-//! in them takes one system call where `openat2(2)`, the call itself and `close(2)` are three.
+//! Known directories: directories kept open and known to be at a certain path. They save resolving
+//! that path, and an operation on a name in one takes one system call instead of three
+//! (`openat2(2)`, the call itself, `close(2)`).
 //!
-//! A directory is watched by `inotify(7)`, as is every one above it up to the root of its export,
-//! for being moved or given other rights. The kernel queues such an event before the
-//! change returns to whoever made it. So a path is as good as walked when the queue was found
-//! empty after the request that names it arrived. The first of the requests that arrived together which
-//! names a path looks, and the others rely on it: [`requests_arrived`] says that a look is due. Whatever comes out of the queue
-//! forgets everything. To look is to look at memory, where the kernel says so ([`Bell`]), else it is a system call.
+//! `inotify(7)` watches a known directory and every directory above it, up to the root of its export,
+//! for moves and changes of permissions. The kernel queues such an event before the system call
+//! that makes the change returns. So a path is still valid if the queue is found empty after the
+//! request that names the path has arrived. Of the requests that arrive together, the first one
+//! that names a path checks the queue, and the others rely on that; [`requests_arrived`] says that
+//! a check is due. Any event invalidates all known directories. The check reads memory where the
+//! kernel supports that ([`Bell`]), and otherwise takes a system call.
 //!
-//! Nobody is told that a directory was removed while it is held open. But then it is empty for ever:
-//! whoever does not find a name in a known directory looks whether that still has a name itself, or walks.
+//! inotify does not report the removal of a directory that is held open. But a removed directory
+//! stays empty. So if a name is not found in a known directory, the store checks whether the
+//! directory itself still has a name, or resolves the path.
 //!
-//! Not told either are changes by other machines (so only local file systems count) and mounts inside the
-//! export (so everything is forgotten after [`FORGET`]; a path across a mount is never known).
+//! inotify does not report changes made by other machines either, so only local file systems count.
+//! Nor does it report mounts inside the export, so everything is forgotten after [`FORGET`]; a path
+//! across a mount is never known.
 
 use super::attributes::identity_of;
 use super::bell::Bell;
@@ -30,39 +34,40 @@ use std::time::{Duration, Instant};
 
 /// Uses of a path before its directory is worth watching.
 const USES_MIN: u8 = 3;
-/// Uses of a path before its directory is looked for again, at most, where it was in vain: a walk is four system calls or more.
+/// Maximum number of uses of a path between failed attempts to make its directory known; an attempt
+/// takes four system calls or more.
 const USES_MAX: u8 = 192;
-/// Directories known at once, each a descriptor.
+/// Maximum number of known directories; each holds a descriptor.
 const KNOWN_MAX: usize = 512;
-/// Paths whose uses are counted at once.
+/// Maximum number of paths whose uses are counted.
 const COUNTED_MAX: usize = 2048;
 /// How long a directory is known at most.
 const FORGET: Duration = Duration::from_secs(2);
 
-/// File systems that only this machine changes, by the numbers of `statfs(2)`: ext, xfs, btrfs,
+/// File systems that only this machine changes, by their numbers in `statfs(2)`: ext, xfs, btrfs,
 /// f2fs, tmpfs.
 const LOCAL: [i64; 5] = [0xef53, 0x5846_5342, 0x9123_683e, 0xf2f5_2010, 0x0102_1994];
 
 const EVENTS: WatchFlags =
     WatchFlags::MOVE_SELF.union(WatchFlags::ATTRIB).union(WatchFlags::ONLYDIR);
 
-/// One queue for all exports of the process, so that one look is enough.
+/// One queue for all exports of the process, so that one check is enough.
 struct Watching {
     queue: Mutex<Queue>,
-    /// Changes when everything is to be forgotten; written under the lock.
+    /// Changes when everything is forgotten; written under the lock of `queue`.
     generation: AtomicU64,
-    /// Something is watched.
+    /// Whether anything is watched.
     busy: AtomicBool,
 }
 
-/// Whether a thread may rely on what is known.
+/// Whether a thread may rely on known directories.
 #[derive(Clone, Copy)]
 enum Look {
-    /// It never called [`requests_arrived`].
+    /// The thread never called [`requests_arrived`].
     Never,
-    /// Requests have arrived, at this time, since it looked.
+    /// Requests have arrived, at this time, since the last check.
     Due(Instant),
-    /// It has looked since requests arrived.
+    /// The thread has checked since requests arrived.
     Done,
 }
 
@@ -83,19 +88,21 @@ static WATCHING: LazyLock<Watching> = LazyLock::new(|| Watching {
     busy: AtomicBool::new(false),
 });
 
-/// Has to be called after requests arrived and before they are executed, by the thread that will, also when one goes on
-/// that had waited for another. `now` is the time of the call. A thread that never calls it knows no directories. Costs
-/// nothing unless one of the requests names a path.
+/// Says that requests have arrived at the time `now`, and that the calling thread is about to
+/// execute them. Also to be called before a request continues that had waited for another. A thread
+/// that never calls this uses no known directories. Costs nothing unless one of the requests names
+/// a path.
 pub fn requests_arrived(now: Instant) {
     LOOK.set(Look::Due(now));
 }
 
-/// The thread that calls it makes no ring to tell it of changes: where none are wanted, or none are to be had.
+/// Keeps the calling thread from making a ring to check for changes, if none is wanted or
+/// available.
 pub fn make_no_ring() {
     BELL.with_borrow_mut(Bell::remove);
 }
 
-/// Looks at the queue if that is due; false when this thread may not rely on what is known.
+/// Checks the queue if that is due. Returns false if this thread may not rely on known directories.
 fn has_looked() -> bool {
     match LOOK.get() {
         Look::Never => false,
@@ -108,7 +115,7 @@ fn has_looked() -> bool {
     }
 }
 
-/// Forgets everything if there is news, or it is time to. `now` is when the requests arrived.
+/// Forgets everything after an event, or when it is time to. `now` is when the requests arrived.
 fn look(now: Instant) {
     let watching = &*WATCHING;
     if !watching.busy.load(Ordering::Acquire) {
@@ -120,21 +127,21 @@ fn look(now: Instant) {
     }
     let mut queue = watching.queue.lock();
     let (Some(inotify), Some(since)) = (&queue.inotify, queue.since) else { return };
-    // The lock keeps it the queue of this generation.
+    // Under the lock, the queue stays the one of this generation.
     let generation = watching.generation.load(Ordering::Acquire);
-    // Before it is read: what comes since rings.
+    // Before the queue is read, so that the bell reports whatever comes later.
     BELL.with_borrow_mut(|bell| bell.attach(inotify, generation, since + FORGET));
     let quiet =
         matches!(rustix::io::read(inotify, &mut [0; 256][..]), Err(rustix::io::Errno::AGAIN));
     if !quiet || now.saturating_duration_since(since) >= FORGET {
         watching.generation.fetch_add(1, Ordering::Release);
         watching.busy.store(false, Ordering::Release);
-        // All watches end with their queue.
+        // Closing the queue ends all its watches.
         *queue = Queue::default();
     }
 }
 
-/// Watches a directory, unless everything was to be forgotten since `generation`.
+/// Watches a directory, unless everything was forgotten since `generation`.
 fn watch(directory: &OwnedFd, generation: u64) -> bool {
     let watching = &*WATCHING;
     let mut queue = watching.queue.lock();
@@ -150,7 +157,7 @@ fn watch(directory: &OwnedFd, generation: u64) -> bool {
     inotify::add_watch(inotify, proc_path(directory), EVENTS).is_ok()
 }
 
-/// What one export knows.
+/// The known directories of one export.
 #[derive(Debug, Default)]
 pub(super) struct Known {
     inner: RwLock<Inner>,
@@ -163,7 +170,8 @@ struct Inner {
     uses: HashMap<Vec<u8>, Uses, RandomState>,
 }
 
-/// Uses of a path since its directory was looked for, and how many there have to be.
+/// Uses of a path since the last attempt to make its directory known, and how many the next attempt
+/// needs.
 #[derive(Debug)]
 struct Uses {
     since: u8,
@@ -171,7 +179,7 @@ struct Uses {
 }
 
 impl Uses {
-    /// Counts one; true when the directory is to be looked for.
+    /// Counts a use. Returns true if the next attempt is due.
     fn count(&mut self) -> bool {
         self.since += 1;
         let is_due = self.since >= self.needed;
@@ -181,14 +189,15 @@ impl Uses {
         is_due
     }
 
-    /// Takes what came of looking: where it was in vain it would most likely be so the next time.
+    /// Records the outcome of an attempt: one that failed would most likely fail the next time,
+    /// too.
     fn found(&mut self, found: bool) {
         self.needed = if found { USES_MIN } else { self.needed.saturating_mul(2).min(USES_MAX) };
     }
 }
 
 impl Known {
-    /// The directory at `path` from the root of the tree, if it is known to be there now.
+    /// Returns the directory at `path` from the root of the tree, if it is known to be there now.
     pub(super) fn find(&self, tree: &Tree, path: &[u8]) -> Option<Arc<OwnedFd>> {
         if !has_looked() {
             return None;
@@ -205,7 +214,7 @@ impl Known {
         self.count(tree, path, generation)
     }
 
-    /// Gets to know a directory that is used often.
+    /// Counts a use of `path`, and makes its directory known if it is used often.
     fn count(&self, tree: &Tree, path: &[u8], generation: u64) -> Option<Arc<OwnedFd>> {
         let mut inner = self.inner.write();
         if inner.generation != generation {
@@ -231,8 +240,8 @@ impl Known {
     }
 }
 
-/// Opens and watches a directory and all above it; `None` where that is not possible, or where it
-/// moved meanwhile.
+/// Opens and watches a directory and watches all directories above it. Returns `None` if that is
+/// not possible, or if the directory moved meanwhile.
 fn walk(tree: &Tree, path: &[u8], generation: u64) -> Option<OwnedFd> {
     let plain = |name: &[u8]| !name.is_empty() && name != b"." && name != b"..";
     if !path.split(|byte| *byte == b'/').all(plain) {
@@ -252,7 +261,7 @@ fn walk(tree: &Tree, path: &[u8], generation: u64) -> Option<OwnedFd> {
     if !watch(&directory, generation) {
         return None;
     }
-    // What moved before it was watched stands elsewhere now.
+    // A directory that moved before it was watched is elsewhere by now.
     let now = open(tree, path)?;
     let identity = |fd| super::attributes::stat_file(fd).ok().map(|stat| identity_of(&stat));
     (identity(&directory)? == identity(&now)?).then_some(directory)

@@ -1,4 +1,4 @@
-//! Directory entries with attributes.
+//! Lists directories, with attributes.
 
 use super::attributes::{errno, stat_listed};
 use super::open_file::DirectoryFile;
@@ -8,12 +8,12 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use towline_wire::attr::{TYPE_DIRECTORY, attr_flag};
 use towline_wire::{Attr, Errno};
 
-/// Entries fetched by one system call: enough for several hundred names.
+/// Buffer for the entries of one system call: enough for several hundred names.
 const BATCH_BYTES: usize = 32 * 1024;
-/// Where `S_IF*` bits stand in a mode; below that they are `DT_*`.
+/// Position of the `S_IF*` bits in a mode; shifted down they are `DT_*`.
 const TYPE_SHIFT: u32 = 12;
 
-/// Tells of the names in a directory whether they have extended attributes.
+/// Finds out whether files in a directory have extended attributes.
 struct Xattrs(std::os::fd::RawFd);
 
 impl Xattrs {
@@ -21,12 +21,12 @@ impl Xattrs {
         Self(directory.as_raw_fd())
     }
 
-    /// The flags that say it.
+    /// Returns `attr_flag::NO_XATTRS` if the file has none, else zero.
     fn flags(&self, name: &std::ffi::CStr) -> u32 {
-        // There is no such call relative to a directory.
+        // There is no call relative to a directory.
         let mut path = format!("/proc/self/fd/{}/", self.0).into_bytes();
         path.extend_from_slice(name.to_bytes());
-        // A buffer without room is answered by a length of zero, whatever there is.
+        // Not an empty buffer: for that `llistxattr` of rustix returns zero in any case.
         let mut names = [0; 64];
         match rustix::fs::llistxattr(path, &mut names) {
             Ok(0) | Err(rustix::io::Errno::OPNOTSUPP) => attr_flag::NO_XATTRS,
@@ -35,13 +35,14 @@ impl Xattrs {
     }
 }
 
-/// `DT_*` of an entry: zero where the file system does not tell it, as some of FUSE, so that whoever lists it asks for the attributes.
+/// Returns `DT_*` of an entry; zero if the file system does not report it, as some FUSE ones do
+/// not, so that clients ask for the attributes.
 fn type_of(kind: FileType) -> u32 {
     if kind == FileType::Unknown { 0 } else { kind.as_raw_mode() >> TYPE_SHIFT }
 }
 
 impl DirectoryFile {
-    /// Lists from `cookie` on; true when the end was reached.
+    /// Lists from `cookie` on. Returns true if it reached the end.
     pub(super) fn list(
         &self,
         cookie: u64,
@@ -54,7 +55,7 @@ impl DirectoryFile {
         if self.kind != TYPE_DIRECTORY {
             return Err(Errno::ENOTDIR);
         }
-        // Attributes of the entries are shown only to who may search the directory.
+        // Only a caller that may search the directory sees attributes of the entries.
         let _acting = match &self.caller {
             Some(caller) => self.tree.server.act_as(caller)?,
             None => None,
@@ -68,7 +69,7 @@ impl DirectoryFile {
             let entry = match entry {
                 Ok(entry) => entry,
                 Err(rustix::io::Errno::INTR) => continue,
-                // A directory that was removed is an empty one.
+                // A removed directory is empty.
                 Err(rustix::io::Errno::NOENT) => return Ok(true),
                 Err(error) => return Err(errno(error)),
             };
@@ -77,7 +78,7 @@ impl DirectoryFile {
             let mut file_type = type_of(entry.file_type());
             let mut attr: Option<Attr> = None;
             if name.to_bytes() == b".." {
-                // The parent of the root is outside; the root shows itself there.
+                // The parent of the root is outside the export; show the root itself.
                 if self.identity == self.tree.root_identity {
                     inode = self.identity.1;
                 }

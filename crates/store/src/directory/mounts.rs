@@ -1,17 +1,18 @@
-//! Whether a tree holds file systems that may hang, as they ask another machine (NFS) or another process (FUSE).
+//! Finds file systems in a tree that may hang because they ask another machine (NFS) or another
+//! process (FUSE).
 //!
-//! A call on such a file system may wait without end. There is a list of those that need only this
-//! kernel and its devices; all others are taken for ones that may hang.
+//! A call on such a file system may wait forever. [`LOCAL`] lists the ones that need only this
+//! kernel and its devices; all others are assumed to hang.
 
 use super::resolve::proc_path;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 
-/// File systems of local devices, of memory, and of the kernel itself, by their names in
+/// File systems on local devices, in memory, and of the kernel itself, by their names in
 /// `proc_pid_mountinfo(5)`.
 const LOCAL: &[&str] = &[
-    // Of devices.
+    // On devices.
     "ext2",
     "ext3",
     "ext4",
@@ -31,7 +32,7 @@ const LOCAL: &[&str] = &[
     "msdos",
     "exfat",
     "ntfs3",
-    // Of memory, and above others.
+    // In memory, and on top of others.
     "tmpfs",
     "ramfs",
     "rootfs",
@@ -60,7 +61,8 @@ const LOCAL: &[&str] = &[
     "selinuxfs",
 ];
 
-/// The type of a foreign file system that this file or directory is on, or that is mounted below it.
+/// Returns the type of a foreign file system that holds this file or directory, or is mounted below
+/// it.
 ///
 /// # Errors
 /// `/proc` cannot be read.
@@ -75,7 +77,7 @@ fn foreign_in(table: &[u8], path: &[u8]) -> Option<String> {
     let mut holder: Option<(Vec<u8>, String)> = None;
     let mut below = None;
     for (point, kind) in mounts {
-        // Of two on one point, the later one is what is seen.
+        // If there are two on one mount point, the later one is visible.
         if is_within(path, &point) && holder.as_ref().is_none_or(|(h, _)| h.len() <= point.len()) {
             holder = Some((point, kind));
         } else if point != path && is_within(&point, path) && !LOCAL.contains(&kind.as_str()) {
@@ -86,13 +88,13 @@ fn foreign_in(table: &[u8], path: &[u8]) -> Option<String> {
     on.or(below)
 }
 
-/// True when `path` is `directory` or below it.
+/// Returns true if `path` is `directory` or below it.
 fn is_within(path: &[u8], directory: &[u8]) -> bool {
     let directory = directory.strip_suffix(b"/").unwrap_or(directory);
     path.strip_prefix(directory).is_some_and(|rest| rest.is_empty() || rest[0] == b'/')
 }
 
-/// Mount point and type of file system in a line of `proc_pid_mountinfo(5)`.
+/// Returns the mount point and file system type of a line of `proc_pid_mountinfo(5)`.
 fn parse(line: &[u8]) -> Option<(Vec<u8>, String)> {
     let mut fields = line.split(|byte| *byte == b' ');
     let point = unescape(fields.nth(4)?);
@@ -100,7 +102,8 @@ fn parse(line: &[u8]) -> Option<(Vec<u8>, String)> {
     Some((point, String::from_utf8_lossy(kind).into_owned()))
 }
 
-/// Blanks, line ends and backslashes stand there as three octal digits behind a backslash.
+/// Decodes blanks, line ends and backslashes, which are written as a backslash and three octal
+/// digits.
 fn unescape(field: &[u8]) -> Vec<u8> {
     let mut plain = Vec::with_capacity(field.len());
     let mut rest = field;

@@ -1,4 +1,4 @@
-//! Open files: reading without copying, writing, appending, space.
+//! Open files: reads without copying, writes, appends, space allocation.
 
 use super::attributes::{errno, identity_of, stat_file};
 use super::identity::Acting;
@@ -19,11 +19,11 @@ use towline_wire::attr::{TYPE_DIRECTORY, TYPE_FILE, TYPE_MASK};
 use towline_wire::request::whence;
 use towline_wire::{Attr, Errno, limits};
 
-/// Reads of so many bytes or more refer to the pages of the file instead of copying them.
+/// Reads of at least this length refer to the pages of the file instead of copying them.
 const REFERENCE_BYTES_MIN: usize = 32 * 1024;
-/// The page cache holds files in units of a multiple of this.
+/// The page cache works in units of a multiple of this.
 pub(super) const PAGE_BYTES: u64 = 4096;
-/// Buffer through which pages are brought into memory: small enough to stay in the cache.
+/// Buffer for reading pages into memory: small enough to stay in the CPU cache.
 const SCRATCH_BYTES: usize = 64 * 1024;
 
 /// An open file of a [`DirectoryStore`](super::DirectoryStore).
@@ -38,17 +38,17 @@ pub(super) struct DirectoryFile {
     pub(super) path_only: bool,
     pub(super) readable: bool,
     pub(super) writable: bool,
-    /// Who opened it, if that one's rights are enforced.
+    /// The caller that opened the file, if its rights are enforced.
     pub(super) caller: Option<Caller>,
-    /// Held where the position of the descriptor matters: appending, seeking, listing.
+    /// Held while the position of the descriptor matters: appends, seeks, listings.
     pub(super) position: Mutex<()>,
-    /// `O_DIRECT` is in effect. Falls, for all later access, with the first that is not aligned
-    /// as the device wants it: our buffers are not the client's, whose own may have been.
+    /// Whether `O_DIRECT` is in effect. The first access that is not aligned as the device needs
+    /// ends it for good: the server's buffers are not the client's, which may have been aligned.
     direct: AtomicBool,
 }
 
 impl DirectoryFile {
-    /// Takes a descriptor that was just opened so.
+    /// Wraps a descriptor that was just opened as `opening` says.
     pub(super) fn new(
         tree: &Arc<Tree>,
         fd: Arc<OwnedFd>,
@@ -70,22 +70,22 @@ impl DirectoryFile {
         }
     }
 
-    /// The number of the device that it is on.
+    /// Returns the number of the device that holds the file.
     fn device(&self) -> u64 {
         self.identity.0
     }
 
-    /// Writes as the user who opened the file.
+    /// Makes this thread act as the user who opened the file.
     pub(super) fn act_as_user(&self) -> Result<Option<Acting<'_>>, Errno> {
         self.tree.server.act_as_user(self.caller.as_ref())
     }
 
-    /// After `EINVAL`: drops `O_DIRECT` if it was in effect. True: worth another try.
+    /// After `EINVAL`, drops `O_DIRECT` if it was in effect. Returns true if a retry makes sense.
     fn falls_back(&self, error: Code) -> bool {
         error == Code::INVAL && self.leave_direct()
     }
 
-    /// Drops `O_DIRECT` if it was in effect.
+    /// Drops `O_DIRECT`. Returns true if it was in effect and no longer is.
     pub(super) fn leave_direct(&self) -> bool {
         if !self.direct.swap(false, Relaxed) {
             return false;
@@ -95,7 +95,7 @@ impl DirectoryFile {
             .is_ok()
     }
 
-    /// Copies bytes, waiting for the device.
+    /// Copies bytes, and waits for the device.
     fn read_waiting(&self, offset: u64, length: usize) -> Result<Aggregate, Errno> {
         let mut bytes = Fresh::with_capacity(length);
         while bytes.len() < length {
@@ -145,7 +145,7 @@ impl DirectoryFile {
         if matches!(last, Probe::End | Probe::Unknown) {
             let size = stat_file(&self.fd)?.stx_size;
             if size <= offset {
-                // Files that the kernel makes up have no size but may have bytes.
+                // Files that the kernel generates have no size but may have contents.
                 return match size {
                     0 => self.read_waiting(offset, length as usize).map(ReadOutcome::Ready),
                     _ => Ok(ReadOutcome::Ready(Aggregate::new())),
@@ -175,8 +175,8 @@ impl DirectoryFile {
         aggregate
     }
 
-    /// Whether one byte can be read at once. Of the last byte of a range this tells besides that
-    /// the file is long enough and that reading ahead has come so far.
+    /// Finds out whether one byte can be read without waiting. For the last byte of a range, this
+    /// also tells whether the file is long enough and readahead has come this far.
     fn probe(&self, offset: u64) -> Result<Probe, Errno> {
         if !self.tree.residency.may_tell(self.device()) {
             return Ok(Probe::Unknown);
@@ -194,20 +194,20 @@ impl DirectoryFile {
         }
     }
 
-    /// True when all pages of a range, whose last one was probed, are in the page cache.
+    /// Returns true if all pages of a range, whose last one was probed, are in the page cache.
     fn is_cached(&self, offset: u64, length: u64) -> Result<bool, Errno> {
         let page_bytes = towline_mem::page_bytes() as u64;
         let pages_wanted = (offset + length).div_ceil(page_bytes) - offset / page_bytes;
         match system::cached_pages(&self.fd, offset, length) {
             Ok(pages) => Ok(pages >= pages_wanted),
-            // Without it the first page has to stand for those in between.
+            // Without that call, the first page has to stand for those in between.
             Err(_) => Ok(matches!(self.probe(offset)?, Probe::Here)),
         }
     }
 
-    /// Reads a range into the page cache; returns how much of it there is.
+    /// Reads a range into the page cache. Returns how much of it exists.
     fn bring_in(&self, offset: u64, length: u64) -> Result<u64, Errno> {
-        // Only a hint: what follows works without.
+        // Only a hint: the code below works without it.
         let _ = rustix::fs::fadvise(&self.fd, offset, NonZeroU64::new(length), Advice::WillNeed);
         let mut scratch = Vec::with_capacity(SCRATCH_BYTES);
         let mut present = 0;
@@ -238,8 +238,8 @@ impl DirectoryFile {
         }
     }
 
-    /// One system call, so that other appends cannot come between; the position that it leaves
-    /// behind tells where the kernel, under its lock of the inode, has put the bytes.
+    /// Appends with one system call, so that other appends cannot come between. The file position
+    /// that it leaves shows where the kernel put the bytes under its inode lock.
     fn write_at_end(&self, data: &[u8]) -> Result<(usize, u64), Errno> {
         const AT_POSITION: u64 = u64::MAX;
         if data.is_empty() {
@@ -262,11 +262,11 @@ impl DirectoryFile {
 }
 
 enum Probe {
-    /// Can be read at once.
+    /// Can be read without waiting.
     Here,
-    /// Would have to be waited for.
+    /// Reading would wait.
     Away,
-    /// At or behind the end of the file.
+    /// At or beyond the end of the file.
     End,
     /// The file system cannot tell.
     Unknown,
@@ -289,7 +289,7 @@ impl OpenFile for DirectoryFile {
             return Err(Errno::EISDIR);
         }
         let length = length.min(limits::TRANSFER_BYTES_MAX);
-        // Offsets of Linux are signed.
+        // Linux offsets are signed.
         if offset.checked_add(length as u64).is_none_or(|end| i64::try_from(end).is_err()) {
             return Err(Errno::EINVAL);
         }
@@ -297,7 +297,8 @@ impl OpenFile for DirectoryFile {
             return Ok(ReadOutcome::Ready(Aggregate::new()));
         }
         if self.direct.load(Relaxed) || self.tree.foreign.get().is_some() {
-            // Always waits for the device, and has no pages to refer to, or none that stay.
+            // Reads always wait for the device, and there are no pages to refer to, or none that
+            // stay.
             return match wait {
                 true => self.read_waiting(offset, length).map(ReadOutcome::Ready),
                 false => Ok(ReadOutcome::WouldBlock),
@@ -392,8 +393,8 @@ impl OpenFile for DirectoryFile {
     }
 }
 
-/// True when a read that stops here has met the end of the file: what is missing from memory is
-/// missing from the start of a page.
+/// Returns true if a read that stops here has reached the end of the file: missing memory would
+/// start at the beginning of a page.
 fn ends_within_page(end: u64) -> bool {
     !end.is_multiple_of(PAGE_BYTES)
 }

@@ -1,16 +1,16 @@
-//! The flags of `open(2)` as they travel, in terms of this machine.
+//! Translates the flags of `open(2)` from the protocol to this machine.
 
 use super::system::mode_for_new;
 use crate::OpenHow;
 use rustix::fs::{Mode, OFlags};
 use towline_wire::Errno;
 
-/// How to open, understood.
+/// Translated flags.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Opening {
-    /// For `openat2(2)`.
+    /// Flags for `openat2(2)`.
     pub(super) flags: OFlags,
-    /// For `openat2(2)`: zero unless something may be created.
+    /// Mode for `openat2(2)`: zero unless a file may be created.
     pub(super) mode: Mode,
     /// Open for reading.
     pub(super) readable: bool,
@@ -22,7 +22,7 @@ const ACCESS_MASK: u32 = 3;
 const WRITE_ONLY: u32 = 1;
 const READ_WRITE: u32 = 2;
 
-/// The flags that are passed on, with their values on x86-64, which are those of the protocol.
+/// The flags that are passed on. Their values are those of x86-64, which the protocol uses.
 /// `O_APPEND` is missing because each write says whether it appends.
 const PASSED: [(u32, OFlags); 10] = [
     (0o100, OFlags::CREATE),
@@ -56,7 +56,7 @@ impl Opening {
             flags |= OFlags::PATH;
             return Ok(Self { flags, mode: Mode::empty(), readable: false, writable: false });
         }
-        // Never wait for the other end of a fifo, never take a terminal as ours.
+        // Never wait for the other end of a FIFO, never make a terminal the controlling one.
         flags |= OFlags::NONBLOCK | OFlags::NOCTTY;
         let (readable, writable) = match how.flags & ACCESS_MASK {
             0 => (true, false),
@@ -74,13 +74,13 @@ impl Opening {
         Ok(Self { flags, mode, readable, writable })
     }
 
-    /// True when nothing but a reference is opened.
+    /// Returns true if only a reference (`O_PATH`) is opened.
     pub(super) fn is_path_only(&self) -> bool {
         self.flags.contains(OFlags::PATH)
     }
 
-    /// True when opening changes a file that exists, or allows to change it, or makes one without
-    /// a name.
+    /// Returns true if opening changes an existing file, allows changing it, or creates a file
+    /// without a name.
     pub(super) fn changes(&self) -> bool {
         self.writable
             || self.flags.intersects(OFlags::TRUNC)

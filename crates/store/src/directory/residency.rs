@@ -1,16 +1,16 @@
-//! Which file system does not support reads that fail instead of waiting.
+//! Remembers which file system does not support reads that fail instead of waiting.
 //!
-//! `preadv2(RWF_NOWAIT)` answers `EOPNOTSUPP` there, tmpfs among them; or `EPERM` where a container forbids it. A file system decides that
-//! for all its files, so what one file has shown spares the next one, opened for a single read,
-//! a system call in vain.
+//! There `preadv2(RWF_NOWAIT)` returns `EOPNOTSUPP` (tmpfs, for example), or `EPERM` where a
+//! container forbids it. The answer holds for all files of a file system, so the result for one
+//! file saves a useless system call for the next one, which may be opened for a single read.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// No device has this number.
 const NONE: u64 = u64::MAX;
 
-/// The device of an export that was last found unable to tell. One is enough: an export is seldom
-/// more than one file system, and forgetting costs a system call.
+/// The device of an export that was last found not to support it. One is enough: an export seldom
+/// has more than one file system, and forgetting costs one system call.
 #[derive(Debug)]
 pub(super) struct Residency {
     mute: AtomicU64,
@@ -23,12 +23,12 @@ impl Default for Residency {
 }
 
 impl Residency {
-    /// Whether files of this device are worth asking.
+    /// Returns whether the call is worth trying on files of this device.
     pub(super) fn may_tell(&self, device: u64) -> bool {
         self.mute.load(Relaxed) != device
     }
 
-    /// A file of this device answered `EOPNOTSUPP`.
+    /// Records that the call is not supported on this device.
     pub(super) fn cannot_tell(&self, device: u64) {
         self.mute.store(device, Relaxed);
     }

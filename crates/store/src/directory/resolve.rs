@@ -1,4 +1,4 @@
-//! Paths to files, never out of the export.
+//! Resolves paths to files, never out of the export.
 
 use super::attributes::{errno, identity_of, stat_file, stat_name};
 use super::identity::{Acting, ServerIdentity};
@@ -14,41 +14,41 @@ use towline_wire::attr::TYPE_DIRECTORY;
 use towline_wire::limits::PATH_BYTES_MAX;
 
 const BENEATH: ResolveFlags = ResolveFlags::BENEATH.union(ResolveFlags::NO_MAGICLINKS);
-/// How often a resolution is tried that collided with renames elsewhere in the file system.
+/// Attempts at a resolution that collides with renames elsewhere in the file system.
 const COLLISIONS_MAX: usize = 100;
-/// Opens a reference to a directory.
+/// Flags to open a reference to a directory.
 pub(super) const PARENT: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
-/// What all open files of a store share.
+/// State shared by all open files of a store.
 #[derive(Debug)]
 pub(super) struct Tree {
     /// The root of the export, a reference (`O_PATH`).
     pub(super) root: Arc<OwnedFd>,
     /// Device and inode of the root.
     pub(super) root_identity: (u64, u64),
-    /// Device of the export, of which this may be a directory.
+    /// Device of the whole export; this tree may be a directory in it.
     pub(super) device: u64,
-    /// Who runs the server.
+    /// The identity that the server runs as.
     pub(super) server: Arc<ServerIdentity>,
-    /// Nothing may be changed.
+    /// Whether all changes fail.
     pub(super) read_only: bool,
-    /// Directories whose place is known.
+    /// Known directories.
     pub(super) known: Known,
-    /// Whether reads can tell what they would wait for.
+    /// Whether reads can avoid waiting.
     pub(super) residency: Residency,
-    /// Type of a file system in it that asks somebody else, so that calls may wait without end; once
-    /// set it stays. Shared with the stores of directories in it.
+    /// Type of a file system in the tree that asks another machine or process, so that calls may
+    /// wait forever. Once set it stays. Shared with the stores of directories in this one.
     pub(super) foreign: Arc<OnceLock<String>>,
 }
 
-/// A descriptor that is either an open file's own or was opened for one call.
+/// A descriptor for one call.
 #[derive(Debug)]
 pub(super) enum Found<'a> {
-    /// That of an open file.
+    /// The descriptor of an open file.
     Base(&'a DirectoryFile),
-    /// Opened for this call, as a reference (`O_PATH`).
+    /// A reference (`O_PATH`) opened for this call.
     Opened(OwnedFd),
-    /// Known to be there.
+    /// A known directory.
     Known(Arc<OwnedFd>),
 }
 
@@ -67,28 +67,29 @@ impl AsFd for Found<'_> {
 pub(super) struct Place<'a> {
     /// The directory.
     pub(super) directory: Found<'a>,
-    /// The last component, with slashes after it if the path ended so; may be `.` or `..`, which
-    /// the system calls that take a new or removed name refuse.
+    /// The last component, with the slashes at the end of the path. It may be `.` or `..`, which
+    /// system calls that create or remove a name reject.
     pub(super) name: &'a [u8],
 }
 
 impl Place<'_> {
-    /// Attributes of what stands there now, links not followed.
+    /// Returns the attributes of what has this name now, without following a link.
     pub(super) fn stat(&self) -> Result<Statx, Errno> {
-        // With a slash after it, a symbolic link would be followed, perhaps out of the export.
+        // With a slash at the end, the kernel would follow a symbolic link, perhaps out of the
+        // export.
         stat_name(&self.directory, trim_slashes(self.name))
     }
 }
 
 impl Tree {
-    /// `EROFS` when nothing may be changed.
+    /// Fails with `EROFS` if the export is read-only.
     pub(super) fn check_writable(&self) -> Result<(), Errno> {
         if self.read_only { Err(Errno::EROFS) } else { Ok(()) }
     }
 
-    /// The directory that holds the last component of `path`, if it is known to be at its place,
-    /// and that component. Only for the server's own identity: nothing asks whether another one may
-    /// go through the directories above.
+    /// Returns the directory that holds the last component of `path`, if it is known, and that
+    /// component. Only for the server's own identity: there is no check whether another user may
+    /// search the directories above.
     pub(super) fn known<'a>(
         &self,
         acting: Option<&Acting<'_>>,
@@ -117,8 +118,8 @@ impl Tree {
     ) -> Result<OwnedFd, Errno> {
         if let Some((directory, name)) = self.known(acting, base, path) {
             match open_name(directory.as_fd(), name, flags, mode) {
-                // A symbolic link that leads out of the directory, but perhaps not of the export;
-                // or the directory was removed.
+                // A symbolic link leads out of the directory, but perhaps not out of the export; or
+                // the directory was removed.
                 Err(Code::XDEV | Code::NOENT) => {}
                 result => return result.map_err(errno),
             }
@@ -137,9 +138,9 @@ impl Tree {
         if base.kind != TYPE_DIRECTORY {
             return Err(Errno::ENOTDIR);
         }
-        // It leaves the base, but perhaps not the export. What is found from there is only a hint where to
-        // look: if a rename comes between, another file of the export is found, as could have happened
-        // to `..` itself.
+        // The path leaves the base, but perhaps not the export. The base's path is only a hint
+        // where to look: if a rename comes between, another file of the export is found, as could
+        // have happened with `..` itself.
         let path = match self.path_from_root(base) {
             Err(Errno::ENOENT) if goes_up => [&self.path_above_removed(base)?, &path[2..]].concat(),
             from_root => [&from_root?, &b"/"[..], path].concat(),
@@ -150,7 +151,7 @@ impl Tree {
         open_beneath(self.root.as_fd(), &path, flags, mode).map_err(errno)
     }
 
-    /// The file that `path` names, or the base itself if it is empty.
+    /// Finds the file that `path` names, or the base itself if the path is empty.
     pub(super) fn find<'a>(
         &self,
         acting: Option<&Acting<'_>>,
@@ -168,7 +169,7 @@ impl Tree {
         self.open(acting, base, path, flags, Mode::empty()).map(Found::Opened)
     }
 
-    /// The directory and last component of `path`.
+    /// Finds the directory and last component of `path`.
     pub(super) fn place<'a>(
         &self,
         acting: Option<&Acting<'_>>,
@@ -182,7 +183,7 @@ impl Tree {
             return Err(Errno::EXDEV);
         }
         let Some(slash) = trim_slashes(path).iter().rposition(|byte| *byte == b'/') else {
-            // Of two names, what is wrong with the directory of either is told first.
+            // Operations on two names report errors of either directory first.
             if base.kind != TYPE_DIRECTORY {
                 return Err(Errno::ENOTDIR);
             }
@@ -197,10 +198,10 @@ impl Tree {
         Ok(Place { directory: Found::Opened(directory), name: &path[slash + 1..] })
     }
 
-    /// The path from the root to where the directory `base` is now.
+    /// Returns the current path of the directory `base` from the root.
     pub(super) fn path_from_root(&self, base: &DirectoryFile) -> Result<Vec<u8>, Errno> {
         let path = self.below_root(&path_of(&base.fd)?)?;
-        // A removed directory has a path that names nothing or something else.
+        // The path of a removed directory names nothing, or something else.
         let found = open_beneath(self.root.as_fd(), &path, PARENT, Mode::empty()).map_err(errno)?;
         if identity_of(&stat_file(&found)?) != base.identity {
             return Err(Errno::ENOENT);
@@ -208,13 +209,14 @@ impl Tree {
         Ok(path)
     }
 
-    /// The path from the root to the name that anything else was opened by, as `/proc` has it.
+    /// Returns the path of any other file from the root: the name it was opened by, as `/proc`
+    /// shows it.
     pub(super) fn name_from_root(&self, file: &DirectoryFile) -> Result<Vec<u8>, Errno> {
         self.below_root(&path_of(&file.fd)?)
     }
 
-    /// The path from the root to where a directory was that has been removed, without its name: what `..` in
-    /// it still leads to.
+    /// Returns the path from the root to the parent of a removed directory, where `..` in it still
+    /// leads.
     fn path_above_removed(&self, base: &DirectoryFile) -> Result<Vec<u8>, Errno> {
         let place = path_of(&base.fd)?;
         let place = place.strip_suffix(b" (deleted)").ok_or(Errno::ENOENT)?;
@@ -222,7 +224,7 @@ impl Tree {
         self.below_root(&place[..cut.max(1)])
     }
 
-    /// What `place`, an absolute path of the server, is from the root.
+    /// Converts `place`, an absolute path of the server, to a path from the root.
     fn below_root(&self, place: &[u8]) -> Result<Vec<u8>, Errno> {
         let root = path_of(&self.root)?;
         match place.strip_prefix(trim_slashes(&root)) {
@@ -233,23 +235,23 @@ impl Tree {
     }
 }
 
-/// False when a known directory was removed: nobody is told of that, and then it is empty for ever.
+/// Returns false if a known directory was removed: no event reports that, and it then stays empty.
 pub(super) fn has_place(directory: &OwnedFd) -> Result<bool, Errno> {
     Ok(stat_file(directory)?.stx_nlink > 0)
 }
 
-/// True for one component that a system call can be given without any resolution: no slash, and
-/// neither `.` nor `..`.
+/// Returns true for a single component that needs no resolution: no slash, and neither `.` nor
+/// `..`.
 pub(super) fn is_name(path: &[u8]) -> bool {
     !path.contains(&b'/') && is_plain(path)
 }
 
-/// The same for what has no slash.
+/// Checks the same for a name without slashes.
 fn is_plain(name: &[u8]) -> bool {
     !matches!(name, b"" | b"." | b"..")
 }
 
-/// The name under `/proc` that leads straight to an open file.
+/// Returns the path under `/proc` that leads straight to an open file.
 pub(super) fn proc_path(fd: impl AsFd) -> String {
     format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd())
 }
@@ -259,15 +261,16 @@ fn path_of(fd: impl AsFd) -> Result<Vec<u8>, Errno> {
     Ok(path.into_bytes())
 }
 
-/// Opens a name for which [`is_name`] holds. Where it is no symbolic link nothing can lead out, and the kernel
-/// need not look out for that, which takes it a fifth of the time.
+/// Opens a name for which [`is_name`] holds. If it is no symbolic link it cannot lead out, and the
+/// kernel need not check that, which would take a fifth of the time.
 fn open_name(
     directory: BorrowedFd<'_>,
     name: &[u8],
     flags: OFlags,
     mode: Mode,
 ) -> Result<OwnedFd, Code> {
-    // With these a link that is not followed is opened, or fails as something else than a link.
+    // With these flags a link that is not followed is opened, or fails with another error than
+    // `ELOOP`.
     if !flags.intersects(OFlags::PATH.union(OFlags::DIRECTORY)) {
         match rustix::fs::openat(directory, name, flags | OFlags::NOFOLLOW, mode) {
             Err(Code::LOOP | Code::INTR) => {}

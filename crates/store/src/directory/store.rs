@@ -1,4 +1,4 @@
-//! The store: names beneath the root.
+//! The store: operations on names beneath the root.
 
 use super::attributes::{errno, identity_of, stat_file};
 use super::changes;
@@ -22,32 +22,32 @@ use std::sync::{Arc, OnceLock, Weak};
 use towline_wire::attr::{TYPE_DIRECTORY, TYPE_FILE, TYPE_MASK, TYPE_SYMLINK};
 use towline_wire::{Attr, Errno, StatFs};
 
-/// `access(2)`: may be written.
+/// `W_OK` of `access(2)`.
 const WRITE_OK: u32 = 2;
 
-/// A directory of the local file system, to be exported.
+/// An export of a directory of the local file system.
 ///
-/// All methods may block on the file system. See [the module](super) for what is promised.
+/// All methods may block on the file system. See [the module](super) for what it guarantees.
 #[derive(Debug)]
 pub struct DirectoryStore {
     tree: Arc<Tree>,
     root: Arc<DirectoryFile>,
-    /// Stores of directories in it that somebody has.
+    /// Stores of directories in this one that are in use.
     parts: Mutex<Vec<Weak<Self>>>,
 }
 
 impl DirectoryStore {
-    /// Exports the directory at `path`, which may be a symbolic link to one. With `read_only`
-    /// every change fails with `EROFS`, also opening for writing.
+    /// Exports the directory at `path`, which may be a symbolic link to one. With `read_only`,
+    /// every change fails with `EROFS`, and so does opening for writing.
     ///
-    /// The identity that the calling thread has now is the one that the server's threads return
-    /// to after acting as a client's user.
+    /// After acting as a client's user, the server's threads return to the identity that the
+    /// calling thread has now.
     ///
     /// # Errors
-    /// There is no such directory, or the kernel has no `openat2(2)`.
+    /// There is no such directory, or `openat2(2)` is missing or forbidden.
     pub fn new(path: &Path, read_only: bool) -> std::io::Result<Arc<Self>> {
         let root = Arc::new(rustix::fs::open(path, PARENT, Mode::empty())?);
-        // Better to learn now than from each request that it is missing or forbidden.
+        // Better to report now than with each request that it is missing or forbidden.
         match rustix::fs::openat2(&root, c".", PARENT, Mode::empty(), ResolveFlags::BENEATH) {
             Err(error @ rustix::io::Errno::PERM) => {
                 return Err(std::io::Error::new(
@@ -68,18 +68,18 @@ impl DirectoryStore {
         }
         let foreign = Arc::new(OnceLock::new());
         if let Some(kind) = mounts::foreign(&root)? {
-            // Nobody else has it yet.
+            // Nothing else has set it yet.
             let _ = foreign.set(kind);
         }
         let server = Arc::new(ServerIdentity::of_this_thread()?);
         Ok(Self::of(root, server, read_only, foreign, None)?)
     }
 
-    /// [`OpenFile::identity`] of the root of a store of this path, as the kernel remembers it: the file system
-    /// is not asked where that can be helped.
+    /// Returns the [`OpenFile::identity`] of the root of a store at this path from the kernel's
+    /// cache: where possible the file system is not asked.
     ///
     /// # Errors
-    /// What `open(2)` and `statx(2)` say.
+    /// Errors of `open(2)` and `statx(2)`.
     pub fn identity_at(path: &Path) -> std::io::Result<(u64, u64)> {
         let root = rustix::fs::open(path, PARENT, Mode::empty())?;
         let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
@@ -110,20 +110,20 @@ impl DirectoryStore {
         Ok(Arc::new(Self { tree, root, parts: Mutex::default() }))
     }
 
-    /// The type of a file system in it, as found so far, that asks another machine or another
-    /// process, for example `nfs4`.
+    /// Returns the type of a file system in the tree, for example `nfs4`, that asks another machine
+    /// or another process, as far as one has been found.
     #[must_use]
     pub fn foreign(&self) -> Option<&str> {
         self.tree.foreign.get().map(String::as_str)
     }
 
-    /// Our own type of an open file, if it belongs to this store.
+    /// Returns an open file as this store's own type, if it belongs to this store.
     fn file<'a>(&self, file: &'a dyn OpenFile) -> Result<&'a DirectoryFile, Errno> {
         let file = file.as_any().downcast_ref::<DirectoryFile>().ok_or(Errno::EXDEV)?;
         if Arc::ptr_eq(&file.tree, &self.tree) { Ok(file) } else { Err(Errno::EXDEV) }
     }
 
-    /// Opens what `openat2(2)` or, for an empty path, the open file itself leads to.
+    /// Opens the file that `path` leads to, or for an empty path the open file itself.
     fn descriptor(
         &self,
         acting: Option<&Acting<'_>>,
@@ -135,7 +135,7 @@ impl DirectoryStore {
             return reopen(&Found::Base(base), base.kind, opening.flags, opening.mode);
         }
         match self.tree.open(acting, base, path, opening.flags, opening.mode) {
-            // Someone holds a lease on the file, which takes time to break.
+            // Another process holds a lease on the file, which takes time to break.
             Err(Errno::EAGAIN) => {
                 let follow = !opening.flags.contains(OFlags::NOFOLLOW);
                 let found = self.tree.find(acting, base, path, follow)?;
@@ -149,7 +149,7 @@ impl DirectoryStore {
         }
     }
 
-    /// In a read-only export: the opening without what would change anything.
+    /// Removes from `opening` what would change anything, for a read-only export.
     fn restrict(
         &self,
         acting: Option<&Acting<'_>>,
@@ -326,7 +326,7 @@ impl FileStore for DirectoryStore {
             rustix::fs::readlinkat(&base.fd, path, Vec::new())
         } else {
             let found = self.tree.find(acting.as_ref(), base, path, false)?;
-            // Linux says ENOENT here of what is no symbolic link.
+            // Linux returns ENOENT here for a file that is no symbolic link.
             rustix::fs::readlinkat(&found, c"", Vec::new()).map_err(|error| match error {
                 rustix::io::Errno::NOENT => rustix::io::Errno::INVAL,
                 error => error,
@@ -348,7 +348,7 @@ impl FileStore for DirectoryStore {
         self.tree.check_writable()?;
         let place = match self.tree.place(acting.as_ref(), new_base, new_path) {
             Ok(place) => place,
-            // What is wrong with the old name is told first.
+            // Errors of the old name are reported first.
             Err(error) => {
                 self.tree.find(acting.as_ref(), base, path, follow)?;
                 return Err(error);
@@ -446,7 +446,7 @@ impl FileStore for DirectoryStore {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         match rustix::fs::openat(&self.tree.root, c".", flags, Mode::empty()) {
             Ok(root) => rustix::fs::syncfs(root).map_err(errno),
-            // A root that may not be read can still be synchronized, along with all else.
+            // A root that may not be read can still be synchronized, along with everything else.
             Err(rustix::io::Errno::ACCESS) => {
                 rustix::fs::sync();
                 Ok(())
@@ -467,7 +467,7 @@ impl FileStore for DirectoryStore {
         if self.may_hang() {
             return None;
         }
-        // Without `/proc` it would not have started.
+        // Without `/proc` the store would not have started.
         let kind = mounts::foreign(&self.tree.root).ok()??;
         self.tree.foreign.set(kind.clone()).is_ok().then_some(kind)
     }
@@ -477,7 +477,7 @@ impl FileStore for DirectoryStore {
     }
 }
 
-/// Opens a file again that is open already, perhaps as a mere reference.
+/// Reopens a file that is already open, perhaps only as a reference.
 fn reopen(found: &Found<'_>, kind: u32, flags: OFlags, mode: Mode) -> Result<OwnedFd, Errno> {
     if kind != TYPE_FILE && kind != TYPE_DIRECTORY && !flags.contains(OFlags::PATH) {
         return Err(if kind == TYPE_SYMLINK { Errno::ELOOP } else { Errno::ENXIO });

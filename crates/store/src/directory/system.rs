@@ -7,7 +7,7 @@ use std::cell::Cell;
 use std::os::fd::{AsFd, AsRawFd};
 use towline_wire::request::{UMASK_SHIFT, masked};
 
-/// Number of `cachestat(2)`: it came after system calls got one number on all machines.
+/// Number of `cachestat(2)`, which is the same on all architectures, as for all newer system calls.
 const SYS_CACHESTAT: libc::c_long = 451;
 
 /// `struct cachestat_range`.
@@ -31,7 +31,8 @@ struct CacheState {
 /// Reads bytes that need no waiting into the spare capacity of `target`, at most all of it.
 ///
 /// # Errors
-/// `EAGAIN` when the first byte is not in memory, `EOPNOTSUPP` when the file system cannot tell.
+/// `EAGAIN` if the first byte is not in memory, `EOPNOTSUPP` if the file system does not support
+/// this.
 pub(crate) fn read_resident(
     file: impl AsFd,
     target: &mut Vec<u8>,
@@ -41,15 +42,16 @@ pub(crate) fn read_resident(
     let spare = target.spare_capacity_mut();
     let part = libc::iovec { iov_base: spare.as_mut_ptr().cast(), iov_len: spare.len() };
     let fd = file.as_fd().as_raw_fd();
-    // SAFETY: the one element of the vector is the spare capacity of `target`, borrowed here.
+    // SAFETY: the only element of the vector is the spare capacity of `target`, which is borrowed
+    // here.
     let count = unsafe { libc::preadv2(fd, &raw const part, 1, offset, libc::RWF_NOWAIT) };
     let count = usize::try_from(count).map_err(|_| last_error())?;
-    // SAFETY: the kernel has written `count` bytes, at most all, of the spare capacity.
+    // SAFETY: the kernel has written `count` bytes of the spare capacity, at most all of it.
     unsafe { target.set_len(target.len() + count) };
     Ok(count)
 }
 
-/// Number of pages of a range that are in the page cache.
+/// Returns the number of pages of a range that are in the page cache.
 ///
 /// # Errors
 /// `ENOSYS` before Linux 6.5, `EPERM` for files that this process may not write.
@@ -57,7 +59,7 @@ pub(crate) fn cached_pages(file: impl AsFd, offset: u64, length: u64) -> Result<
     let range = CacheRange { offset, length };
     let mut state = CacheState::default();
     let fd = file.as_fd().as_raw_fd();
-    // SAFETY: both structures are those of the kernel's interface and live through the call.
+    // SAFETY: both structures have the layout of the kernel's interface and live through the call.
     let result = unsafe { libc::syscall(SYS_CACHESTAT, fd, &raw const range, &raw mut state, 0) };
     if result == 0 { Ok(state.cached) } else { Err(last_error()) }
 }
@@ -66,14 +68,14 @@ fn last_error() -> Errno {
     Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
 }
 
-/// What the calling thread's `umask(2)` is.
+/// The `umask(2)` of the calling thread.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Umask {
-    /// That of the process, whatever it is.
+    /// That of the process, whatever its value.
     Unknown,
-    /// Its own, and this.
+    /// Its own, with this value.
     Own(u32),
-    /// None, as for the whole process: threads cannot have their own here (some containers).
+    /// Zero for the whole process: threads cannot have their own here (some containers).
     Shared,
 }
 
@@ -81,13 +83,15 @@ thread_local! {
     static UMASK: Cell<Umask> = const { Cell::new(Umask::Unknown) };
 }
 
-/// The permission bits to create a file with that was asked for so ([`UMASK_SHIFT`]). The umask becomes that of this thread:
-/// only the kernel knows whether the directory hands down an access control list, and then ignores it.
+/// Returns the permission bits to create a file with for a `mode` of the protocol
+/// ([`UMASK_SHIFT`]), and sets the umask of this thread: only the kernel knows whether the
+/// directory has a default access control list, in which case it ignores the umask.
 pub(super) fn mode_for_new(mode: u32) -> Mode {
     let asked = mode >> UMASK_SHIFT & 0o777;
     let mut umask = UMASK.get();
     if umask == Umask::Unknown {
-        // SAFETY: only working directory, root and umask are separated; nothing relies on sharing them.
+        // SAFETY: this separates only working directory, root and umask, and nothing relies on
+        // sharing them.
         let separated = unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::FS) };
         umask = if separated.is_ok() { Umask::Own(0) } else { Umask::Shared };
         rustix::process::umask(Mode::empty());

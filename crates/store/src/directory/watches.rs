@@ -1,14 +1,18 @@
-//! Watching files by `inotify(7)`.
+//! Watches files by `inotify(7)`.
 //!
-//! There is one queue for the whole process, made for the first watch, and one thread that reads it and tells the witnesses. The
-//! queue of the [known](super::known) directories is another one: it is looked at by whoever serves requests.
+//! One queue serves the whole process. It is created for the first watch, and one thread reads it
+//! and calls the witnesses. The queue of the [known](super::known) directories is a different one,
+//! which the threads that execute requests check.
 //!
-//! The kernel has one watch of an inode in a queue, with all that any witness of it wants; each is told its part.
+//! The kernel has one watch per inode in a queue, with the union of the events that its witnesses
+//! want; each witness gets its part.
 //!
-//! The kernel says that a file is gone when nobody has it open any more. But a watched one is open here. So it counts as gone when it
-//! has lost its last name, even if somebody else has it open, too. Files are told of that (`ATTRIB`). Directories are not, so the one
-//! above is watched as well. Not noticed is the end of a directory whose parent may not be searched, or that is on a file system
-//! that asks others, and on an overlay the end of what only a lower layer has.
+//! The kernel reports a file as deleted only when no process has it open any more. But a watched
+//! file is open here. So it counts as gone when it has lost its last name, even if another process
+//! still has it open. Files get an event for that (`ATTRIB`). Directories do not, so the parent
+//! directory is watched as well. The removal of a directory goes unnoticed if its parent may not be
+//! searched or if it is on a foreign file system. On an overlay, so does the removal of anything
+//! that exists only in a lower layer.
 
 use super::attributes::{errno, stat_file};
 use super::open_file::DirectoryFile;
@@ -27,9 +31,10 @@ use towline_wire::Errno;
 use towline_wire::attr::TYPE_DIRECTORY;
 use towline_wire::event;
 
-/// Room for the events that one system call takes from the queue: some thousand with short names.
+/// Buffer for the events that one system call takes from the queue: some thousand with short names.
 const BATCH_BYTES: usize = 64 * 1024;
-/// What a directory is watched for because of one in it: that this one is removed, or replaced.
+/// Events watched in a directory on behalf of a directory in it: that this one is removed or
+/// replaced.
 const GUARDING: u32 = event::DELETE | event::MOVED_TO;
 
 /// A watch descriptor.
@@ -37,13 +42,14 @@ type Descriptor = i32;
 
 static TABLE: LazyLock<Mutex<Table>> = LazyLock::new(Mutex::default);
 
-/// All that is watched. No witness is called or dropped under its lock: a witness may own watches.
+/// All watches. No witness is called or dropped under the lock of this table: a witness may own
+/// watches.
 #[derive(Default)]
 struct Table {
-    /// The queue, if the thread that reads it was started.
+    /// The queue, if the thread that reads it has been started.
     inotify: Option<Arc<OwnedFd>>,
     watched: HashMap<Descriptor, Watched, RandomState>,
-    /// Number of the next seat.
+    /// The next seat's number.
     next: u64,
 }
 
@@ -51,19 +57,19 @@ struct Table {
 #[derive(Default)]
 struct Watched {
     seats: Vec<Seat>,
-    /// What the kernel was asked for.
+    /// The events requested from the kernel.
     mask: u32,
-    /// What it is watched for besides, as long as there are seats.
+    /// Further events needed as long as there are seats.
     own: u32,
-    /// It had a name when it was first watched.
+    /// Whether it had a name when it was first watched.
     had_name: bool,
-    /// The directory above this one, which is watched for it.
+    /// The parent directory, which is watched on behalf of this one.
     parent: Option<Descriptor>,
-    /// Watched directories in this one, or that were in it a moment ago.
+    /// Watched directories in this one, including those that were in it a moment ago.
     children: Vec<Descriptor>,
 }
 
-/// One of those who watch an inode.
+/// One watcher of an inode.
 struct Seat {
     number: u64,
     mask: u32,
@@ -71,7 +77,7 @@ struct Seat {
     file: Arc<OwnedFd>,
 }
 
-/// What is to be told to a witness.
+/// A call to make to a witness.
 struct Telling {
     witness: Arc<dyn Witness>,
     what: What,
@@ -79,19 +85,19 @@ struct Telling {
 
 #[derive(Clone, Copy)]
 enum What {
-    /// The event, with these bits of it.
+    /// The event, with these bits.
     Event(u32),
     /// The end of the watch, with this bit.
     End(u32),
-    /// That something is missing.
+    /// Events were lost.
     Lost,
 }
 
-/// What comes of an event, to be dealt with when the table is not locked any more.
+/// The consequences of an event, handled once the table is no longer locked.
 #[derive(Default)]
 struct News {
     tellings: Vec<Telling>,
-    /// Dropping them may close files and drop witnesses.
+    /// Dropping these may close files and drop witnesses.
     ended: Vec<Watched>,
 }
 
@@ -104,7 +110,7 @@ struct Event<'a> {
     name: &'a [u8],
 }
 
-/// A seat, until it is dropped.
+/// Keeps a seat until dropped.
 struct Place {
     descriptor: Descriptor,
     number: u64,
@@ -114,14 +120,14 @@ impl DirectoryFile {
     /// Watches this file, which stays open until the watch is dropped.
     ///
     /// # Errors
-    /// What `inotify_add_watch(2)` says to whoever opened the file: it wants the right to read, now. `ENOSPC` also where the server may
-    /// have no more queues.
+    /// Errors that `inotify_add_watch(2)` returns to the user who opened the file: it requires read
+    /// permission at this time. `ENOSPC` also if the server may have no more queues.
     pub(super) fn watch_by_kernel(
         &self,
         mask: u32,
         witness: &Arc<dyn Witness>,
     ) -> Result<Box<dyn Watch>, Errno> {
-        // Before another identity is taken on: it would be that of the thread and of the queue.
+        // Before taking on another identity, which would become that of the new thread and queue.
         let inotify = TABLE.lock().queue()?;
         let had_name = stat_file(&self.fd)?.stx_nlink != 0;
         let is_directory = self.kind == TYPE_DIRECTORY;
@@ -131,7 +137,7 @@ impl DirectoryFile {
             None => None,
         };
         if is_foreign {
-            // So that whoever has to be asked for it is not asked under the lock.
+            // Asks the other machine or process first, so that it is not asked under the lock.
             rustix::fs::accessat(CWD, proc_path(&self.fd), Access::READ_OK, AtFlags::EACCESS)
                 .map_err(errno)?;
         }
@@ -155,7 +161,7 @@ impl DirectoryFile {
         if is_directory && !is_foreign {
             TABLE.lock().guard(descriptor, &mut news);
         } else {
-            // It may have gone just before it was watched.
+            // The file may have been removed just before it was watched.
             TABLE.lock().end_if_gone(descriptor, &mut news);
         }
         news.tell(&Event::default());
@@ -168,25 +174,25 @@ impl Watch for Place {}
 impl Drop for Place {
     fn drop(&mut self) {
         let seat = TABLE.lock().leave(self.descriptor, self.number);
-        // Not under the lock.
+        // Dropped without the lock.
         drop(seat);
     }
 }
 
 impl Watched {
-    /// What the kernel has to be asked for.
+    /// Returns the events needed from the kernel.
     fn wanted(&self) -> u32 {
         let own = if self.seats.is_empty() { 0 } else { self.own };
         let of_children = if self.children.is_empty() { 0 } else { GUARDING };
         self.seats.iter().fold(own | of_children, |union, seat| union | seat.mask)
     }
 
-    /// True when it is gone, but was not when it was first watched.
+    /// Returns true if the file is gone, but was not when it was first watched.
     fn is_gone(&self) -> bool {
         self.had_name && self.seats.first().is_some_and(|seat| has_no_name(&seat.file))
     }
 
-    /// Has everybody told something.
+    /// Adds a call to every witness.
     fn tell_all(&self, what: What, tellings: &mut Vec<Telling>) {
         let telling = |seat: &Seat| Telling { witness: seat.witness.clone(), what };
         tellings.extend(self.seats.iter().map(telling));
@@ -194,7 +200,7 @@ impl Watched {
 }
 
 impl Table {
-    /// The queue; made, and a thread that reads it started, if there is none.
+    /// Returns the queue. The first call creates it and starts the thread that reads it.
     fn queue(&mut self) -> Result<Arc<OwnedFd>, Errno> {
         if let Some(inotify) = &self.inotify {
             return Ok(inotify.clone());
@@ -211,9 +217,9 @@ impl Table {
         Ok(inotify)
     }
 
-    /// Takes a seat away, and returns it. The last one ends the watch.
+    /// Removes a seat and returns it. Removing the last one ends the watch.
     fn leave(&mut self, descriptor: Descriptor, number: u64) -> Option<Seat> {
-        // Not there when the watch has ended.
+        // Absent if the watch has ended.
         let watched = self.watched.get_mut(&descriptor)?;
         let at = watched.seats.iter().position(|seat| seat.number == number)?;
         let seat = watched.seats.swap_remove(at);
@@ -224,7 +230,8 @@ impl Table {
         Some(seat)
     }
 
-    /// Asks the kernel for no more than is still wanted of an inode, which `file` is if it may be asked for less.
+    /// Asks the kernel for no more events than an inode still needs, and ends its watch if that is
+    /// none. `file` is the open inode; without it, the events cannot be reduced.
     fn narrow(&mut self, descriptor: Descriptor, file: Option<&OwnedFd>) {
         let (Some(inotify), Some(watched)) = (&self.inotify, self.watched.get_mut(&descriptor))
         else {
@@ -233,7 +240,7 @@ impl Table {
         let wanted = watched.wanted();
         if wanted == 0 {
             self.watched.remove(&descriptor);
-            // The kernel has ended it already if the file is gone.
+            // The kernel has already ended it if the file is gone.
             let _ = inotify::remove_watch(inotify, descriptor);
         } else if let Some(file) = file.filter(|_| wanted != watched.mask)
             && add(inotify, file, wanted, false).is_ok()
@@ -242,7 +249,8 @@ impl Table {
         }
     }
 
-    /// Watches the directory above one as well, or another one than before. Tells if it is too late for that.
+    /// Watches the parent of a directory as well, in place of an earlier one. Reports if the
+    /// directory is already gone.
     fn guard(&mut self, descriptor: Descriptor, news: &mut News) {
         let Some(inotify) = self.inotify.clone() else { return };
         let Some(file) = self.file(descriptor) else { return };
@@ -250,7 +258,7 @@ impl Table {
             .and_then(|parent| Ok((add(&inotify, &parent, GUARDING, true)?, parent)));
         let before = self.watched.get(&descriptor).and_then(|watched| watched.parent);
         match parent {
-            // The root of everything is its own parent.
+            // The root of the file system is its own parent.
             Ok((above, _)) if Some(above) == before || above == descriptor => {}
             Ok((above, _)) => {
                 self.leave_parent(descriptor);
@@ -263,11 +271,11 @@ impl Table {
             }
             Err(_) => self.leave_parent(descriptor),
         }
-        // What it was removed from before that was watched told nobody.
+        // A removal before the parent was watched was not reported.
         self.end_if_gone(descriptor, news);
     }
 
-    /// The directory above this one is not watched for its sake any more.
+    /// Stops watching the parent on behalf of this directory.
     fn leave_parent(&mut self, descriptor: Descriptor) {
         let Some(watched) = self.watched.get_mut(&descriptor) else { return };
         let Some(above) = watched.parent.take() else { return };
@@ -277,18 +285,18 @@ impl Table {
         self.narrow(above, file.as_deref());
     }
 
-    /// What a descriptor watches, open, if it is watched for its own sake.
+    /// Returns the open file of a watch descriptor, if anyone watches it for its own sake.
     fn file(&self, descriptor: Descriptor) -> Option<Arc<OwnedFd>> {
         self.watched.get(&descriptor)?.seats.first().map(|seat| seat.file.clone())
     }
 
-    /// Finds out who is to be told of an event.
+    /// Determines the consequences of an event.
     fn take(&mut self, event: &Event<'_>, news: &mut News) {
         if event.mask & ReadFlags::QUEUE_OVERFLOW.bits() != 0 {
             self.lose(news);
             return;
         }
-        // One that was ended here still has events in the queue.
+        // A watch that was ended here may still have events in the queue.
         let Some(watched) = self.watched.get(&event.descriptor) else { return };
         if event.mask & event::IGNORED != 0 {
             watched.tell_all(What::End(event::IGNORED), &mut news.tellings);
@@ -296,7 +304,7 @@ impl Table {
             return;
         }
         if event.mask & GUARDING != 0 && event.mask & event::ISDIR != 0 {
-            // One that was replaced is told so itself, if it wants to hear of it.
+            // A replaced directory gets an event itself, if a witness wants it.
             let replaced = event.mask & event::MOVED_TO != 0;
             for child in watched.children.clone() {
                 let mask = self.watched.get(&child).map_or(0, |child| child.mask);
@@ -324,7 +332,7 @@ impl Table {
         }
     }
 
-    /// Events were lost.
+    /// Tells all witnesses that events were lost.
     fn lose(&mut self, news: &mut News) {
         let all: Vec<Descriptor> = self.watched.keys().copied().collect();
         for descriptor in all {
@@ -351,7 +359,7 @@ impl Table {
         }
     }
 
-    /// Takes out what is not watched any more.
+    /// Removes an ended watch from the table.
     fn forget(&mut self, descriptor: Descriptor, news: &mut News) {
         self.leave_parent(descriptor);
         let Some(watched) = self.watched.remove(&descriptor) else { return };
@@ -365,7 +373,7 @@ impl Table {
 }
 
 impl News {
-    /// Tells it, and is empty then.
+    /// Makes all calls, and is empty afterwards.
     fn tell(&mut self, event: &Event<'_>) {
         for Telling { witness, what } in self.tellings.drain(..) {
             match what {
@@ -378,7 +386,7 @@ impl News {
     }
 }
 
-/// Reads the queue for as long as the process lives.
+/// Reads the queue until the process ends.
 fn attend(queue: &OwnedFd) {
     let mut batch = vec![MaybeUninit::uninit(); BATCH_BYTES];
     let mut reader = Reader::new(queue, &mut batch);
@@ -387,7 +395,7 @@ fn attend(queue: &OwnedFd) {
         let event = match reader.next() {
             Ok(event) => event,
             Err(Code::INTR) => continue,
-            // There is no other error of a queue that is read so.
+            // No other error occurs when a queue is read this way.
             Err(_) => return,
         };
         let event = Event {
@@ -401,15 +409,15 @@ fn attend(queue: &OwnedFd) {
     }
 }
 
-/// Watches a file as well for what `mask` says, or with `more` false only for that.
+/// Watches a file for `mask`: with `more` in addition to earlier events, else instead of them.
 fn add(inotify: &OwnedFd, file: &OwnedFd, mask: u32, more: bool) -> Result<Descriptor, Code> {
     let mut flags = WatchFlags::from_bits_retain(mask);
     flags.set(WatchFlags::MASK_ADD, more);
-    // Leads to a symbolic link itself where that is open.
+    // This path leads to a symbolic link itself if that is what is open.
     inotify::add_watch(inotify, proc_path(file), flags)
 }
 
-/// As the kernel remembers it: nobody else is asked.
+/// Checks the kernel's cache only: no other machine or process is asked.
 fn has_no_name(file: &OwnedFd) -> bool {
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
     rustix::fs::statx(file, c"", flags, StatxFlags::NLINK).is_ok_and(|stat| stat.stx_nlink == 0)

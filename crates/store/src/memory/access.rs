@@ -1,4 +1,4 @@
-//! Who may do what: the permission rules of Linux.
+//! The permission rules of Linux.
 
 use super::inode::{Inode, SET_GID, STICKY};
 use crate::Caller;
@@ -6,45 +6,45 @@ use std::sync::LazyLock;
 use towline_wire::attr::{TYPE_DIRECTORY, TYPE_FILE, TYPE_MASK};
 use towline_wire::{Attr, Errno};
 
-/// To read.
+/// Permission to read.
 pub(super) const READ: u32 = 4;
-/// To write.
+/// Permission to write.
 pub(super) const WRITE: u32 = 2;
-/// To execute, or to look names up in a directory.
+/// Permission to execute, or to look up names in a directory.
 pub(super) const EXECUTE: u32 = 1;
 
-/// User and group of the server, which new files of unenforced callers get.
+/// User and group of the server, which own the new files of callers without `enforce`.
 static SERVER: LazyLock<(u32, u32)> =
     LazyLock::new(|| (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw()));
 
-/// True when all is allowed to the caller.
+/// Returns true if the caller may do everything.
 pub(super) fn may_all(caller: &Caller) -> bool {
     !caller.enforce || caller.uid == 0
 }
 
-/// True when writing leaves set-id bits alone: for root, be it the caller or the server that an
-/// unenforced caller acts as.
+/// Returns true if a write leaves set-id bits alone: for root, whether that is the caller or the
+/// server that a caller without `enforce` acts as.
 pub(super) fn keeps_set_id(caller: &Caller) -> bool {
     let uid = if caller.enforce { caller.uid } else { SERVER.0 };
     uid == 0
 }
 
-/// User and group of what the caller creates.
+/// Returns user and group for files that the caller creates.
 pub(super) fn owner(caller: &Caller) -> (u32, u32) {
     if caller.enforce { (caller.uid, caller.gid) } else { *SERVER }
 }
 
-/// True when the caller is in the group.
+/// Returns true if the caller is in the group.
 pub(super) fn in_group(caller: &Caller, gid: u32) -> bool {
     caller.gid == gid || caller.groups.contains(&gid)
 }
 
-/// True when the caller owns the file or may do as if.
+/// Returns true if the caller owns the file or has the owner's rights.
 pub(super) fn owns(caller: &Caller, attr: &Attr) -> bool {
     may_all(caller) || caller.uid == attr.uid
 }
 
-/// Checks permission bits; `EACCES`.
+/// Checks permission bits; fails with `EACCES`.
 pub(super) fn check_attr(caller: &Caller, attr: &Attr, wanted: u32) -> Result<(), Errno> {
     let allowed = if may_all(caller) {
         let executable = attr.is_directory() || attr.mode & 0o111 != 0;
@@ -59,22 +59,22 @@ pub(super) fn check_attr(caller: &Caller, attr: &Attr, wanted: u32) -> Result<()
     if wanted & !allowed & 7 == 0 { Ok(()) } else { Err(Errno::EACCES) }
 }
 
-/// Checks permission bits of a file; `EACCES`.
+/// Checks permission bits of a file; fails with `EACCES`.
 pub(super) fn check(caller: &Caller, inode: &Inode, wanted: u32) -> Result<(), Errno> {
-    // On every step of every path: nothing is locked where nothing can be refused.
+    // This runs on every step of every path, so it takes no lock if permission cannot be denied.
     if may_all(caller) && (wanted & EXECUTE == 0 || inode.is_directory()) {
         return Ok(());
     }
     check_attr(caller, &inode.attr(), wanted)
 }
 
-/// Checks that names of a directory may be changed; `EACCES`.
+/// Checks that names of a directory may be changed; fails with `EACCES`.
 pub(super) fn check_names(caller: &Caller, directory: &Inode) -> Result<(), Errno> {
     check(caller, directory, WRITE | EXECUTE)
 }
 
-/// Checks that `victim` may be taken out of `directory`: the names may be changed, the sticky bit
-/// does not forbid it, and it is a directory or not as asked.
+/// Checks that `victim` may be removed from `directory`: the names may be changed, the sticky bit
+/// allows it, and `victim` is a directory exactly if `as_directory` says so.
 pub(super) fn check_removal(
     caller: &Caller,
     directory: &Inode,
@@ -96,8 +96,8 @@ pub(super) fn check_removal(
     }
 }
 
-/// Checks that a symbolic link at the end of a path may be followed: those that others planted in
-/// a sticky directory open to all may not (`protected_symlinks`).
+/// Checks that a symbolic link at the end of a path may be followed: not one that another user
+/// planted in a world-writable sticky directory (`protected_symlinks`).
 pub(super) fn check_follow(caller: &Caller, directory: &Inode, link: &Inode) -> Result<(), Errno> {
     if !caller.enforce {
         return Ok(());
@@ -111,8 +111,8 @@ pub(super) fn check_follow(caller: &Caller, directory: &Inode, link: &Inode) -> 
     Ok(())
 }
 
-/// Checks that the caller may link the file: one that it does not own must be one that it can
-/// read and write and that carries no privilege (`protected_hardlinks`).
+/// Checks that the caller may link the file: if it is not the owner, the file must be readable and
+/// writable for it and carry no privilege (`protected_hardlinks`).
 pub(super) fn check_link(caller: &Caller, attr: &Attr) -> Result<(), Errno> {
     if owns(caller, attr) {
         return Ok(());
@@ -124,7 +124,8 @@ pub(super) fn check_link(caller: &Caller, attr: &Attr) -> Result<(), Errno> {
     Err(Errno::EPERM)
 }
 
-/// Owner, group and mode of a new file in `directory`, whose set-group-id bit passes its group on.
+/// Returns owner, group and mode of a new file in `directory`. A directory with the set-group-id
+/// bit passes on its group.
 pub(super) fn inherit(caller: &Caller, directory: &Inode, mode: u32) -> (u32, u32, u32) {
     let (uid, gid) = owner(caller);
     let parent = directory.attr();

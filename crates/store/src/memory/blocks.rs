@@ -1,10 +1,10 @@
-//! What a file has by the number of its block.
+//! A map from block number to whatever a file keeps per block.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// A map by block. What belongs to the first block, which is all that most files have, stands in the file itself: to read it
-/// takes no look at memory of its own.
+/// A map by block number. The entry of the first block, the only one that most files have, is
+/// stored in the file itself, so reading it costs no further memory access.
 pub(super) struct Blocks<T> {
     first: Option<T>,
     others: BTreeMap<u64, T>,
@@ -16,31 +16,31 @@ impl<T> Default for Blocks<T> {
     }
 }
 
-/// The same range without the first block.
+/// Returns the range without the first block.
 fn others(range: &Range<u64>) -> Range<u64> {
     range.start.max(1)..range.end.max(1)
 }
 
 impl<T> Blocks<T> {
-    /// What belongs to a block.
+    /// Returns the entry of a block.
     pub(super) fn get(&self, block: u64) -> Option<&T> {
         if block == 0 { self.first.as_ref() } else { self.others.get(&block) }
     }
 
-    /// All of some blocks, in order.
+    /// Returns the entries of a range of blocks, in order.
     pub(super) fn range(&self, range: Range<u64>) -> impl Iterator<Item = (u64, &T)> {
         let others = self.others.range(others(&range)).map(|(block, found)| (*block, found));
         self.first.iter().filter(move |_| range.contains(&0)).map(|found| (0, found)).chain(others)
     }
 
-    /// As [`Blocks::range`], to change it.
+    /// Like [`Blocks::range`], with mutable entries.
     pub(super) fn range_mut(&mut self, range: Range<u64>) -> impl Iterator<Item = (u64, &mut T)> {
         let others = self.others.range_mut(others(&range)).map(|(block, found)| (*block, found));
         let first = self.first.iter_mut().filter(move |_| range.contains(&0));
         first.map(|found| (0, found)).chain(others)
     }
 
-    /// Removes what belongs to a block.
+    /// Removes the entry of a block.
     pub(super) fn remove(&mut self, block: u64) {
         match block {
             0 => self.first = None,
@@ -48,7 +48,7 @@ impl<T> Blocks<T> {
         }
     }
 
-    /// Removes and returns all from a block on.
+    /// Removes and returns all entries from a block on.
     pub(super) fn split_off(&mut self, block: u64) -> Self {
         let first = if block == 0 { self.first.take() } else { None };
         Self { first, others: self.others.split_off(&block) }
@@ -56,7 +56,7 @@ impl<T> Blocks<T> {
 }
 
 impl<T: Default> Blocks<T> {
-    /// What belongs to a block, which is new if there was nothing.
+    /// Returns the entry of a block, and creates it if there is none.
     pub(super) fn at(&mut self, block: u64) -> &mut T {
         match block {
             0 => self.first.get_or_insert_default(),
@@ -71,7 +71,7 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// As a map that makes no difference between blocks.
+        /// Compares it with a map that treats all blocks alike.
         #[test]
         fn the_first_block_is_one_like_all(
             steps in prop::collection::vec((0..5, 0..4u64, 0..5u64), 0..40),

@@ -1,4 +1,4 @@
-//! Changing attributes.
+//! Changes attributes.
 
 use super::access::{WRITE, check, check_attr, in_group, keeps_set_id, may_all, owns};
 use super::inode::{Inode, SET_GID, without_set_id};
@@ -7,12 +7,12 @@ use super::store::Tree;
 use crate::{Caller, SetAttr, Source};
 use towline_wire::{Attr, Errno, Timestamp, event};
 
-/// In a request to change the owner: leave this part as it is.
+/// In a request to change the owner: leaves this ID as it is.
 const SAME_ID: u32 = u32::MAX;
 const NANOSECONDS_MAX: u32 = 999_999_999;
 
 impl Tree {
-    /// `chmod`, `chown`, `truncate` and `utimensat` in one; all is checked before anything changes.
+    /// Does `chmod`, `chown`, `truncate` and `utimensat` in one. All checks come before any change.
     pub(super) fn set_attr(
         &self,
         caller: &Caller,
@@ -24,7 +24,7 @@ impl Tree {
         if set.size.is_some() {
             let file = self.base(&at)?;
             if at.1.is_empty() && !file.is_path() {
-                // As ftruncate(2), which was allowed when the file was opened.
+                // Like ftruncate(2), which was permitted when the file was opened.
                 if !file.is_writable() {
                     return Err(Errno::EINVAL);
                 }
@@ -46,7 +46,7 @@ impl Tree {
     }
 }
 
-/// Checks all but the size.
+/// Checks everything but the size.
 fn check_set(caller: &Caller, inode: &Inode, set: &SetAttr) -> Result<(), Errno> {
     let attr = inode.attr();
     if set.mode.is_some() {
@@ -84,16 +84,16 @@ fn check_times(
     if both(Timestamp::OMIT) || owns(caller, attr) {
         return Ok(());
     }
-    // Whoever may write may say that it was written now, but not at another time.
+    // A caller that may write may set the times to now, but to no other time.
     if both(Timestamp::NOW) { check_attr(caller, attr, WRITE) } else { Err(Errno::EPERM) }
 }
 
-/// utimensat(2) only looks at the nanoseconds of the special times.
+/// Compares as utimensat(2) does, which looks only at the nanoseconds of the special times.
 fn is(time: Timestamp, special: Timestamp) -> bool {
     time.nanoseconds == special.nanoseconds
 }
 
-/// Changes what is allowed already.
+/// Makes changes that have been checked.
 fn apply(caller: &Caller, inode: &Inode, set: &SetAttr) {
     let omitted =
         |(accessed, modified)| is(accessed, Timestamp::OMIT) && is(modified, Timestamp::OMIT);
@@ -122,7 +122,8 @@ fn apply(caller: &Caller, inode: &Inode, set: &SetAttr) {
     });
 }
 
-/// What is told of a change besides that of the length, as if owner, mode and times were changed one after the other.
+/// Returns the events of a change, without that of the size: the same as if owner, mode and times
+/// were changed one after the other.
 fn told(set: &SetAttr) -> impl Iterator<Item = u32> {
     let given = |id: Option<u32>| id.is_some_and(|id| id != SAME_ID);
     let owner = given(set.uid) || given(set.gid);

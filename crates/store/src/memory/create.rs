@@ -1,4 +1,4 @@
-//! Making and removing names: directories, nodes, links.
+//! Creates and removes names: directories, nodes, links.
 
 use super::access::{check_link, check_names, check_removal, inherit, may_all};
 use super::inode::{Birth, Content, Inode};
@@ -47,7 +47,7 @@ impl Tree {
             _ => return Err(Errno::EINVAL),
         };
         let last = self.walk(caller, at)?.last()?;
-        // Character device zero is a whiteout, which opens nothing.
+        // Character device zero is a whiteout, which gives no access to a device.
         let device = matches!(file_type, TYPE_BLOCK | TYPE_CHARACTER);
         let forbidden = device && !may_all(caller) && (file_type, rdev) != (TYPE_CHARACTER, 0);
         if forbidden && last.find().is_err() {
@@ -77,7 +77,7 @@ impl Tree {
         self.add(caller, &last, TYPE_SYMLINK | 0o777, 0, Content::Symlink(target.into()))
     }
 
-    /// Makes something new under a name that must not exist.
+    /// Creates an inode under a name that must not exist.
     fn add(
         &self,
         caller: &Caller,
@@ -135,8 +135,8 @@ impl Tree {
             return Err(Errno::EPERM);
         }
         self.arena.charge(name_cost(name))?;
-        // Whether it may still be linked has to be decided and done in one step: the last other
-        // name may go at the same time.
+        // Checking that it may still be linked and linking it must be one step: another thread may
+        // remove the last other name at the same time.
         let linked = inode.change(|attr, _| match attr.links {
             0 if !inode.is_linkable() => Err(Errno::ENOENT),
             u32::MAX => Err(Errno::EMLINK),
@@ -168,7 +168,7 @@ impl Tree {
             Component::Name(name) => name,
             _ if !directory => return Err(Errno::EISDIR),
             Component::Dot => return Err(Errno::EINVAL),
-            // Also that of the root, whose `..` would be outside: nothing gets removed.
+            // This includes the root's, whose `..` is outside: nothing is removed.
             Component::DotDot => return Err(Errno::ENOTEMPTY),
         };
         let mut names = last.lock_names()?;
@@ -184,14 +184,14 @@ impl Tree {
         unlinked(&victim);
         let ended = self.watches.removed(End { directory: &last.directory, name }, &victim);
         drop(names);
-        // What may be the end of a large file, or of whoever watched it, happens without locks.
+        // Drops without locks what may be the end of a large file or of a witness.
         drop((victim, ended));
         Ok(())
     }
 }
 
-/// Marks a directory that is about to be removed, so that it gets no more names; `ENOTEMPTY`.
-/// Other types need no mark.
+/// Marks a directory that is about to be removed, so that it gets no more names; fails with
+/// `ENOTEMPTY`. Other types need no mark.
 pub(super) fn bury(victim: &Inode) -> Result<(), Errno> {
     if let Content::Directory(directory) = &victim.content {
         let mut names = directory.names.write();
@@ -203,7 +203,7 @@ pub(super) fn bury(victim: &Inode) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Notes that one name of an inode is gone; of a directory, there was only one.
+/// Records that an inode lost a name. A directory had only one.
 pub(super) fn unlinked(victim: &Inode) {
     victim.change(|attr, _| {
         attr.links = if victim.is_directory() { 0 } else { attr.links - 1 };

@@ -1,4 +1,4 @@
-//! The bytes of one file: which pages it has and which blocks they stand in.
+//! The bytes of one file: which pages it has, and in which blocks they are.
 
 use super::arena::{Arena, BLOCK_BYTES, Block, block_pages, page_bytes};
 use super::blocks::Blocks;
@@ -6,34 +6,33 @@ use std::sync::Arc;
 use towline_mem::{Aggregate, Segment, zeros};
 use towline_wire::Errno;
 
-/// A read of this length or more may be sent without copying; shorter ones are always copied.
+/// Reads of at least this length may be sent without copying; shorter ones are always copied.
 const LEND_BYTES_MIN: u64 = 32 * 1024;
 
-/// Bytes that [`Data::expect`] fetches: enough for the processor to go on by itself.
+/// Bytes that [`Data::expect`] prefetches: enough for the CPU to continue by itself.
 const EXPECTED_BYTES: usize = 512;
 
 /// The pages of one block of a file, as masks of at most sixteen bits.
 #[derive(Clone, Default)]
 struct Slot {
-    /// Where the pages of `data` stand; present exactly when there are any.
+    /// The block with the pages of `data`; present exactly if there are any.
     block: Option<Arc<Block>>,
-    /// Pages with bytes. All others read as zeros, whatever stands in the block.
+    /// Pages with data. All others read as zeros, whatever the block contains.
     data: u16,
-    /// Pages charged to the file: those with bytes, and those allocated ahead.
+    /// Pages charged to the file: those with data, and those allocated ahead.
     charged: u16,
 }
 
 /// The pages of one file.
 ///
-/// Bytes of its pages behind the end of the file are zero, so that it can grow over them.
+/// Bytes beyond the end of the file in its pages are zero, so that the file can grow over them.
 pub(super) struct Data {
     arena: Arc<Arena>,
     slots: Blocks<Slot>,
     pages: u64,
 }
 
-/// Pages cut off a file. Dropping it gives the memory back, which takes a while: do so without
-/// locks held.
+/// Pages cut off a file. Dropping them frees the memory, which takes a while: do so without locks.
 pub(super) struct Cut(#[allow(dead_code)] Blocks<Slot>);
 
 /// The bytes of a range as they were at one moment.
@@ -43,19 +42,19 @@ pub(super) struct Snapshot {
     slots: Vec<(u64, Slot)>,
 }
 
-/// Mask of the pages `first..end`.
+/// Returns the mask of the pages `first..end`.
 fn mask(first: u64, end: u64) -> u16 {
     debug_assert!(end <= block_pages(), "a block has {} pages", block_pages());
     let below = |page: u64| ((1u32 << page) - 1) as u16;
     if first >= end { 0 } else { below(end) & !below(first) }
 }
 
-/// Mask of the pages that a byte range of the block touches.
+/// Returns the mask of the pages that a byte range of the block touches.
 fn mask_of(start: usize, end: usize) -> u16 {
     mask(start as u64 / page_bytes(), (end as u64).div_ceil(page_bytes()))
 }
 
-/// The runs of ones in a mask, as byte ranges `(start, end)` of the block.
+/// Returns the runs of ones in a mask as byte ranges `(start, end)` of the block.
 fn runs(mut mask: u16) -> impl Iterator<Item = (usize, usize)> {
     std::iter::from_fn(move || {
         if mask == 0 {
@@ -69,7 +68,7 @@ fn runs(mut mask: u16) -> impl Iterator<Item = (usize, usize)> {
     })
 }
 
-/// The parts of `start..end` in each block: its index, and the range within it.
+/// Splits `start..end` by block: returns each block's index and the range within it.
 fn parts(start: u64, end: u64) -> impl Iterator<Item = (u64, u64, u64)> {
     (start / BLOCK_BYTES..end.div_ceil(BLOCK_BYTES)).map(move |index| {
         let base = index * BLOCK_BYTES;
@@ -82,7 +81,7 @@ impl Slot {
         u64::from(self.charged.count_ones()) * page_bytes()
     }
 
-    /// Makes sure that the block may be written; in a new one, the pages of `keep` are as before.
+    /// Makes sure that the block may be written. A new block gets copies of the pages in `keep`.
     fn make_writable(&mut self, arena: &Arc<Arena>, keep: u16) -> Result<&mut Block, Errno> {
         let writable = self.block.as_mut().is_some_and(Block::is_writable);
         if !writable {
@@ -94,11 +93,11 @@ impl Slot {
             }
             self.block = Some(new);
         }
-        // Nobody else holds it: that is what was checked, or it is new.
+        // It has no other holder: that was checked, or it is new.
         self.block.as_mut().and_then(Arc::get_mut).ok_or(Errno::EIO)
     }
 
-    /// Writes zeros over `from..to` where there are pages of `data`.
+    /// Writes zeros over the parts of `from..to` that are in pages of `data`.
     fn zero(&mut self, arena: &Arc<Arena>, from: u64, to: u64, keep: u16) -> Result<(), Errno> {
         let touched = self.data & mask(from / page_bytes(), to.div_ceil(page_bytes()));
         if touched == 0 || from == to {
@@ -114,24 +113,25 @@ impl Slot {
 }
 
 impl Data {
-    /// No pages.
+    /// Creates the data of an empty file.
     pub(super) fn new(arena: Arc<Arena>) -> Self {
         Self { arena, slots: Blocks::default(), pages: 0 }
     }
 
-    /// Has the processor fetch the first bytes of the file, and what leads there, for a read that most likely follows.
+    /// Prefetches the first bytes of the file, and the structures that lead there, for a read that
+    /// is likely to follow.
     pub(super) fn expect(&self) {
         if let Some(Slot { block: Some(block), .. }) = self.slots.get(0) {
             self.arena.memory().expect_reads(block.start(), EXPECTED_BYTES);
         }
     }
 
-    /// Pages charged to the file.
+    /// Returns the number of pages charged to the file.
     pub(super) fn pages(&self) -> u64 {
         self.pages
     }
 
-    /// Shares the bytes of a range, which must be within the file.
+    /// Returns references to the bytes of a range, which must be within the file.
     pub(super) fn read(&self, offset: u64, length: u64) -> Aggregate {
         let lend = length >= LEND_BYTES_MIN;
         let end = offset + length;
@@ -154,7 +154,7 @@ impl Data {
             }
         };
         if last == first + 1 {
-            // As most reads are: that is found in half of the time.
+            // Most reads touch one block, and finding it this way takes half the time.
             self.slots.get(first).into_iter().for_each(|slot| add(first, slot));
         } else {
             self.slots.range(first..last).for_each(|(index, slot)| add(index, slot));
@@ -163,7 +163,8 @@ impl Data {
         aggregate
     }
 
-    /// Writes `bytes`; fewer when space runs out, and `ENOSPC` when not even one could be.
+    /// Writes `bytes`. Writes fewer if space runs out, and fails with `ENOSPC` if it cannot write
+    /// any.
     pub(super) fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<usize, Errno> {
         let mut rest = bytes;
         if bytes.is_empty() {
@@ -192,7 +193,7 @@ impl Data {
         if done == 0 { Err(Errno::ENOSPC) } else { Ok(done) }
     }
 
-    /// Cuts everything from `size` on off.
+    /// Cuts off everything from `size` on.
     pub(super) fn truncate(&mut self, size: u64) -> Result<Cut, Errno> {
         let next = size.div_ceil(BLOCK_BYTES);
         self.clear(size, next * BLOCK_BYTES, false)?;
@@ -203,7 +204,7 @@ impl Data {
         Ok(Cut(cut))
     }
 
-    /// Makes a range read as zeros; its whole pages go, or with `keep` stay charged.
+    /// Makes a range read as zeros. Its whole pages are freed, or with `keep` stay charged.
     pub(super) fn clear(&mut self, start: u64, end: u64, keep: bool) -> Result<(), Errno> {
         if start >= end {
             return Ok(());
@@ -242,7 +243,8 @@ impl Data {
         Ok(())
     }
 
-    /// Charges all pages of a range, so that writing there cannot fail; or none, with `ENOSPC`.
+    /// Charges all pages of a range, so that a write there cannot fail, or charges none and fails
+    /// with `ENOSPC`.
     pub(super) fn reserve(&mut self, start: u64, end: u64) -> Result<(), Errno> {
         let wanted = end.div_ceil(page_bytes()) - start / page_bytes();
         let within = self.slots.range(start / BLOCK_BYTES..end.div_ceil(BLOCK_BYTES));
@@ -265,7 +267,7 @@ impl Data {
         Ok(())
     }
 
-    /// The first byte of data at or behind `offset`, if there is any.
+    /// Returns the first byte of data at or beyond `offset`, if there is any.
     pub(super) fn next_data(&self, offset: u64) -> Option<u64> {
         let first = offset / BLOCK_BYTES;
         self.slots.range(first..u64::MAX).find_map(|(index, slot)| {
@@ -276,7 +278,7 @@ impl Data {
         })
     }
 
-    /// The first byte of a hole at or behind `offset`.
+    /// Returns the first byte of a hole at or beyond `offset`.
     pub(super) fn next_hole(&self, offset: u64) -> u64 {
         let mut expected = offset / BLOCK_BYTES;
         for (index, slot) in self.slots.range(expected..u64::MAX) {
@@ -294,15 +296,16 @@ impl Data {
         offset.max(expected * BLOCK_BYTES)
     }
 
-    /// Keeps the bytes of a range as they are now, without copying them.
+    /// Keeps the current bytes of a range without copying them.
     pub(super) fn snapshot(&self, offset: u64, length: u64) -> Snapshot {
         let range = offset / BLOCK_BYTES..(offset + length).div_ceil(BLOCK_BYTES);
         let slots = self.slots.range(range).map(|(index, slot)| (index, slot.clone()));
         Snapshot { offset, length, slots: slots.collect() }
     }
 
-    /// Writes what a snapshot holds to `target`, its holes as holes; whole blocks that fall on
-    /// blocks are shared until either side changes them. As [`Data::write`] when space runs out.
+    /// Writes the bytes of a snapshot to `target`, and its holes as holes. Whole blocks that land
+    /// on block boundaries are shared until either side changes them. When space runs out, behaves
+    /// like [`Data::write`].
     pub(super) fn put(&mut self, snapshot: &Snapshot, target: u64) -> Result<u64, Errno> {
         let (start, end) = (snapshot.offset, snapshot.offset + snapshot.length);
         let mut position = start;
@@ -340,7 +343,8 @@ impl Data {
         Ok(snapshot.length)
     }
 
-    /// Replaces a block by one that another file has, too; false when there is no space for it.
+    /// Replaces a block by one that another file has, too. Returns false if there is no space for
+    /// it.
     fn share(&mut self, index: u64, source: &Slot) -> bool {
         let old = self.slots.get(index).map_or(0, |slot| u64::from(slot.charged.count_ones()));
         let new = u64::from(source.data.count_ones());
@@ -373,13 +377,14 @@ fn append_zeros(aggregate: &mut Aggregate, mut count: u64) {
     }
 }
 
-/// Pages of `from..to` that are not charged yet.
+/// Returns the number of pages of `from..to` that are not charged yet.
 fn count_new(slot: &Slot, from: u64, to: u64) -> u64 {
     let pages = mask(from / page_bytes(), to.div_ceil(page_bytes()));
     u64::from((pages & !slot.charged).count_ones())
 }
 
-/// Charges what writing `from..to` needs; returns the end of what there is space for.
+/// Charges the pages that a write to `from..to` needs. Returns the end of the part that there is
+/// space for.
 fn grant(slot: &Slot, arena: &Arena, from: u64, to: u64) -> u64 {
     let needed = count_new(slot, from, to);
     let mut granted = arena.charge_pages(needed);
@@ -397,8 +402,8 @@ fn grant(slot: &Slot, arena: &Arena, from: u64, to: u64) -> u64 {
     to
 }
 
-/// Writes `bytes`, whose pages are charged already, and returns how many pages are new. On an
-/// error nothing has changed.
+/// Writes `bytes`, whose pages are already charged. Returns how many pages are new. On an error
+/// nothing has changed.
 fn fill(slot: &mut Slot, arena: &Arc<Arena>, from: usize, bytes: &[u8]) -> Result<u64, Errno> {
     if bytes.is_empty() {
         return Ok(0);
@@ -408,8 +413,8 @@ fn fill(slot: &mut Slot, arena: &Arc<Arena>, from: usize, bytes: &[u8]) -> Resul
     let (pages, data) = (mask_of(from, to), slot.data);
     let whole = mask(from.div_ceil(page) as u64, (to / page) as u64);
     let block = slot.make_writable(arena, !whole)?;
-    // What the first and last page hold besides the new bytes would else be what some other file
-    // left there, unless they were never written.
+    // The rest of the first and last page may hold old data of another file, unless these pages
+    // were never written.
     let stale = block.present() & !data;
     let (head, tail) = (mask_of(from, from + 1), mask_of(to - 1, to));
     if stale & head != 0 {

@@ -15,7 +15,7 @@ use towline_wire::attr::TYPE_FIFO;
 use towline_wire::attr::attr_flag::NO_XATTRS;
 use towline_wire::{Attr, Errno, event};
 
-/// No file is longer.
+/// Maximum size of a file.
 const SIZE_MAX: u64 = i64::MAX as u64;
 const KEEP_SIZE: u32 = libc::FALLOC_FL_KEEP_SIZE as u32;
 const PUNCH_HOLE: u32 = libc::FALLOC_FL_PUNCH_HOLE as u32;
@@ -25,18 +25,18 @@ const SEEK_HOLE: u32 = libc::SEEK_HOLE as u32;
 
 /// An open file, directory or `O_PATH` handle of a [`MemoryStore`](super::MemoryStore).
 pub(super) struct MemoryFile {
-    // Dropped before the tree, so that the root is the last directory to go.
+    // Dropped before the tree, so that the root is dropped as the last directory.
     inode: Arc<Inode>,
     tree: Arc<Tree>,
     flags: u32,
-    /// Number of the directory that has the name it was opened by; zero for none.
+    /// Number of the directory with the name that it was opened by; zero for none.
     by: u64,
-    /// Writing leaves set-id bits alone.
+    /// Whether writes leave set-id bits alone.
     privileged: bool,
 }
 
 impl MemoryFile {
-    /// What was opened just now.
+    /// Wraps a file that has just been opened.
     pub(super) fn new(tree: Arc<Tree>, opened: Opened, privileged: bool) -> Self {
         let Opened { inode, flags, by, truncated } = opened;
         let file = Self { inode, tree, flags, by, privileged };
@@ -49,32 +49,32 @@ impl MemoryFile {
         file
     }
 
-    /// Tells who watches it.
+    /// Reports events to watchers.
     fn happened(&self, mask: u32) {
         self.tree.watches.happened(&self.inode, self.by, mask);
     }
 
-    /// The tree it is in.
+    /// Returns the tree that it is in.
     pub(super) fn tree(&self) -> &Tree {
         &self.tree
     }
 
-    /// What is open.
+    /// Returns the open inode.
     pub(super) fn inode(&self) -> &Arc<Inode> {
         &self.inode
     }
 
-    /// Number of the directory that has the name it was opened by; zero for none.
+    /// Returns the number of the directory with the name that it was opened by; zero for none.
     pub(super) fn by(&self) -> u64 {
         self.by
     }
 
-    /// True when it was opened with `O_PATH`.
+    /// Returns true if it was opened with `O_PATH`.
     pub(super) fn is_path(&self) -> bool {
         self.flags & PATH != 0
     }
 
-    /// True when it was opened for writing.
+    /// Returns true if it was opened for writing.
     pub(super) fn is_writable(&self) -> bool {
         !self.is_path() && matches!(self.flags & ACCESS_MODE, 1 | 2)
     }
@@ -97,7 +97,7 @@ impl MemoryFile {
         }
     }
 
-    /// `copy_file_range(2)` to here.
+    /// `copy_file_range(2)` into this file.
     pub(super) fn copy_from(
         &self,
         target: u64,
@@ -110,7 +110,7 @@ impl MemoryFile {
         if offset > SIZE_MAX || target > SIZE_MAX {
             return Err(Errno::EINVAL);
         }
-        // The source is only locked to take hold of its blocks: whoever changes them makes copies.
+        // The source is locked only to get hold of its blocks: changes to it are made in copies.
         let locked = source.read();
         let length = length.min(from.inode.attr().size.saturating_sub(offset));
         if length > SIZE_MAX - target {
@@ -206,7 +206,7 @@ impl OpenFile for MemoryFile {
             listing.entry(cookie, inode.number, inode.entry_type(), name, attr)
         };
         let names = directory.names.read();
-        // A removed directory has no entries at all, not even itself.
+        // A removed directory has no entries, not even `.` and `..`.
         if !names.is_dead() {
             self.happened(event::ACCESS);
             if cookie < COOKIE_SELF && !list(COOKIE_SELF, &self.inode, b".") {

@@ -1,4 +1,4 @@
-//! One file of any type: its attributes and what it holds.
+//! Inodes: a file of any type, with its attributes and contents.
 
 use super::arena::{Arena, BLOCK_BYTES, page_bytes};
 use super::data::{Cut, Data};
@@ -11,7 +11,7 @@ use std::sync::{Arc, Weak};
 use towline_wire::attr::{TYPE_DIRECTORY, TYPE_MASK};
 use towline_wire::{Attr, Errno, Timestamp};
 
-/// What an inode costs besides its data: about what its structures take.
+/// Charge for an inode without its data: about the size of its structures.
 pub(super) const INODE_BYTES: u64 = 512;
 /// The set-user-id bit of a mode.
 pub(super) const SET_UID: u32 = 0o4000;
@@ -21,7 +21,7 @@ pub(super) const SET_GID: u32 = 0o2000;
 pub(super) const STICKY: u32 = 0o1000;
 
 const DAY_SECONDS: i64 = 24 * 60 * 60;
-/// What a directory says its length is.
+/// The size that a directory reports.
 const DIRECTORY_BYTES: u64 = 4096;
 
 /// Extended attributes by name.
@@ -29,44 +29,45 @@ pub(super) type Xattrs = BTreeMap<Box<[u8]>, Box<[u8]>>;
 
 /// A file of any type.
 pub(super) struct Inode {
-    /// Unique in the store, and never used again.
+    /// Unique in the store, and never reused.
     pub(super) number: u64,
     /// The type bits of the mode, which never change.
     pub(super) file_type: u32,
-    /// What it holds, by type.
+    /// Its contents, by type.
     pub(super) content: Content,
     /// Extended attributes; most files have none.
     pub(super) xattrs: Mutex<Option<Box<Xattrs>>>,
     attr: RwLock<Attr>,
-    /// Number of the directory that it was made in or moved to last; zero for none.
+    /// Number of the directory that it was created in or last moved to; zero for none.
     above: AtomicU64,
-    /// False for an `O_TMPFILE | O_EXCL`, which no link may ever name.
+    /// True for a file of `O_TMPFILE` without `O_EXCL`, which may be linked although it has no
+    /// name.
     linkable: AtomicBool,
     arena: Arc<Arena>,
     charged: u64,
 }
 
-/// What a file holds.
+/// The contents of a file.
 pub(super) enum Content {
     /// A regular file.
     File(RwLock<Data>),
     /// A directory.
     Directory(Directory),
-    /// Where a symbolic link points.
+    /// A symbolic link, with its target.
     Symlink(Box<[u8]>),
-    /// Fifos, sockets and devices.
+    /// FIFOs, sockets and devices.
     Node,
 }
 
-/// Names, and where `..` leads.
+/// The names in a directory, and where its `..` leads.
 pub(super) struct Directory {
     /// Its entries.
     pub(super) names: RwLock<Names>,
-    /// The directory it is in; nothing for the root.
+    /// The parent directory; empty for the root.
     pub(super) parent: Mutex<Weak<Inode>>,
 }
 
-/// What a new inode starts with.
+/// The initial properties of an inode.
 pub(super) struct Birth {
     /// Type and permission bits.
     pub(super) mode: u32,
@@ -76,30 +77,31 @@ pub(super) struct Birth {
     pub(super) gid: u32,
     /// Device number.
     pub(super) rdev: u64,
-    /// What it holds.
+    /// Its contents.
     pub(super) content: Content,
 }
 
-/// The present time.
+/// Returns the current time.
 pub(super) fn now() -> Timestamp {
     let time = rustix::time::clock_gettime(ClockId::Realtime);
     Timestamp::new(time.tv_sec, time.tv_nsec as u32)
 }
 
 impl Content {
-    /// An empty directory in `parent`.
+    /// Creates the contents of an empty directory in `parent`.
     pub(super) fn directory(parent: Weak<Inode>) -> Self {
         Self::Directory(Directory { names: RwLock::default(), parent: Mutex::new(parent) })
     }
 
-    /// An empty regular file.
+    /// Creates the contents of an empty regular file.
     pub(super) fn file(arena: &Arc<Arena>) -> Self {
         Self::File(RwLock::new(Data::new(arena.clone())))
     }
 }
 
 impl Inode {
-    /// A new inode, with no links but those that a directory has to itself; `ENOSPC`.
+    /// Creates an inode, with the link count that it has once it gets its first name; fails with
+    /// `ENOSPC`.
     pub(super) fn new(arena: &Arc<Arena>, number: u64, birth: Birth) -> Result<Arc<Self>, Errno> {
         let (links, size, extra) = match &birth.content {
             Content::Directory(_) => (2, DIRECTORY_BYTES, 0),
@@ -139,12 +141,12 @@ impl Inode {
         }))
     }
 
-    /// The attributes.
+    /// Returns the attributes.
     pub(super) fn attr(&self) -> Attr {
         *self.attr.read()
     }
 
-    /// Changes attributes; the change time and counter follow.
+    /// Changes attributes, and updates the change time and counter.
     pub(super) fn change<T>(&self, with: impl FnOnce(&mut Attr, Timestamp) -> T) -> T {
         let time = now();
         let mut attr = self.attr.write();
@@ -154,7 +156,7 @@ impl Inode {
         result
     }
 
-    /// As [`Inode::change`] for a change of contents.
+    /// Like [`Inode::change`], for a change of the contents.
     pub(super) fn modify(&self, with: impl FnOnce(&mut Attr)) {
         self.change(|attr, time| {
             attr.modified = time;
@@ -162,11 +164,11 @@ impl Inode {
         });
     }
 
-    /// Notes that it was read, as rarely as `relatime` does.
+    /// Records an access, as rarely as `relatime` does.
     pub(super) fn accessed(&self) {
         let attr = self.attr.read();
         let accessed = attr.accessed;
-        // Whether a day has passed, a clock that costs a fraction tells as well.
+        // To see whether a day has passed, the coarse clock is enough and costs a fraction.
         let seconds = || rustix::time::clock_gettime(ClockId::RealtimeCoarse).tv_sec;
         let stale = accessed <= attr.modified
             || accessed <= attr.changed
@@ -177,12 +179,12 @@ impl Inode {
         }
     }
 
-    /// True for a directory.
+    /// Returns true for a directory.
     pub(super) fn is_directory(&self) -> bool {
         self.file_type == TYPE_DIRECTORY
     }
 
-    /// The directory that it is, or `ENOTDIR`.
+    /// Returns its directory contents, or `ENOTDIR`.
     pub(super) fn directory(&self) -> Result<&Directory, Errno> {
         match &self.content {
             Content::Directory(directory) => Ok(directory),
@@ -190,7 +192,7 @@ impl Inode {
         }
     }
 
-    /// The data of a regular file; `EISDIR` or `EINVAL` for others.
+    /// Returns the data of a regular file; `EISDIR` or `EINVAL` for others.
     pub(super) fn data(&self) -> Result<&RwLock<Data>, Errno> {
         match &self.content {
             Content::File(data) => Ok(data),
@@ -199,7 +201,7 @@ impl Inode {
         }
     }
 
-    /// Where a symbolic link points.
+    /// Returns the target of a symbolic link.
     pub(super) fn target(&self) -> Option<&[u8]> {
         match &self.content {
             Content::Symlink(target) => Some(target),
@@ -207,38 +209,40 @@ impl Inode {
         }
     }
 
-    /// The type as `readdir(3)` tells it.
+    /// Returns the type as `readdir(3)` reports it.
     pub(super) fn entry_type(&self) -> u8 {
         // DT_* are the type bits of a mode, shifted.
         (self.file_type >> 12) as u8
     }
 
-    /// The directory that `..` of this one names, if it still exists.
+    /// Returns the directory that `..` of this one names, if it still exists.
     pub(super) fn parent(&self) -> Option<Arc<Self>> {
         self.directory().ok()?.parent.lock().upgrade()
     }
 
-    /// Number of the directory that it was made in or moved to last, of those it may be in; zero for none.
+    /// Returns the number of the directory that it was created in or last moved to, which is one of
+    /// those that may have a name of it; zero for none.
     pub(super) fn above(&self) -> u64 {
         self.above.load(Ordering::Relaxed)
     }
 
-    /// Notes that it was made in a directory, or moved there.
+    /// Records that it was created in a directory, or moved there.
     pub(super) fn set_above(&self, directory: &Self) {
         self.above.store(directory.number, Ordering::Relaxed);
     }
 
-    /// True when `links` zero means removed, false for a file that `O_TMPFILE` may yet link.
+    /// Returns true for a file that may be linked although it has no links (`O_TMPFILE`). For all
+    /// others, zero links means removed.
     pub(super) fn is_linkable(&self) -> bool {
         self.linkable.load(Ordering::Relaxed)
     }
 
-    /// Says whether a file without links may get one.
+    /// Sets whether a file without links may get one.
     pub(super) fn set_linkable(&self, linkable: bool) {
         self.linkable.store(linkable, Ordering::Relaxed);
     }
 
-    /// Cuts or extends a regular file. `privileged` spares the set-id bits.
+    /// Truncates or extends a regular file. `privileged` keeps the set-id bits.
     pub(super) fn truncate(&self, size: u64, privileged: bool) -> Result<Cut, Errno> {
         if size > i64::MAX as u64 {
             return Err(Errno::EINVAL);
@@ -249,7 +253,8 @@ impl Inode {
         Ok(cut)
     }
 
-    /// Notes a change of data, and the new size if it changed; the lock of the data is held.
+    /// Records a change of data, and the new size if it changed. The caller holds the lock of the
+    /// data.
     pub(super) fn data_changed(&self, data: &Data, size: Option<u64>, privileged: bool) {
         self.modify(|attr| {
             attr.size = size.unwrap_or(attr.size);
@@ -269,8 +274,8 @@ impl Drop for Inode {
     }
 }
 
-/// The mode without set-id bits, as after a write by someone without privilege: the group bit
-/// only means set-group-id where the group may execute.
+/// Returns the mode without set-id bits, as after a write by an unprivileged user: the group bit
+/// means set-group-id only if the group may execute.
 pub(super) fn without_set_id(mode: u32) -> u32 {
     if mode & TYPE_MASK == TYPE_DIRECTORY || mode & (SET_UID | SET_GID) == 0 {
         return mode;
@@ -279,17 +284,18 @@ pub(super) fn without_set_id(mode: u32) -> u32 {
     mode & !(SET_UID | group)
 }
 
-/// What extended attributes cost.
+/// Returns the charge for extended attributes.
 pub(super) fn xattr_bytes(xattrs: &Xattrs) -> u64 {
     xattrs.iter().map(|(name, value)| xattr_cost(name, value)).sum()
 }
 
-/// What one extended attribute costs.
+/// Returns the charge for one extended attribute.
 pub(super) fn xattr_cost(name: &[u8], value: &[u8]) -> u64 {
     (64 + name.len() + value.len()) as u64
 }
 
-/// Empties a tree of directories one by one: dropping it whole would recurse as deep as it is.
+/// Empties a tree of directories one by one: dropping it as a whole would recurse to its full
+/// depth.
 pub(super) fn dismantle(root: Arc<Inode>) {
     let mut pending = vec![root];
     while let Some(inode) = pending.pop() {

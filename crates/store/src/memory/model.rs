@@ -1,4 +1,4 @@
-//! Random operations on a memory store and on a real directory, which have to agree.
+//! Compares a memory store with a real directory under random operations.
 
 use super::tests::{Fixture, fixture};
 use crate::{FileStore, OpenFile, OpenHow, ReadOutcome, SetAttr, XattrAction};
@@ -12,10 +12,10 @@ use std::sync::Arc;
 use towline_wire::request::open_flag;
 use towline_wire::{Attr, Errno};
 
-/// Open files at once.
+/// Number of files that can be open at once.
 const FILES: usize = 4;
 
-/// One operation; `usize` are open files.
+/// One operation. `usize` values are open files.
 #[derive(Clone, Debug)]
 enum Op {
     Open(usize, String, u32),
@@ -40,7 +40,7 @@ enum Op {
     GetXattr(String, String),
 }
 
-/// What one side says, in a form to compare.
+/// The outcome on one side, in a form to compare.
 #[derive(PartialEq, Debug)]
 enum Said {
     Nothing,
@@ -55,7 +55,7 @@ type Outcome = Result<Said, Errno>;
 struct Real {
     root: OwnedFd,
     tmpfs: bool,
-    /// It is a `tmpfs`, and holes are to be compared.
+    /// It is a tmpfs, and holes are compared.
     exact: bool,
     _temporary: tempfile::TempDir,
 }
@@ -138,7 +138,7 @@ fn errno(error: rustix::io::Errno) -> Errno {
     Errno(error.raw_os_error() as u16)
 }
 
-/// Directories tell no comparable size, and links no comparable mode.
+/// The sizes of directories are not comparable.
 fn said_attr(mode: u32, links: u32, size: u64) -> Said {
     let directory = mode & libc::S_IFMT == libc::S_IFDIR;
     Said::Attr(mode, links, if directory { 0 } else { size })
@@ -159,7 +159,7 @@ impl Real {
         Self { root, tmpfs, exact: holes && tmpfs, _temporary: temporary }
     }
 
-    /// A path that the calls for extended attributes take, which know no directory to start at.
+    /// Returns a path for the calls for extended attributes, which cannot start at a directory.
     fn path(&self, path: &str) -> String {
         use std::os::fd::AsRawFd;
         format!("/proc/self/fd/{}/{path}", self.root.as_raw_fd())
@@ -245,7 +245,7 @@ impl Real {
     }
 }
 
-/// Whether a file was opened with `O_APPEND`, which the caller of a store has to heed.
+/// Returns whether a file was opened with `O_APPEND`, which the caller of a store has to handle.
 fn appends(files: &[Option<(Arc<dyn OpenFile>, OwnedFd)>], at: usize) -> bool {
     let fd = &files[at].as_ref().unwrap().1;
     rustix::fs::fcntl_getfl(fd).unwrap().contains(OFlags::APPEND)
@@ -330,7 +330,7 @@ impl Pair {
         if matches!(ours, Err(Errno::EXDEV | Errno::ENXIO)) {
             return;
         }
-        // Should the store be wrong, then a fifo must not make the test wait.
+        // Even if the store is wrong, a FIFO must not make the test wait.
         let flags = OFlags::from_bits_retain(flags) | OFlags::NONBLOCK;
         let mode = Mode::from_raw_mode(0o644);
         let theirs = rustix::fs::openat(&self.real.root, path, flags, mode).map_err(errno);
@@ -356,7 +356,8 @@ impl Pair {
             return;
         }
         let ours = apply_to_memory(&self.memory, &self.files, op);
-        // What leads out of the tree changes nothing here, and must not change anything there.
+        // A path that leads out of the tree changes nothing here, and must not change anything in
+        // the real directory.
         if ours == Err(Errno::EXDEV) {
             return;
         }
@@ -364,7 +365,7 @@ impl Pair {
         assert!(ours == theirs, "{op:?}: {} but {}", brief(&ours), brief(&theirs));
     }
 
-    /// What is known to differ between file systems, or from the trait.
+    /// Skips what is known to differ between file systems, or from the trait.
     fn is_skipped(&self, op: &Op) -> bool {
         let path_only = |at: &usize| {
             let fd = &self.files[*at].as_ref().unwrap().1;
@@ -373,12 +374,12 @@ impl Pair {
         let regular = |at: &usize| self.files[*at].as_ref().unwrap().0.stat().unwrap().is_file();
         match op {
             Op::Resize(at, _) => path_only(at),
-            // Zero range is unknown to tmpfs, to which some pages allocated ahead are data.
+            // tmpfs does not support ZERO_RANGE, and reports some pages allocated ahead as data.
             Op::Allocate(_, mode, ..) => {
                 self.real.tmpfs && mode & 16 != 0 || self.real.exact && *mode != 3
             }
             Op::Seek(at, ..) => !self.real.exact || path_only(at) || !regular(at),
-            // The copies of tmpfs have no holes.
+            // Copies made by tmpfs have no holes.
             Op::Copy(from, _, to, ..) => {
                 let whole = regular(from) && regular(to);
                 self.real.exact || !whole || appends(&self.files, *to)

@@ -1,4 +1,4 @@
-//! Opening and creating regular files.
+//! Opens files, and creates regular ones.
 
 use super::access::{READ, WRITE, check, check_names, inherit, keeps_set_id, owns};
 use super::inode::{Birth, Content, Inode};
@@ -15,42 +15,43 @@ use towline_wire::request::open_flag::{
     self, CREATE, DIRECTORY, EXCLUSIVE, NO_FOLLOW, TEMPORARY, TRUNCATE,
 };
 
-/// Two lowest bits of the flags.
+/// The access mode: the two lowest bits of the flags.
 pub(super) const ACCESS_MODE: u32 = libc::O_ACCMODE as u32;
-/// Neither reads nor writes.
+/// The flag for a reference that neither reads nor writes.
 pub(super) const PATH: u32 = open_flag::PATH;
-/// Does not count as access.
+/// The flag that leaves the access time alone.
 pub(super) const NO_ACCESS_TIME: u32 = open_flag::NO_ACCESS_TIME;
 
 /// Permission bits of a mode.
 pub(super) const MODE_BITS: u32 = 0o7777;
 
-/// What was opened.
+/// A file that was opened.
 pub(super) struct Opened {
     /// The file.
     pub(super) inode: Arc<Inode>,
-    /// The flags that count.
+    /// The flags that are in effect.
     pub(super) flags: u32,
-    /// Number of the directory that has the name it was opened by; zero for none.
+    /// Number of the directory with the name that it was opened by; zero for none.
     pub(super) by: u64,
-    /// It was there, and was truncated.
+    /// Whether an existing file was truncated.
     pub(super) truncated: bool,
 }
 
 impl Opened {
-    /// What was there, or was made, in the directory with the number `by`.
+    /// Wraps a file that was found or created in the directory with the number `by`.
     pub(super) fn new(inode: Arc<Inode>, flags: u32, by: u64) -> Self {
         Self { inode, flags, by, truncated: false }
     }
 }
 
-/// What `flags` need permission for.
+/// Returns the permissions that `flags` need.
 fn wanted(flags: u32) -> u32 {
     let by_mode = [READ, WRITE, READ | WRITE, READ | WRITE][(flags & ACCESS_MODE) as usize];
     by_mode | if flags & TRUNCATE != 0 { WRITE } else { 0 }
 }
 
-/// The flags without those that `O_PATH` makes meaningless; `EINVAL` for contradictions.
+/// Returns the flags without those that are meaningless with `O_PATH`; fails with `EINVAL` for
+/// contradictions.
 fn checked_flags(flags: u32) -> Result<u32, Errno> {
     if flags & PATH != 0 {
         return Ok(flags & (PATH | DIRECTORY | NO_FOLLOW));
@@ -97,7 +98,7 @@ impl Tree {
                         if let Some(inode) = self.create(caller, &last, how.mode)? {
                             return Ok(Opened::new(inode, flags, last.directory.number));
                         }
-                        // Somebody else was faster: it is there now, or was for a moment.
+                        // Another thread was faster: the name exists now, or did for a moment.
                     }
                     found => break found?,
                 }
@@ -116,7 +117,7 @@ impl Tree {
         }
     }
 
-    /// Opens what exists.
+    /// Opens an existing file.
     fn open_found(&self, caller: &Caller, mut opened: Opened) -> Result<Opened, Errno> {
         let (inode, flags) = (&opened.inode, opened.flags);
         if flags & CREATE != 0 {
@@ -160,7 +161,7 @@ impl Tree {
         }
     }
 
-    /// Creates a regular file; nothing when the name exists by now.
+    /// Creates a regular file. Returns `None` if the name exists by now.
     fn create(
         &self,
         caller: &Caller,

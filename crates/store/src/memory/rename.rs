@@ -1,4 +1,4 @@
-//! Renaming.
+//! Renames files.
 
 use super::access::{WRITE, check, check_names, check_removal};
 use super::create::{bury, unlinked};
@@ -15,13 +15,13 @@ use towline_wire::Errno;
 const NO_REPLACE: u32 = 1;
 const EXCHANGE: u32 = 2;
 
-/// The names of both directories, which may be one.
+/// The names of both directories, which may be the same one.
 struct Locked<'a> {
     from: RwLockWriteGuard<'a, Names>,
     to: Option<RwLockWriteGuard<'a, Names>>,
 }
 
-/// The two ends of a rename, looked up.
+/// The inodes at both ends of a rename.
 struct Ends {
     source: Arc<Inode>,
     target: Option<Arc<Inode>>,
@@ -70,7 +70,7 @@ impl Tree {
                 locked.to().insert(new, source.clone());
                 moved(&target, &to, &from);
                 moved(&source, &from, &to);
-                // Neither is replaced, so that nothing ends.
+                // Neither is replaced, so no watch ends.
                 self.watches.moved(old_end, new_end, &source, None);
                 self.watches.moved(new_end, old_end, &target, None);
             }
@@ -84,7 +84,7 @@ impl Tree {
                 unlinked(&target);
                 let ended = self.watches.moved(old_end, new_end, &source, Some(&target));
                 drop((locked, topology));
-                // What may be the end of a large file, or of whoever watched it, happens without locks.
+                // Drops without locks what may be the end of a large file or of a witness.
                 drop((target, ended));
             }
             None => {
@@ -101,8 +101,8 @@ impl Tree {
     }
 }
 
-/// Locks the names of both directories, an ancestor first. If one is an ancestor of the other,
-/// tells the child of it that leads there: neither end of the rename may be this one.
+/// Locks the names of both directories, an ancestor first. If one is an ancestor of the other, also
+/// returns its child on the way to the other: this child must not be an end of the rename.
 fn lock<'a>(
     from: &'a Last<'a>,
     to: &'a Last<'a>,
@@ -120,7 +120,7 @@ fn lock<'a>(
     Ok((trap, Locked { from, to: Some(to.lock_names()?) }))
 }
 
-/// The child of `ancestor` through which one gets to `descendant`, or which it is.
+/// Returns the child of `ancestor` that leads to `descendant`, or is `descendant` itself.
 fn child_towards(ancestor: &Arc<Inode>, descendant: &Arc<Inode>) -> Option<Arc<Inode>> {
     let mut node = descendant.clone();
     while let Some(parent) = node.parent() {
@@ -137,7 +137,7 @@ fn find(locked: &mut Locked<'_>, old: &Name<'_>, new: &Name<'_>) -> Result<Ends,
     Ok(Ends { source, target: locked.to().find(new).cloned() })
 }
 
-/// Checks what does not depend on the caller, in the order of Linux.
+/// Checks everything that does not depend on the caller, in the order of Linux.
 fn check_ends(
     from: &Last<'_>,
     to: &Last<'_>,
@@ -197,7 +197,7 @@ fn check_permissions(
     Ok(())
 }
 
-/// Notes that `inode` went from one directory to the other, or got another name.
+/// Records that `inode` moved from one directory to another, or got another name.
 fn moved(inode: &Arc<Inode>, from: &Last<'_>, to: &Last<'_>) {
     inode.change(|_, _| ());
     inode.set_above(&to.directory);

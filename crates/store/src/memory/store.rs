@@ -1,4 +1,4 @@
-//! The store: its tree, and the operations on paths.
+//! The store: its tree, and operations on paths.
 
 use super::access::check;
 use super::arena::{Arena, page_bytes};
@@ -21,43 +21,44 @@ use towline_wire::{Attr, Errno, StatFs};
 /// Inode number of the root directory.
 pub(super) const ROOT_NUMBER: u64 = 1;
 
-/// Most bytes that one request copies between files; the client asks again for the rest.
+/// Maximum bytes that one request copies between files; the client requests the rest again.
 const COPY_BYTES_MAX: u64 = 256 * 1024 * 1024;
 
-/// Numbers the stores of this process.
+/// The number of the last store created in this process.
 static STORES: AtomicU64 = AtomicU64::new(0);
 
-/// A file system in the memory of this process, gone with it.
+/// A file system in the memory of this process, which is gone when the process ends.
 ///
-/// It behaves as a local Linux file system with `relatime`, down to error numbers. Callers with
+/// It behaves like a local Linux file system with `relatime`, down to error numbers. Callers with
 /// [`Caller::enforce`] are checked against permission bits, sticky directories, and the rules that
-/// most distributions set as `protected_symlinks` and `protected_hardlinks`; others may do all.
-/// Opening a fifo, a socket or a device other than with `O_PATH` fails with `ENXIO`: they belong
-/// to the machine of the client.
+/// most distributions set as `protected_symlinks` and `protected_hardlinks`; other callers may do
+/// everything. Opening a FIFO, socket or device without `O_PATH` fails with `ENXIO`: they belong to
+/// the client's machine.
 ///
-/// No call waits for a device. Calls from several threads run at once; those that change one
-/// directory, or the data of one file, wait for each other.
+/// No call waits for a device. Calls from several threads run in parallel; those that change the
+/// same directory, or the data of the same file, wait for each other.
 pub struct MemoryStore {
     tree: Arc<Tree>,
-    /// Stores of directories in it that somebody has.
+    /// Stores of directories in this one that are in use.
     parts: Mutex<Vec<Weak<Self>>>,
 }
 
-/// What a store and its open files share.
+/// State shared by a store and its open files.
 pub(super) struct Tree {
     whole: Arc<Whole>,
     root: Arc<Inode>,
 }
 
-/// What stores of one memory file system share.
+/// State shared by all stores of one memory file system.
 pub(super) struct Whole {
     /// Number of the file system.
     pub(super) id: u64,
-    /// Where data stands, and the account of what is used.
+    /// The memory for data, and the accounting of its use.
     pub(super) arena: Arc<Arena>,
-    /// Held by renames between directories: no directory gets another parent meanwhile.
+    /// Held by renames between directories: no other thread changes the parent of a directory
+    /// meanwhile.
     pub(super) topology: Mutex<()>,
-    /// Who is told of what happens.
+    /// The watches.
     pub(super) watches: Watches,
     root: Arc<Inode>,
     number_last: AtomicU64,
@@ -72,16 +73,18 @@ impl std::ops::Deref for Tree {
 }
 
 impl MemoryStore {
-    /// A new store with an empty root directory, mode 0777 and sticky, as `/tmp` has.
+    /// Creates a store with an empty root directory, whose mode is 0777 and sticky, like that of
+    /// `/tmp`.
     ///
-    /// `name` is what the memory is called in `/proc`. `limit_bytes` is how much it may take:
-    /// pages of 4 KiB for data, and a little for each inode, name and extended attribute.
-    /// Memory is taken when data is written; up to 16 MiB, but no more than an eighth of the
-    /// limit, stay for reuse when data is removed. As much, up to 128 MiB, may be lent to clients
-    /// that read it in place, and stays until they are done even when its file is gone.
+    /// `/proc` shows `name` as the name of the memory. `limit_bytes` limits the memory that the
+    /// store takes: pages for data (4 KiB on x86-64), and a little for each inode, name and
+    /// extended attribute. Memory is allocated when data is written. When data is removed, up to 16
+    /// MiB but at most an eighth of the limit stay for reuse. Clients may borrow up to an eighth of
+    /// the limit, at most 128 MiB, to read it in place; borrowed memory stays until they are done,
+    /// even if its file is gone.
     ///
     /// # Errors
-    /// What `memfd_create(2)` or `mmap(2)` say; `ENOSPC` for a limit too small for the root.
+    /// Errors of `memfd_create(2)` and `mmap(2)`; `ENOSPC` for a limit too small for the root.
     pub fn new(name: &str, limit_bytes: u64) -> std::io::Result<Arc<Self>> {
         let arena = Arena::new(name, limit_bytes)?;
         let caller = Caller { uid: 0, gid: 0, groups: Arc::new([]), enforce: false };
@@ -102,14 +105,15 @@ impl MemoryStore {
         Ok(Self::of(Tree { whole, root }))
     }
 
-    /// Bytes that its limit can be raised to: some eight times the first one, since its addresses stay.
+    /// Returns the maximum limit in bytes: some eight times the first limit, since the address
+    /// space stays the same.
     #[must_use]
     pub fn limit_max(&self) -> u64 {
         self.tree.arena.limit_max()
     }
 
-    /// Makes so many bytes its limit, at most [`MemoryStore::limit_max`]. Nothing is lost: what is used
-    /// beyond a lower limit stays, and no more is given until there is room.
+    /// Sets the limit to `bytes`, at most [`MemoryStore::limit_max`]. Nothing is lost: memory in
+    /// use beyond a lower limit stays, and no more is allocated until there is room.
     pub fn set_limit(&self, bytes: u64) {
         self.tree.arena.set_limit(bytes);
     }
@@ -125,25 +129,25 @@ impl MemoryStore {
 }
 
 impl Whole {
-    /// A number for a new inode.
+    /// Returns a number for a new inode.
     pub(super) fn number(&self) -> u64 {
         self.number_last.fetch_add(1, Ordering::Relaxed) + 1
     }
 }
 
 impl Tree {
-    /// Number of the root, which paths do not leave.
+    /// Returns the number of the root, which paths do not leave.
     pub(super) fn root_number(&self) -> u64 {
         self.root.number
     }
 
-    /// The open file that a path starts at; `EXDEV` when it is one of another store.
+    /// Returns the open file that a path starts at; `EXDEV` if it belongs to another store.
     pub(super) fn base<'a>(&self, at: &Source<'a>) -> Result<&'a MemoryFile, Errno> {
         let file = at.0.as_any().downcast_ref::<MemoryFile>().ok_or(Errno::EXDEV)?;
         if std::ptr::eq(file.tree(), self) { Ok(file) } else { Err(Errno::EXDEV) }
     }
 
-    /// The path to a directory from the root.
+    /// Returns the path from the root to a directory.
     pub(super) fn path_of(&self, directory: &Arc<Inode>) -> Result<Vec<u8>, Errno> {
         let _stays = self.topology.lock();
         let mut names: Vec<Name> = Vec::new();
@@ -170,7 +174,7 @@ impl Tree {
         Walk::new(caller, self.base(&at)?.inode().clone(), at.1, self.root_number())
     }
 
-    /// The inode that a path leads to.
+    /// Returns the inode that a path leads to.
     pub(super) fn find(
         &self,
         caller: &Caller,
@@ -180,7 +184,8 @@ impl Tree {
         self.find_by(caller, at, follow).map(|(inode, _)| inode)
     }
 
-    /// As [`Tree::find`], and the number of the directory that has the name it is found by.
+    /// Like [`Tree::find`], and also returns the number of the directory with the name that it is
+    /// found by.
     pub(super) fn find_by(
         &self,
         caller: &Caller,
@@ -277,7 +282,8 @@ impl FileStore for MemoryStore {
     }
 
     fn read_link(&self, caller: &Caller, at: Source<'_>) -> Result<Vec<u8>, Errno> {
-        // readlinkat(2) tells an open file that is no link from a path to one.
+        // readlinkat(2) has different errors for an open file that is no link and for a path to
+        // one.
         let other = if at.1.is_empty() { Errno::ENOENT } else { Errno::EINVAL };
         let inode = self.tree.find(caller, at, false)?;
         let target = inode.target().ok_or(other)?;

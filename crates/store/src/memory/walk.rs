@@ -1,4 +1,4 @@
-//! From paths to inodes, without leaving the tree.
+//! Resolves paths to inodes, without leaving the tree.
 
 use super::access::{EXECUTE, check, check_follow};
 use super::inode::Inode;
@@ -11,54 +11,54 @@ use std::sync::Arc;
 use towline_wire::Errno;
 use towline_wire::limits::{NAME_BYTES_MAX, PATH_BYTES_MAX};
 
-/// Most symbolic links in one path, as in Linux.
+/// Maximum number of symbolic links in one path, as in Linux.
 const LINKS_MAX: u32 = 40;
 
-/// A name in its path, or copied out of the target of a link.
+/// A name that is borrowed from its path, or copied from the target of a link.
 pub(super) struct Name<'a>(Cow<'a, [u8]>);
 
-/// How a path ends.
+/// The last component of a path.
 pub(super) enum Component<'a> {
-    /// With `.`.
+    /// `.`
     Dot,
-    /// With `..`.
+    /// `..`
     DotDot,
-    /// With a name, which may or may not exist.
+    /// A name, which may or may not exist.
     Name(Name<'a>),
 }
 
-/// The end of a path: the last component is still to be looked up in `directory`.
+/// The end of a path: the last component, not yet looked up in `directory`.
 pub(super) struct Last<'a> {
-    /// Where; it is a directory, and the caller may search it.
+    /// The directory, which the caller may search.
     pub(super) directory: Arc<Inode>,
-    /// What.
+    /// The last component.
     pub(super) component: Component<'a>,
-    /// True when slashes follow.
+    /// Whether slashes follow.
     pub(super) slashes: bool,
     root: u64,
 }
 
-/// A path on its way. It does not allocate unless it meets symbolic links.
+/// A path being resolved. It allocates only if it meets symbolic links.
 pub(super) struct Walk<'a> {
     caller: &'a Caller,
     directory: Arc<Inode>,
     rest: Rest<'a>,
     pending: Vec<Rest<'a>>,
     links: u32,
-    /// A followed symbolic link had slashes behind it.
+    /// Whether slashes followed a symbolic link that was followed.
     wants_directory: bool,
     /// Number of the directory that it does not leave.
     root: u64,
 }
 
-/// What is left of a path or of the target of a link.
+/// The rest of a path or of the target of a link.
 enum Rest<'a> {
     Path(&'a [u8]),
     Target(Arc<Inode>, usize),
 }
 
 impl Name<'_> {
-    /// The name for a new file, which must not have zero bytes.
+    /// Returns the name for a new file, which must not have zero bytes.
     pub(super) fn checked(&self) -> Result<&[u8], Errno> {
         if self.contains(&0) { Err(Errno::EINVAL) } else { Ok(self) }
     }
@@ -73,7 +73,7 @@ impl std::ops::Deref for Name<'_> {
 }
 
 impl<'a> Rest<'a> {
-    /// Some of its bytes as the last name.
+    /// Returns some of its bytes as the last name.
     fn name(&self, range: Range<usize>) -> Result<Name<'a>, Errno> {
         if range.len() > NAME_BYTES_MAX {
             return Err(Errno::ENAMETOOLONG);
@@ -100,7 +100,8 @@ impl<'a> Rest<'a> {
 }
 
 impl<'a> Walk<'a> {
-    /// Starts at `from`, and does not leave the directory with the number `root`. An empty path has no last component: that is for callers to treat.
+    /// Starts at `from`, and does not leave the directory with the number `root`. Fails for an
+    /// empty path, which has no last component; callers handle it.
     pub(super) fn new(
         caller: &'a Caller,
         from: Arc<Inode>,
@@ -118,14 +119,14 @@ impl<'a> Walk<'a> {
         Ok(Self { caller, directory: from, rest, pending, links, wants_directory: false, root })
     }
 
-    /// Goes on to the last component.
+    /// Resolves everything before the last component.
     pub(super) fn last(&mut self) -> Result<Last<'a>, Errno> {
         loop {
             let mut rest = std::mem::replace(&mut self.rest, Rest::Path(b""));
             let bytes = rest.bytes();
             let skipped = count_slashes(bytes);
             if skipped == bytes.len() {
-                // Only a target is ever left with nothing, or with slashes, before its end.
+                // Only the target of a link can be left with nothing, or only slashes, here.
                 self.rest = self.pending.pop().ok_or(Errno::ENOENT)?;
                 continue;
             }
@@ -164,7 +165,8 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Goes on with the target of a link found as the last component; then [`Walk::last`] again.
+    /// Continues with the target of a link that is the last component; then call [`Walk::last`]
+    /// again.
     pub(super) fn follow(&mut self, last: &Last<'_>, link: Arc<Inode>) -> Result<(), Errno> {
         check_follow(self.caller, &last.directory, &link)?;
         self.wants_directory |= last.slashes;
@@ -184,12 +186,13 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    /// Goes on to the end. A symbolic link there is followed if asked for, or if slashes follow.
+    /// Resolves the whole path. A symbolic link at the end is followed if `follow` is set, or if
+    /// slashes follow.
     pub(super) fn finish(&mut self, follow: bool) -> Result<Arc<Inode>, Errno> {
         self.finish_by(follow).map(|(inode, _)| inode)
     }
 
-    /// As [`Walk::finish`], and the number of the directory that the last component is in.
+    /// Like [`Walk::finish`], and also returns the number of the directory with the last component.
     pub(super) fn finish_by(&mut self, follow: bool) -> Result<(Arc<Inode>, u64), Errno> {
         loop {
             let last = self.last()?;
@@ -207,7 +210,7 @@ impl<'a> Walk<'a> {
 }
 
 impl Last<'_> {
-    /// What it names; `ENOENT`.
+    /// Returns the inode that it names, or `ENOENT`.
     pub(super) fn find(&self) -> Result<Arc<Inode>, Errno> {
         match &self.component {
             Component::Dot => Ok(self.directory.clone()),
@@ -216,7 +219,7 @@ impl Last<'_> {
         }
     }
 
-    /// The name for something new; `EEXIST` for `.` and `..`, which exist.
+    /// Returns the name for a new inode; `EEXIST` for `.` and `..`, which exist.
     pub(super) fn new_name(&self) -> Result<&[u8], Errno> {
         match &self.component {
             Component::Name(name) => name.checked(),
@@ -224,7 +227,7 @@ impl Last<'_> {
         }
     }
 
-    /// Locks the names of the directory to change them; `ENOENT` when it is removed.
+    /// Locks the names of the directory for a change; `ENOENT` if it was removed.
     pub(super) fn lock_names(&self) -> Result<parking_lot::RwLockWriteGuard<'_, Names>, Errno> {
         let names = self.directory.directory()?.names.write();
         if names.is_dead() { Err(Errno::ENOENT) } else { Ok(names) }
@@ -244,17 +247,17 @@ fn step(directory: &Arc<Inode>, component: &[u8], root: u64) -> Result<Arc<Inode
     }
 }
 
-/// The parent: above the root is outside.
+/// Returns the parent; `EXDEV` if it is outside the root.
 fn parent(directory: &Inode, root: u64) -> Result<Arc<Inode>, Errno> {
     if directory.number == root {
         return Err(Errno::EXDEV);
     }
     let parent = directory.parent().ok_or(Errno::ENOENT)?;
-    // An open directory may have moved to where the root is not above it.
+    // An open directory may have moved out from under the root.
     if root == ROOT_NUMBER || is_below(&parent, root) { Ok(parent) } else { Err(Errno::EXDEV) }
 }
 
-/// True when the directory is the root or somewhere below it.
+/// Returns true if the directory is the root or below it.
 fn is_below(directory: &Arc<Inode>, root: u64) -> bool {
     let mut node = directory.clone();
     while node.number != root {

@@ -1,15 +1,19 @@
-//! Telling of what happens to files that are watched, as `inotify(7)` does on a `tmpfs`.
+//! Reports events of watched files, as `inotify(7)` does on a `tmpfs`.
 //!
-//! As long as nothing in the file system is watched, this costs whoever does something a look at a flag. The lock is the last to be
-//! taken, after all others, and witnesses are called under it, so that they are told in the order in which things happen to one
-//! directory or one file. No witness is dropped under it: a witness may own watches and open files.
+//! As long as nothing in the file system is watched, an operation only checks a flag. The lock of
+//! the watches is taken last, after all others. Witnesses are called under it, so that the events
+//! of one directory or file are reported in order. No witness is dropped under it: a witness may
+//! own watches and open files.
 //!
-//! What happens to a file is told to who watches its directory, too. The kernel knows by which name each file was opened; here an open
-//! file only knows by which directory, and a directory that is watched has a table of its files. So of several names of one file
-//! in one directory any may be told, and if a file with several names was opened by one that has moved to another directory
-//! since, none is. Nor is the name of a file told that was removed before somebody watched its directory, but is still open.
+//! Events of a file are also reported to the watchers of its directory. The kernel knows by which
+//! name each file was opened. Here an open file only knows the directory of that name, and a
+//! watched directory has a table of its files. So if a file has several names in one directory, any
+//! of them may be reported. If a file with several names was opened by one that has since moved to
+//! another directory, none is. Nor is the name of a file that is still open but was removed before
+//! its directory was watched.
 //!
-//! A file is gone when it has lost its last name, even if it is still open, as [`Witness`] has it from all stores.
+//! A file is gone when it has lost its last name, even if it is still open, as [`Witness`] requires
+//! of all stores.
 
 use super::inode::Inode;
 use super::names::{COOKIE_PARENT, Name};
@@ -23,21 +27,22 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use towline_wire::event;
 
-/// Removed files that are still open are looked for when there are so many in one directory.
+/// Minimum number of removed files in one directory before checking which of them are still open.
 const OPEN_MIN: usize = 64;
 
-/// The cookie of the next move, in any store. Those of the kernel count from zero, and one client may be told of both.
+/// The cookie of the next move, in any store. Those of the kernel count up from zero, and one
+/// client may get both.
 static COOKIE: AtomicU32 = AtomicU32::new(1 << 31);
 
-/// How many seats there are in all stores of this process: a look at it is all that a read or a write costs where nothing is
-/// watched, without a way to the file system's own state.
+/// Number of seats in all stores of this process. If nothing is watched, checking it is all that a
+/// read or write costs, without an access to the state of the file system.
 static SEATS: Seats = Seats(AtomicUsize::new(0));
 
-/// In a cache line that nobody else writes to.
+/// Aligned so that its cache line holds nothing else.
 #[repr(align(64))]
 struct Seats(AtomicUsize);
 
-/// Who watches what in one file system.
+/// The watches of one file system.
 #[derive(Default)]
 pub(super) struct Watches {
     any: AtomicBool,
@@ -46,35 +51,35 @@ pub(super) struct Watches {
 
 #[derive(Default)]
 struct Scene {
-    /// By inode number.
+    /// Watched inodes by number.
     watched: HashMap<u64, Watched, RandomState>,
-    /// Number of the next seat.
+    /// The next seat's number.
     next: u64,
 }
 
-/// An inode that is watched.
+/// A watched inode.
 #[derive(Default)]
 pub(super) struct Watched {
     seats: Vec<Seat>,
-    /// Of a directory: the names in it, by inode number.
+    /// Names in it by inode number, for a directory.
     names: HashMap<u64, Names, RandomState>,
-    /// Of a directory: removed files that were still open.
+    /// Removed files of a directory that were still open.
     removed: Vec<(u64, Weak<Inode>)>,
-    /// How many of those there may be until it is looked which of them are still open.
+    /// Maximum number of these before checking which of them are still open.
     removed_max: usize,
 }
 
 /// The names of one inode in one directory.
 type Names = SmallVec<[Name; 1]>;
 
-/// One of those who watch an inode.
+/// One watcher of an inode.
 struct Seat {
     number: u64,
     mask: u32,
     witness: Arc<dyn Witness>,
 }
 
-/// A seat, until it is dropped.
+/// Keeps a seat until dropped.
 struct Place {
     tree: Arc<Tree>,
     inode: u64,
@@ -89,13 +94,14 @@ pub(super) struct End<'a> {
 }
 
 impl Watches {
-    /// True when something is watched.
+    /// Returns true if anything is watched.
     #[inline]
     fn any(&self) -> bool {
         SEATS.0.load(Ordering::Relaxed) != 0 && self.any.load(Ordering::Relaxed)
     }
 
-    /// Something happened to a file that was opened or found by a name in the directory with the number `by`.
+    /// Reports an event of a file that was opened or found by a name in the directory with the
+    /// number `by`.
     #[inline]
     pub(super) fn happened(&self, inode: &Inode, by: u64, mask: u32) {
         if self.any() {
@@ -114,7 +120,7 @@ impl Watches {
         scene.tell(inode.number, mask, 0, b"");
     }
 
-    /// A name was made; those of its directory are locked.
+    /// Reports a new name. The caller holds the lock of the directory's names.
     pub(super) fn created(&self, at: End<'_>, inode: &Inode) {
         if !self.any() {
             return;
@@ -124,7 +130,7 @@ impl Watches {
         scene.tell(at.directory.number, event::CREATE | directory_bit(inode), 0, at.name);
     }
 
-    /// A file got another name: as [`Watches::created`].
+    /// Reports another name of a file, under the same lock as [`Watches::created`].
     pub(super) fn linked(&self, at: End<'_>, inode: &Inode) {
         if self.any() {
             self.scene.lock().tell(inode.number, event::ATTRIB, 0, b"");
@@ -132,8 +138,8 @@ impl Watches {
         }
     }
 
-    /// A name was removed, and its inode knows it; the names of its directory are locked. Returns what has
-    /// ended by that, to be dropped when they are not any more.
+    /// Reports that a name was removed, after its inode was updated. The caller holds the lock of
+    /// the directory's names. Returns a watch that ended, to be dropped without that lock.
     pub(super) fn removed(&self, at: End<'_>, victim: &Arc<Inode>) -> Option<Watched> {
         if !self.any() {
             return None;
@@ -150,7 +156,7 @@ impl Watches {
         ended
     }
 
-    /// `source` was renamed, and has replaced `target`: as [`Watches::removed`].
+    /// Reports that `source` was renamed and has replaced `target`, like [`Watches::removed`].
     pub(super) fn moved(
         &self,
         from: End<'_>,
@@ -178,9 +184,9 @@ impl Watches {
         ended
     }
 
-    /// Takes a seat at an inode; returns its number.
+    /// Adds a seat to an inode. Returns its number.
     fn seat(&self, inode: &Inode, mask: u32, witness: Arc<dyn Witness>) -> u64 {
-        // Locked until whoever changes the names sees that they are watched.
+        // Locked until threads that change the names see that they are watched.
         let names = inode.directory().ok().map(|directory| directory.names.read());
         let mut scene = self.scene.lock();
         SEATS.0.fetch_add(1, Ordering::Relaxed);
@@ -198,11 +204,11 @@ impl Watches {
         number
     }
 
-    /// Takes a seat away; what it returns must not be dropped under any lock.
+    /// Removes a seat. The returned seat must not be dropped under any lock.
     fn leave(&self, inode: u64, number: u64) -> Option<Seat> {
         SEATS.0.fetch_sub(1, Ordering::Relaxed);
         let mut scene = self.scene.lock();
-        // Not there when the watch has ended.
+        // Absent if the watch has ended.
         let seat = scene.watched.get_mut(&inode).and_then(|watched| {
             let at = watched.seats.iter().position(|seat| seat.number == number)?;
             Some(watched.seats.swap_remove(at))
@@ -222,36 +228,37 @@ impl Scene {
         }
     }
 
-    /// The watched directory, and the name in it, by which a file was opened.
+    /// Returns the watched directory with the name that a file was opened by, and that name.
     fn name_of(&self, inode: &Inode, links: u32, by: u64, above: u64) -> Option<(&Watched, &[u8])> {
         let find = |directory| {
             let watched = self.watched.get(&directory)?;
             let name: &[u8] = watched.names.get(&inode.number)?.first()?;
             Some((watched, name))
         };
-        // If it is not where it was, it was moved.
+        // If the file is not where it was, it was moved.
         let has_moved = || links <= 1 || inode.is_directory() || self.watched.contains_key(&by);
         find(by).or_else(|| find(above).filter(|_| has_moved()))
     }
 
-    /// A name is there.
+    /// Adds a name.
     fn learn(&mut self, at: End<'_>, inode: &Inode) {
         if let Some(watched) = self.watched.get_mut(&at.directory.number) {
             watched.names.entry(inode.number).or_default().push(Name::from_slice(at.name));
         }
     }
 
-    /// A name is gone, or names something else.
+    /// Removes a name that is gone or names something else.
     fn forget(&mut self, at: End<'_>, number: u64) {
         if let Some(watched) = self.watched.get_mut(&at.directory.number) {
             watched.forget(at.name, number);
         }
     }
 
-    /// A file has lost a name. If it was the last and it is open, what happens to it is still told by that name.
+    /// Removes a name that a file lost. If it was the last one and the file is open, its events are
+    /// still reported by that name.
     fn unlearn(&mut self, at: End<'_>, victim: &Arc<Inode>, links: u32) {
         let Some(watched) = self.watched.get_mut(&at.directory.number) else { return };
-        // The caller has one.
+        // The caller has one reference.
         let is_open = Arc::strong_count(victim) > 1;
         if links == 0 && is_open {
             watched.keep(victim);
@@ -260,7 +267,7 @@ impl Scene {
         }
     }
 
-    /// Tells that a file is gone, if it has no links.
+    /// Reports that a file is gone, if it has no links.
     fn end(&mut self, victim: &Inode, links: u32) -> Option<Watched> {
         let watched = (links == 0).then(|| self.watched.remove(&victim.number))??;
         for mask in [event::DELETE_SELF, event::IGNORED] {
@@ -287,7 +294,7 @@ impl Watched {
         }
     }
 
-    /// Keeps the name of a removed file for as long as it is open.
+    /// Keeps the name of a removed file as long as the file is open.
     fn keep(&mut self, file: &Arc<Inode>) {
         if self.removed.len() >= self.removed_max {
             let names = &mut self.names;
@@ -312,7 +319,7 @@ impl Drop for Place {
     }
 }
 
-/// Watches an inode of a tree. Nobody is asked whether the one who wants that may read it.
+/// Watches an inode of a tree. Does not check whether the caller may read it.
 pub(super) fn watch(
     tree: &Arc<Tree>,
     inode: &Inode,
@@ -323,7 +330,7 @@ pub(super) fn watch(
     Box::new(Place { tree: tree.clone(), inode: inode.number, number })
 }
 
-/// The bit that says so.
+/// Returns `ISDIR` for a directory.
 fn directory_bit(inode: &Inode) -> u32 {
     if inode.is_directory() { event::ISDIR } else { 0 }
 }

@@ -10,16 +10,16 @@ use towline_wire::limits::XATTR_BYTES_MAX;
 
 /// Longest name with its prefix (`XATTR_NAME_MAX`).
 const NAME_BYTES_MAX: usize = 255;
-/// Longest list of names (`XATTR_LIST_MAX`): it has to fit into one reply.
+/// Longest list of names (`XATTR_LIST_MAX`): it must fit into one reply.
 const LIST_BYTES_MAX: usize = 65536;
-/// Most that the extended attributes of one inode may cost.
+/// Maximum charge for the extended attributes of one inode.
 const INODE_BYTES_MAX: u64 = 1024 * 1024;
 
 const CREATE: u32 = 1;
 const REPLACE: u32 = 2;
 const E2BIG: Errno = Errno(libc::E2BIG as u16);
 
-/// Does one of the four things with the extended attributes of an inode.
+/// Performs one action on the extended attributes of an inode.
 pub(super) fn xattr(
     arena: &Arena,
     caller: &Caller,
@@ -94,12 +94,12 @@ fn remove(arena: &Arena, inode: &Inode, name: &[u8]) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Checks that the caller may read or change the attribute of this name.
+/// Checks that the caller may read or change the attribute with this name.
 fn check_name(caller: &Caller, inode: &Inode, name: &[u8], change: bool) -> Result<(), Errno> {
     if name.is_empty() || name.len() > NAME_BYTES_MAX {
         return Err(Errno::ERANGE);
     }
-    // Who may not know of an attribute is told that there is none.
+    // To a caller that may not know of an attribute, it does not exist.
     let refused = if change { Errno::EPERM } else { Errno::ENODATA };
     if let Some(rest) = name.strip_prefix(b"user.") {
         if !matches!(inode.file_type, TYPE_FILE | TYPE_DIRECTORY) {
@@ -122,7 +122,7 @@ fn check_name(caller: &Caller, inode: &Inode, name: &[u8], change: bool) -> Resu
     Err(Errno::EOPNOTSUPP)
 }
 
-/// A prefix alone is no name.
+/// Fails for a prefix without a name.
 fn not_bare(rest: &[u8]) -> Result<(), Errno> {
     if rest.is_empty() { Err(Errno::EINVAL) } else { Ok(()) }
 }

@@ -24,7 +24,7 @@ pub(crate) fn options(via: Via) -> Options {
     Options { rings: via == Via::Rings, ..Options::default() }
 }
 
-/// A node that listens where this kind of link needs it.
+/// Creates a node that listens where this kind of link needs it.
 pub(crate) fn node(via: Via, options: Options) -> Node {
     let node = Node::new(options).unwrap();
     match via {
@@ -46,7 +46,7 @@ pub(crate) fn socket_path() -> PathBuf {
     std::env::temp_dir().join(format!("towline-transfer-{}-{number}", std::process::id()))
 }
 
-/// Links `from` to `to`, which somebody has to be serving.
+/// Links `from` to `to`, which another thread has to be serving.
 pub(crate) fn link(via: Via, from: &Node, to: &Node) -> PeerHandle {
     match via {
         Via::Local => Node::join(from, to).unwrap().0,

@@ -1,4 +1,4 @@
-//! The structures and constants of <fts.h>, and the memory of entries.
+//! The structures and constants of `<fts.h>`, and the memory of entries.
 
 use crate::guard::inside;
 use libc::{c_char, c_int, c_long, c_short, c_ushort, c_void, nlink_t, stat64};
@@ -12,7 +12,7 @@ pub(crate) type Compare = unsafe extern "C" fn(*const *const Entry, *const *cons
 #[repr(C)]
 pub(crate) struct Stream {
     pub(super) current: *mut Entry,
-    /// What `fts_children` gave.
+    /// The list that `fts_children` returned.
     pub(super) children: *mut Entry,
     pub(super) array: *mut *mut Entry,
     pub(super) device: u64,
@@ -49,11 +49,11 @@ pub(crate) struct Entry {
     pub(super) name: [c_char; 1],
 }
 
-/// An entry as it is allocated: the program sees the last field, and the name that begins at its end.
+/// An entry as allocated: the program sees `entry`, and the name that begins at its end.
 #[repr(C)]
 struct Whole {
     status: stat64,
-    /// Bytes of the name that there is room for.
+    /// Room for the name, in bytes.
     room: usize,
     entry: Entry,
 }
@@ -93,7 +93,7 @@ pub(super) const LINK_FOLLOWED: u16 = 2;
 
 pub(super) const ROOT_PARENT: c_short = -1;
 pub(super) const ROOT: c_short = 0;
-/// Longest path of an entry, as its length has 16 bits.
+/// Longest path of an entry: its length has 16 bits.
 pub(super) const PATH_MAX: usize = 65535;
 
 fn layout(name_length: usize) -> Layout {
@@ -102,10 +102,10 @@ fn layout(name_length: usize) -> Layout {
         .unwrap_or(Layout::new::<Whole>())
 }
 
-/// A new entry; null without memory. The path is that of the stream.
+/// Makes an entry with the path of the stream; returns null if there is no memory.
 pub(super) unsafe fn new_entry(stream: *mut Stream, name: &[u8], level: c_short) -> *mut Entry {
     let length = name.len().min(PATH_MAX);
-    // SAFETY: the layout has a size; the name ends with the zero byte that is there.
+    // SAFETY: the layout is not empty, and has room for the name and the zero byte after it.
     unsafe {
         let whole = inside(|| Ok(alloc_zeroed(layout(length)))).unwrap_or(null_mut());
         let whole = whole.cast::<Whole>();
@@ -127,7 +127,7 @@ pub(super) unsafe fn new_entry(stream: *mut Stream, name: &[u8], level: c_short)
 }
 
 pub(super) unsafe fn free(entry: *mut Entry) {
-    // SAFETY: made by `new_entry`, and nobody uses it any more.
+    // SAFETY: `new_entry` made it, and nothing uses it any more.
     unsafe {
         let whole = entry.byte_sub(std::mem::offset_of!(Whole, entry)).cast::<Whole>();
         let _ = inside(|| {
@@ -138,7 +138,7 @@ pub(super) unsafe fn free(entry: *mut Entry) {
 }
 
 pub(super) unsafe fn free_list(mut entry: *mut Entry) {
-    // SAFETY: a list of entries that nobody uses any more.
+    // SAFETY: nothing uses the entries of the list any more.
     unsafe {
         while !entry.is_null() {
             let next = (*entry).next;
@@ -149,7 +149,7 @@ pub(super) unsafe fn free_list(mut entry: *mut Entry) {
 }
 
 pub(super) unsafe fn name_of<'a>(entry: *const Entry) -> &'a [u8] {
-    // SAFETY: the name is as long as said and lives as long as the entry.
+    // SAFETY: the name has this length, and lives as long as the entry.
     unsafe {
         let name = (&raw const (*entry).name).cast::<u8>();
         std::slice::from_raw_parts(name, usize::from((*entry).name_length))

@@ -1,4 +1,4 @@
-//! Nothing leads out of the export.
+//! Tests that nothing leads out of the export.
 
 use super::*;
 
@@ -30,7 +30,7 @@ fn paths_never_leave_the_root() {
     ] {
         assert_eq!(f.fails(path, PATH), Errno::EXDEV, "{}", path.escape_ascii());
         let created = f.fails(path, RDWR | CREAT);
-        // Linux looks first whether the last name can be one of a file at all.
+        // Linux first checks whether the last component can be the name of a file at all.
         let expected = [Errno::EXDEV, Errno::EISDIR];
         assert!(expected.contains(&created), "{}: {created}", path.escape_ascii());
         assert_eq!(f.stat(path, true).unwrap_err(), Errno::EXDEV, "{}", path.escape_ascii());
@@ -99,20 +99,20 @@ fn a_part_is_left_no_more_than_the_whole() {
     for (base, path) in [(&root, &b"d/e/down"[..]), (&e, b"down"), (&e, b"../../file")] {
         assert_eq!(read(&open(base, path, 0).unwrap(), 0, 100), b"in it");
     }
-    // Used so often that its directories are known, they lead no further out.
+    // After enough uses the directories are known, but still do not lead out.
     for _ in 0..9 {
         assert_eq!(open(&root, b"d/e/up", 0).err(), Some(Errno::EXDEV));
         assert_eq!(read(&open(&root, b"d/e/down", 0).unwrap(), 0, 100), b"in it");
     }
     let new = part.make_directory(&f.caller, (&*e, b"../../../x"), 0o755);
     assert_eq!(new.unwrap_err(), Errno::EXDEV);
-    // An open directory that was moved out of it leads nowhere but down.
+    // An open directory that was moved out leads only down.
     fs::create_dir(f.local("a/part/d/e/below")).unwrap();
     fs::rename(f.local("a/part/d/e"), f.local("a/e")).unwrap();
     assert_eq!(open(&e, b"..", PATH).err(), Some(Errno::EXDEV));
     assert_eq!(open(&e, b"../beside", 0).err(), Some(Errno::EXDEV));
     assert!(open(&e, b"below", PATH).is_ok());
-    // The same directory again, by whatever path, is the same store.
+    // The same directory by any path is the same store.
     for path in [&b"a/part"[..], b"a/link", b"./a/../a/part/."] {
         assert!(Arc::ptr_eq(&f.store.below(&f.caller, path).unwrap(), &part));
     }
@@ -151,7 +151,7 @@ fn changes_never_leave_the_root() {
         let list = store.xattr(caller, f.at(path), true, XattrAction::List);
         assert_eq!(list.unwrap_err(), Errno::EXDEV);
     }
-    // A slash at the end makes Linux follow a link.
+    // A trailing slash makes Linux follow a link.
     assert_eq!(f.stat(b"dir/", false).unwrap_err(), Errno::EXDEV);
     assert_eq!(store.link(caller, f.at(b"dir/"), false, f.at(b"n")).unwrap_err(), Errno::EXDEV);
     assert_eq!(store.make_directory(caller, f.at(b"dir/"), 0o755).unwrap_err(), Errno::EEXIST);
@@ -180,7 +180,7 @@ fn a_directory_moved_out_leads_nowhere() {
         let expected = if path.starts_with(b"x") { Errno::ENOENT } else { Errno::EXDEV };
         assert_eq!(error, expected, "{}", path.escape_ascii());
     }
-    // As on the server itself: who was above it still is.
+    // As on the server itself: `..` still leads to the old parent.
     assert!(f.open_at(&gone, b"../a", PATH).is_ok());
     assert_eq!(f.open_at(&gone, b"../../secret", PATH).err(), Some(Errno::EXDEV));
     assert_eq!(f.open_at(&gone, b"a", PATH).err(), Some(Errno::ENOENT));
@@ -200,7 +200,7 @@ fn magic_links_are_not_followed() {
         let error = store.open(&caller, (&*root, path), how).err();
         assert_eq!(error, Some(Errno::ELOOP), "{}", path.escape_ascii());
     }
-    // Files without a size are read to their end all the same.
+    // Files without a size are still read to their end.
     let how = OpenHow { flags: 0, mode: 0 };
     let (status, _) = store.open(&caller, (&*root, b"status"), how).unwrap();
     assert!(read(&status, 0, 100_000).starts_with(b"Name:"));

@@ -1,4 +1,4 @@
-//! Reading, writing, appending, holes, copies.
+//! Tests of reads, writes, appends, holes and copies.
 
 use super::*;
 
@@ -81,7 +81,7 @@ fn holes_are_found_and_punched() {
     assert_eq!(file.stat().unwrap().size, 4 * block as u64);
     file.allocate(0, 0, 8 * block as u64).unwrap();
     assert_eq!(file.stat().unwrap().size, 8 * block as u64);
-    // Appending is not led astray by the position that seeking left.
+    // An append ignores the position that a seek left.
     file.seek(0, 4).unwrap();
     assert_eq!(file.write(0, b"end", true).unwrap(), (3, 8 * block as u64));
 }

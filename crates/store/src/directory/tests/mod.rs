@@ -29,7 +29,7 @@ const NOFOLLOW: u32 = 0o400_000;
 const PATH: u32 = 0o10_000_000;
 const TMPFILE: u32 = 0o20_200_000;
 
-/// `outside/secret` lies beside the root `export` of the store.
+/// A store with the root `export`, and `outside/secret` beside it.
 struct Fixture {
     temporary: TempDir,
     store: Arc<DirectoryStore>,

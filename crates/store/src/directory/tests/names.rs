@@ -1,4 +1,4 @@
-//! Opening, making and listing names.
+//! Tests of opening, creating and listing names.
 
 use super::*;
 use rustix::fs::XattrFlags;
@@ -33,7 +33,7 @@ fn open_flags_mean_what_they_mean_on_linux() {
     assert_eq!(f.open(b"d", 0).unwrap().read(0, 1, true).unwrap_err(), Errno::EISDIR);
     drop(f.open(b"link", WRONLY | TRUNC).unwrap());
     assert_eq!(f.stat(b"file", false).unwrap().size, 0);
-    // References, reopened through themselves.
+    // Reopen references through themselves.
     let reference = f.open(b"d/new", PATH | RDWR | TRUNC | CREAT).unwrap();
     assert_eq!(reference.read(0, 1, true).unwrap_err(), Errno::EBADF);
     assert_eq!(read(&f.open_at(&reference, b"", 0).unwrap(), 0, 9), b"hello");
@@ -169,7 +169,7 @@ fn listings_resume_while_entries_are_deleted() {
         if end {
             break;
         }
-        // Some that did not come yet.
+        // Some that have not been listed yet.
         for i in 0..10 {
             let other = format!("file{:04}", (seen.len() * 7 + i * 131) % count);
             if fs::remove_file(f.local(&other)).is_ok() {
@@ -203,7 +203,7 @@ fn listings_tell_of_extended_attributes_only_when_asked() {
     }
 }
 
-/// Roots of such file systems have the same number.
+/// Roots of these file systems have the same inode number.
 #[test]
 fn files_of_several_file_systems_are_told_apart() {
     let store = DirectoryStore::new("/dev".as_ref(), true).unwrap();
@@ -219,7 +219,7 @@ fn files_of_several_file_systems_are_told_apart() {
         }
         let identity = stat(name.as_bytes()).identity();
         assert!(seen.insert(identity), "{name} is {}", local.ino());
-        // Whichever way it is asked for.
+        // Whichever way it is requested.
         let how = OpenHow { flags: DIRECTORY, mode: 0 };
         let (open, attr) = store.open(&caller, (&*root, name.as_bytes()), how).unwrap();
         let below = store.below(&caller, name.as_bytes()).unwrap().root().unwrap();

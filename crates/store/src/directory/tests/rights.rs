@@ -1,4 +1,4 @@
-//! Attributes, and who may change them.
+//! Tests of attributes and of the rights to change them.
 
 use super::*;
 
@@ -12,7 +12,7 @@ fn attributes_are_set_by_name_and_by_file() {
     let times = Some((Timestamp::new(-5, 6), Timestamp::new(7, 8)));
     let set = SetAttr { mode: Some(0o4711), size: Some(4), times, ..SetAttr::default() };
     let before = f.stat(b"file", true).unwrap();
-    // The clock of a file system may go by the kernel's ticks, of up to 10 ms.
+    // File system timestamps may advance with the kernel's ticks of up to 10 ms.
     std::thread::sleep(std::time::Duration::from_millis(20));
     let attr = store.set_attr(caller, f.at(b"link"), true, &set).unwrap();
     assert_eq!((attr.mode, attr.size), (0o104_711, 4));
@@ -81,7 +81,7 @@ fn extended_attributes_of_files_links_and_references() {
         assert_eq!(act(&f, (&*file, b""), true, exists).unwrap_err(), Errno::EEXIST);
     }
     assert_eq!(act(&f, f.at(b"link"), true, get).unwrap(), value);
-    // User attributes are not for links.
+    // Links cannot have user attributes.
     assert_eq!(act(&f, f.at(b"link"), false, set).unwrap_err(), Errno::EPERM);
     if is_root("attributes of links") {
         let set = XattrAction::Set(b"trusted.link", b"mine", 0);
@@ -141,7 +141,7 @@ fn callers_have_the_rights_of_their_user() {
     assert_eq!((attr.uid, attr.gid), (1234, 1234));
     let denied = f.store.set_attr(&f.caller, (&*file, b""), true, &chown);
     assert_eq!(denied.unwrap_err(), Errno::EPERM);
-    // Writing as that user takes the set-user-id bit off.
+    // Writing as that user clears the set-user-id bit.
     let suid = SetAttr { mode: Some(0o4755), ..SetAttr::default() };
     assert_eq!(
         f.store.set_attr(&f.caller, f.at(b"open/mine"), true, &suid).unwrap().mode & 0o7777,
@@ -149,7 +149,7 @@ fn callers_have_the_rights_of_their_user() {
     );
     file.write(0, b"x", false).unwrap();
     assert_eq!(file.stat().unwrap().mode & 0o7777, 0o755);
-    // Capabilities that have nothing to do with permission bits are gone, too.
+    // Capabilities unrelated to permission bits are gone, too.
     for name in [&b"trusted.x"[..], b"security.capability"] {
         let set = XattrAction::Set(name, b"\x01\0\0\x02\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0", 0);
         let result = f.store.xattr(&f.caller, (&*file, b""), true, set);
@@ -157,13 +157,13 @@ fn callers_have_the_rights_of_their_user() {
     }
     let device = f.store.make_node(&f.caller, f.at(b"open/null"), 0o020_666, 259);
     assert_eq!(device.unwrap_err(), Errno::EPERM);
-    // Attributes in a listing need the right to search.
+    // Attributes in a listing require search permission.
     let closed = f.open(b"closed", DIRECTORY).unwrap();
     let mut names = Names { room: 10, ..Names::default() };
     closed.read_directory(0, true, &mut names).unwrap();
     let hidden = names.seen.iter().find(|entry| entry.3 == b"file").unwrap();
     assert!(hidden.4.is_none());
-    // References, /proc and links through it work for users as well.
+    // References, and links made through /proc, also work for users.
     let reference = f.open(b"open/mine", PATH).unwrap();
     let set = SetAttr { mode: Some(0o600), size: Some(0), ..SetAttr::default() };
     f.store.set_attr(&f.caller, (&*reference, b""), true, &set).unwrap();

@@ -1,4 +1,4 @@
-//! Permissions, times and extended attributes.
+//! Tests of permissions, times and extended attributes.
 
 use super::*;
 

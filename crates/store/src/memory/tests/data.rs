@@ -1,4 +1,4 @@
-//! Bytes: sharing, holes, space, copies.
+//! Tests of file data: sharing, holes, space, copies.
 
 use super::*;
 use crate::memory::arena::page_bytes;
@@ -37,7 +37,7 @@ fn reads_share_blocks_and_never_change() {
     assert_eq!(held.to_vec().unwrap(), old, "after the file is gone");
 }
 
-/// Where the bytes of a slice stand.
+/// Returns the place of the first slice in memory.
 fn place(aggregate: &Aggregate) -> u64 {
     aggregate.slices().next().unwrap().offset
 }

@@ -18,7 +18,7 @@ const BLOCK: usize = 64 * KIB;
 const CREATE: u32 = open_flag::CREATE | 2;
 const READ_WRITE: u32 = 2;
 
-/// A store, its root, and a caller: short names for the tests.
+/// A store, its root and a caller, with short helper functions.
 pub(in crate::memory) struct Fixture {
     pub(in crate::memory) store: Arc<MemoryStore>,
     pub(in crate::memory) root: Arc<dyn OpenFile>,
@@ -118,7 +118,7 @@ fn resize(fixture: &Fixture, file: &File, size: u64) -> Result<Attr, Errno> {
     fixture.store.set_attr(&fixture.caller, (&**file, b""), true, &set)
 }
 
-/// Names and cookies, up to a number of entries.
+/// Collects names and cookies, up to a number of entries.
 struct Collected {
     entries: Vec<(u64, Vec<u8>, Option<Attr>)>,
     room: usize,
@@ -146,7 +146,7 @@ fn pattern(length: usize, seed: u8) -> Vec<u8> {
     (0..length).map(|at| (at as u8).wrapping_mul(31).wrapping_add((at >> 8) as u8) ^ seed).collect()
 }
 
-/// All names in a directory.
+/// Returns all names in a directory.
 pub(in crate::memory) fn names(f: &Fixture, path: &str) -> std::collections::BTreeSet<String> {
     let directory = f.open(path, open_flag::DIRECTORY).unwrap();
     list(&directory, 0, usize::MAX).0.into_iter().map(|(_, name)| name).collect()

@@ -1,4 +1,4 @@
-//! Paths, names, links, renames, listings.
+//! Tests of paths, names, links, renames and listings.
 
 use super::*;
 
@@ -101,16 +101,16 @@ fn a_part_is_left_no_more_than_the_whole() {
     }
     let new = part.make_directory(&f.caller, (&*e, b"../../../x"), 0o755);
     assert_eq!(new.err(), Some(Errno::EXDEV));
-    // An open directory that was moved out of it leads nowhere but down.
+    // An open directory that was moved out leads only down.
     f.store.rename(&f.caller, f.at("a/part/d/e"), f.at("a/e"), 0).unwrap();
     assert_eq!(open(&e, "..", 0).err(), Some(Errno::EXDEV));
     assert_eq!(open(&e, "../beside", 0).err(), Some(Errno::EXDEV));
     assert!(open(&e, "below", 0).is_ok());
-    // What is done here is seen there, and space is that of the whole.
+    // Changes through one store are visible in the other, and both share the space.
     open(&root, "new", CREATE).unwrap().write(0, &[7; BLOCK], false).unwrap();
     assert_eq!(f.stat("a/part/new").unwrap().size, BLOCK as u64);
     assert_eq!(part.stat_fs().unwrap(), f.store.stat_fs().unwrap());
-    // The same directory again, by whatever path, is the same store.
+    // The same directory by any path is the same store.
     let below = |path: &str| f.store.below(&f.caller, path.as_bytes());
     for path in ["a/part", "a/link", "./a/../a/part/."] {
         assert!(Arc::ptr_eq(&below(path).unwrap(), &part));

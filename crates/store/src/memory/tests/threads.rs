@@ -1,4 +1,4 @@
-//! Several threads at once.
+//! Tests with several threads.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! What every store has to tell, and what it must not.
+//! Events that every store must report, and events that it must not.
 
 use super::record::{Record, Seen};
 use super::{O_DIRECTORY, Stage, Watching};
@@ -84,7 +84,7 @@ fn who_has_left_is_told_nothing_and_may_come_back(stage: &Stage) {
     stage.chmod("f", 0o600);
     stage.settle();
     assert_eq!((gone.take().len(), stays.take().len()), (1, 1));
-    // All leave, and one comes back.
+    // All watches end, and a new one begins.
     drop((back, keep));
     stage.chmod("f", 0o640);
     let _back = stage.watch_by("f", ATTRIB, &gone);
@@ -103,7 +103,7 @@ fn a_removed_file_ends_its_watch(stage: &Stage) {
     stage.settle();
     assert_eq!(all.words(), ["ATTRIB", "DELETE_SELF", "IGNORED"]);
     assert_eq!(little.words(), ["DELETE_SELF", "IGNORED"]);
-    // What has the name now is another file.
+    // The name now belongs to another file.
     let (new, _keep_new) = stage.watch("f", ALL);
     drop(watching);
     stage.chmod("f", 0o640);
@@ -240,7 +240,7 @@ fn a_witness_may_leave_while_it_is_told(stage: &Stage) {
     });
 }
 
-/// As the table of a session is, which its watches tell and which holds them.
+/// Like the table of a session, which gets the events of its watches and holds them.
 struct Owner {
     _watching: Watching,
 }
@@ -255,13 +255,13 @@ fn a_witness_may_own_watches(stage: &Stage) {
     drop((stage.create("f"), stage.create("g")));
     let file = stage.refer("f");
     let (other, watching) = stage.watch("g", ATTRIB);
-    // The witness goes with its watch, and takes one with it.
+    // The witness is dropped with its watch, and drops the watch that it owns.
     let watch = file.watch(ATTRIB, Arc::new(Owner { _watching: watching })).unwrap();
     drop(watch);
     stage.chmod("g", 0o600);
     stage.settle();
     assert!(other.seen().is_empty());
-    // Here, it goes with its file.
+    // Here it is dropped with its file.
     let (_, watching) = stage.watch("g", ATTRIB);
     let watch = file.watch(ATTRIB, Arc::new(Owner { _watching: watching })).unwrap();
     let (end, _keep) = stage.watch("f", 0);
@@ -307,7 +307,7 @@ fn pure_reads_are_no_changes(stage: &Stage) {
     let paths = ["", "d", "d/f"];
     let kept: Vec<_> = paths.iter().map(|path| stage.watch(path, changes)).collect();
     for _ in 0..5 {
-        // So that the directory gets known to the store.
+        // Makes the directory known to the store.
         crate::directory::requests_arrived(std::time::Instant::now());
         let directory = stage.open("d", O_DIRECTORY).unwrap();
         assert!(directory.read_directory(0, true, &mut Everything).unwrap());

@@ -1,4 +1,4 @@
-//! What the comparison of random operations leaves out.
+//! Cases that the comparison of random operations leaves out.
 
 use super::record::Record;
 use super::{O_DIRECTORY, Stage};
@@ -61,7 +61,7 @@ fn a_file_that_moved_is_told_by_its_new_name(stage: &Stage) {
 fn a_removed_file_is_told_by_its_old_name_until_it_is_closed(stage: &Stage) {
     stage.mkdir("d");
     let (record, _keep) = stage.watch("d", DELETE | MODIFY | CLOSE_WRITE);
-    // So many that those which are closed are looked for.
+    // Enough files that the store checks which of them are closed.
     for number in 0..200 {
         let name = format!("d/f{number}");
         let file = stage.create(&name);
@@ -173,7 +173,7 @@ fn what_is_outside_of_a_part_is_told_nevertheless(stage: &Stage) {
     assert_eq!(record.words(), ["CREATE by the whole", "CREATE by the part"]);
 }
 
-/// Makes and removes a few names again and again, from several threads.
+/// Creates and removes a few names again and again, from several threads.
 fn bustle(stage: &Stage, rounds: usize) {
     std::thread::scope(|threads| {
         for thread in 0..4 {

@@ -1,6 +1,6 @@
-//! Watching, over every store.
+//! Tests of watches on every store.
 
-/// Runs each case over each store.
+/// Runs each case on each store.
 macro_rules! over_stores {
     ($($case:ident),* $(,)?) => {
         mod directory {
@@ -31,7 +31,7 @@ const O_PATH: u32 = open_flag::PATH;
 const O_DIRECTORY: u32 = open_flag::DIRECTORY;
 const O_NOFOLLOW: u32 = open_flag::NO_FOLLOW;
 
-/// A store to watch, and who does so.
+/// A store to watch, and the caller that watches.
 struct Stage {
     store: Arc<dyn FileStore>,
     root: Arc<dyn OpenFile>,
@@ -46,7 +46,7 @@ impl Stage {
         Self { store, root, caller, _temporary: temporary }
     }
 
-    /// A directory of the local file system.
+    /// Creates a store of a directory of the local file system.
     fn directory() -> Self {
         rustix::process::umask(rustix::fs::Mode::empty());
         let temporary = tempfile::tempdir().unwrap();
@@ -68,7 +68,7 @@ impl Stage {
         self.store.open(&self.caller, self.at(path), how).map(|(file, _)| file)
     }
 
-    /// A reference, as those who only watch have.
+    /// Opens a reference, which is enough to watch.
     fn refer(&self, path: &str) -> Arc<dyn OpenFile> {
         self.open(path, O_PATH | O_NOFOLLOW).unwrap()
     }
@@ -106,7 +106,7 @@ impl Stage {
         self.store.set_attr(&self.caller, self.at(path), true, &set).unwrap();
     }
 
-    /// Watches what a path leads to, with no other handle than that of the watch.
+    /// Watches the file that a path leads to; the watch has the only handle.
     fn watch(&self, path: &str, mask: u32) -> (Arc<Record>, Watching) {
         let record = Record::new();
         let watching = self.watch_by(path, mask, &record);
@@ -119,7 +119,7 @@ impl Stage {
         Watching { _watch: watch, _file: file }
     }
 
-    /// Waits until all that has happened so far is told, to whomever.
+    /// Waits until all earlier events have been reported to all witnesses.
     fn settle(&self) {
         let record = Record::new();
         let watch = self.root.watch(towline_wire::event::DELETE, record.clone()).unwrap();
@@ -130,7 +130,7 @@ impl Stage {
     }
 }
 
-/// A watch with the handle it belongs to.
+/// A watch with its handle.
 struct Watching {
     _watch: Box<dyn Watch>,
     _file: Arc<dyn OpenFile>,

@@ -1,8 +1,10 @@
-//! Random operations on a directory and on a store in memory, of which the same has to be told in the same order.
+//! Compares the events of a directory store and a memory store under random operations: the same
+//! ones in the same order.
 //!
-//! Left out of it is what the directory store does that a file system would not: it lists a directory by several calls, opens a file whose
-//! length is set by a path or a reference, and looks whether what is opened is a fifo. So is what happens to files with several names: the kernel
-//! knows by which of them each was opened. The kernel makes one of equal events that follow each other; so does this.
+//! It leaves out what the directory store does and a file system would not: it lists a directory
+//! with several calls, opens a file to set its length by path or reference, and checks whether an
+//! opened file is a FIFO. It also leaves out events of files with several names: the kernel knows
+//! by which one each was opened. The kernel merges equal events in a row; so does this test.
 
 use super::record::Seen;
 use super::{Stage, Watching};
@@ -14,10 +16,10 @@ use towline_wire::event::{ACCESS, ALL, ISDIR};
 use towline_wire::request::open_flag::of_this_machine;
 use towline_wire::{Errno, Timestamp};
 
-/// Open files at once.
+/// Number of files that can be open at once.
 const FILES: usize = 3;
 
-/// One operation; `usize` are open files.
+/// One operation. `usize` values are open files.
 #[derive(Clone, Debug)]
 enum Op {
     Watch(String),
@@ -40,10 +42,10 @@ enum Op {
     RemoveXattr(String),
 }
 
-/// All that was told to one side: number of the watch, and event.
+/// All events of one side: number of the watch, and event.
 type Log = Arc<Mutex<Vec<(usize, Seen)>>>;
 
-/// Writes down what one watch is told.
+/// Logs the events of one watch.
 struct Clerk(Log, usize);
 
 impl Witness for Clerk {
@@ -56,14 +58,14 @@ impl Witness for Clerk {
     }
 }
 
-/// A store that things are done to.
+/// A store under test.
 struct Side {
     stage: Stage,
     log: Log,
-    /// With the identity of what is watched.
+    /// Watches with the identity of the watched file.
     watches: Vec<((u64, u64), Option<Watching>)>,
     files: [Option<Arc<dyn OpenFile>>; FILES],
-    /// Which of them were opened with `O_PATH`.
+    /// Whether each was opened with `O_PATH`.
     references: [bool; FILES],
 }
 
@@ -87,12 +89,12 @@ impl Side {
         side
     }
 
-    /// Watches what nobody does.
+    /// Watches a file that is not watched yet.
     fn watch(&mut self, path: &str) -> Result<(), Errno> {
-        // A store in memory does not know which names files had that were removed before.
+        // A memory store does not know the names of files that were removed before.
         let removed = |file: &Arc<dyn OpenFile>| file.stat().unwrap().links == 0;
         self.files.iter_mut().for_each(|file| drop(file.take_if(|file| removed(file))));
-        // Who comes may be told what has happened a moment ago.
+        // A new watch may get events from a moment before.
         self.stage.settle();
         let file = match path {
             "" => self.stage.root.clone(),
@@ -118,7 +120,7 @@ impl Side {
         match op {
             Op::Watch(path) => return self.watch(path),
             Op::Leave(at) => {
-                // Who leaves is not told what has happened a moment ago.
+                // A watch that ends misses events from a moment before.
                 self.stage.settle();
                 let count = self.watches.len();
                 self.watches[at % count].1 = None;
@@ -179,13 +181,13 @@ impl Side {
         Ok(())
     }
 
-    /// What was told, with the cookies numbered.
+    /// Returns the events, with the cookies numbered.
     fn told(&self) -> Vec<(usize, Seen)> {
         self.stage.settle();
         let mut cookies = vec![0];
         let mut told = self.log.lock().clone();
         told.retain(|(_, seen)| seen.name != b"settled" && seen.mask != ACCESS | ISDIR);
-        // The kernel does not look at cookies there.
+        // The kernel ignores cookies when it merges events.
         told.dedup_by(|one, other| {
             (one.0, one.1.mask, &one.1.name) == (other.0, other.1.mask, &other.1.name)
         });
@@ -263,7 +265,7 @@ proptest! {
         let mut sides = [Side::new(Stage::directory()), Side::new(Stage::memory())];
         for op in &ops {
             let [real, ours] = sides.each_mut().map(|side| side.apply(op));
-            // Whether both do the same is the subject of other tests.
+            // Other tests check that both return the same.
             prop_assert_eq!(real.is_ok(), ours.is_ok(), "{:?}: {:?} and {:?}", op, real, ours);
         }
         let [real, ours] = sides.each_ref().map(Side::told);

@@ -1,4 +1,4 @@
-//! A witness that remembers.
+//! A witness that records events.
 
 use crate::Witness;
 use parking_lot::{Condvar, Mutex};
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use towline_wire::event;
 
-/// No event takes so long.
+/// More time than any event takes.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 const BITS: [(u32, &str); 14] = [
@@ -34,7 +34,7 @@ pub(super) struct Seen {
     pub(super) name: Vec<u8>,
 }
 
-/// What a witness was told.
+/// The events that a witness got.
 #[derive(Default)]
 pub(super) struct Record {
     told: Mutex<Told>,
@@ -56,17 +56,17 @@ impl Record {
         self.told.lock().seen.clone()
     }
 
-    /// Forgets what it was told, and returns it.
+    /// Removes and returns the recorded events.
     pub(super) fn take(&self) -> Vec<Seen> {
         std::mem::take(&mut self.told.lock().seen)
     }
 
-    /// How often something was lost.
+    /// Returns how often events were lost.
     pub(super) fn losses(&self) -> u32 {
         self.told.lock().losses
     }
 
-    /// Waits for a condition on what was told.
+    /// Waits for a condition on the recorded events.
     pub(super) fn wait_for(&self, condition: impl Fn(&[Seen]) -> bool) {
         let mut told = self.told.lock();
         while !condition(&told.seen) {
@@ -75,7 +75,7 @@ impl Record {
         }
     }
 
-    /// What it was told, in words; of equal neighbours only one, as the kernel may make one of them.
+    /// Returns the events in words, and equal neighbours only once, as the kernel may merge them.
     pub(super) fn words(&self) -> Vec<String> {
         let mut words: Vec<String> = self.seen().iter().map(Seen::words).collect();
         words.dedup();
@@ -84,7 +84,7 @@ impl Record {
 }
 
 impl Seen {
-    /// For example `CREATE|ISDIR name`.
+    /// Returns the event in words, for example `CREATE|ISDIR name`.
     pub(super) fn words(&self) -> String {
         let has = |(bit, _): &&(u32, &str)| self.mask & bit != 0;
         let bits: Vec<&str> = BITS.iter().filter(has).map(|(_, name)| *name).collect();
