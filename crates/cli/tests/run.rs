@@ -8,23 +8,10 @@ use std::fs;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
-use support::{TOWLINE, World};
+use support::{TOWLINE, World, have};
 
 /// Where the remote directory is for the programs; it does not exist here.
 const PREFIX: &str = "/towline-run-test";
-
-fn has(program: &str) -> bool {
-    let found = Command::new("sh")
-        .args(["-c", &format!("command -v {program}")])
-        .stdout(Stdio::null())
-        .status()
-        .unwrap()
-        .success();
-    if !found {
-        println!("SKIPPED: {program} is not installed");
-    }
-    found
-}
 
 fn shell(script: &str, directory: &str, scratch: &Path, remote: Option<&str>) -> Output {
     let mut command = match remote {
@@ -129,7 +116,7 @@ fn coreutils_one_by_one() {
 
 #[test]
 fn tar_and_copies_of_trees() {
-    if !has("tar") {
+    if !have("tar") {
         return;
     }
     same(
@@ -153,7 +140,7 @@ fn programs_and_scripts_run_from_there() {
 
 #[test]
 fn git_works() {
-    if !has("git") {
+    if !have("git") {
         return;
     }
     same(
@@ -167,7 +154,7 @@ fn git_works() {
 
 #[test]
 fn python_sees_files_as_ever() {
-    if !has("python3") {
+    if !have("python3") {
         return;
     }
     same(
@@ -206,7 +193,7 @@ P"#,
 
 #[test]
 fn databases_are_not_torn() {
-    if !has("sqlite3") {
+    if !have("sqlite3") {
         return;
     }
     same(
@@ -224,7 +211,7 @@ fn databases_are_not_torn() {
 
 #[test]
 fn a_project_is_built() {
-    if !has("make") || !has("cc") {
+    if !have("make") || !have("cc") {
         return;
     }
     same(
@@ -244,7 +231,7 @@ fn a_project_is_built() {
 fn editors_and_other_languages() {
     // What is not installed says the same on both sides.
     for program in ["perl", "vim", "node", "rsync"] {
-        has(program);
+        have(program);
     }
     same(
         r#"printf 'one\ntwo\nthree\n' > f; vim -es -u NONE -c '%s/two/2/' -c 'wq' f; cat f
@@ -265,7 +252,7 @@ fn editors_and_other_languages() {
 /// What is read ahead must not be believed when somebody else of the run changed it.
 #[test]
 fn what_is_read_ahead_is_not_stale_within_a_run() {
-    if !has("python3") {
+    if !have("python3") {
         return;
     }
     same(
@@ -419,4 +406,28 @@ fn libraries_of_other_versions_go_unless_a_run_uses_them() {
     );
     run();
     assert_eq!(names(), before);
+}
+
+/// Its notes are in files of the user who began the run.
+#[test]
+fn a_program_that_becomes_another_user_is_reported() {
+    if !rustix::process::geteuid().is_root() || !have("setpriv") {
+        println!("SKIPPED: only root can become another user");
+        return;
+    }
+    let world = World::new();
+    fs::write(world.local("served/file"), "12345").unwrap();
+    let prefix = world.local("at");
+    let user = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", "cat"];
+    let output = Command::new(TOWLINE)
+        .args(["run", "--report=json", "--serve"])
+        .arg(world.local("served"))
+        .args(["--at".as_ref(), prefix.as_os_str(), "--".as_ref()])
+        .args(user)
+        .arg(prefix.join("file"))
+        .output()
+        .unwrap();
+    assert_eq!(output.stdout, b"12345");
+    let report: serde_json::Value = serde_json::from_slice(&output.stderr).unwrap();
+    assert_eq!(report["files"][prefix.join("file").to_str().unwrap()], 1, "{report}");
 }

@@ -161,7 +161,10 @@ impl Listener {
             Self::Tcp(listener, _) => listener.local_addr().map(Address::Tcp),
             Self::Unix(listener, _) => {
                 let address = listener.local_addr()?;
-                Ok(Address::Unix(address.as_pathname().unwrap_or("".as_ref()).to_path_buf()))
+                Ok(match address.as_abstract_name() {
+                    Some(name) => Address::Abstract(String::from_utf8_lossy(name).into_owned()),
+                    None => Address::Unix(address.as_pathname().unwrap_or("".as_ref()).into()),
+                })
             }
         }
     }
@@ -399,6 +402,19 @@ mod tests {
             assert!(error.to_string().contains("does not listen"), "{error}");
         }
         assert!(Listener::from_fd(listener.into()).is_ok());
+    }
+
+    #[test]
+    fn a_listener_says_where_it_listens() {
+        let name = format!("towline-listener-{}", std::process::id());
+        let abstract_one = Address::Abstract(name);
+        assert_eq!(Listener::bind(&abstract_one).unwrap().address().unwrap(), abstract_one);
+        let path = std::env::temp_dir().join(format!("towline-listener-{}", std::process::id()));
+        let named = Address::Unix(path);
+        assert_eq!(Listener::bind(&named).unwrap().address().unwrap(), named);
+        let any = Address::Tcp("127.0.0.1:0".parse().unwrap());
+        let Address::Tcp(got) = Listener::bind(&any).unwrap().address().unwrap() else { panic!() };
+        assert_ne!(got.port(), 0);
     }
 
     #[test]

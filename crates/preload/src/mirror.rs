@@ -114,8 +114,12 @@ pub(crate) fn copy(at: &At) -> Result<Vec<u8>, i32> {
     })();
     // The kernel does not execute a file that is open for writing.
     let _ = call(libc::SYS_close, [fd, 0, 0, 0, 0, 0]);
-    copied?;
-    call(libc::SYS_renameat2, [AT, new.as_ptr() as usize, AT, name.as_ptr() as usize, 0, 0])?;
+    let (from, to) = (new.as_ptr() as usize, name.as_ptr() as usize);
+    let placed = copied.and_then(|_| call(libc::SYS_renameat2, [AT, from, AT, to, 0, 0]));
+    placed.inspect_err(|_| {
+        // No room, for one: the space is needed, and nobody else knows this name.
+        let _ = call(libc::SYS_unlinkat, [AT, from, 0, 0, 0, 0]);
+    })?;
     Ok(name)
 }
 

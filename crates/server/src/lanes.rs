@@ -375,10 +375,14 @@ impl Core {
     }
 }
 
+/// A number that nobody can guess.
+///
+/// # Panics
+/// The kernel refuses random numbers: sessions would be open to whoever guesses their secrets.
 pub(crate) fn random() -> u64 {
     let mut bytes = [0; 8];
-    // Fails only if the kernel has no random numbers at all. The server does not get as far as serving then,
-    // so secrets of sessions cannot be guessed.
-    let _ = rustix::rand::getrandom(&mut bytes[..], rustix::rand::GetRandomFlags::empty());
+    let flags = rustix::rand::GetRandomFlags::empty();
+    let got = rustix::io::retry_on_intr(|| rustix::rand::getrandom(&mut bytes[..], flags));
+    assert_eq!(got, Ok(bytes.len()), "getrandom(2) gives no random numbers");
     u64::from_le_bytes(bytes)
 }

@@ -169,12 +169,15 @@ impl Files {
     /// Adds a file with the handle that it had before the server restarted.
     ///
     /// # Errors
-    /// `EBADF` when the handle is impossible or in use, or at the limit of open files.
+    /// `EBADF` when the handle is impossible or in use, `EMFILE` at the limit.
     pub fn insert_at(&mut self, handle: u64, opened: Opened) -> Result<(), Errno> {
         let (index, generation) = parts(handle);
         let is_possible = index < OPEN_FILES_MAX && (1..=0x7fff_ffff).contains(&generation);
-        if !is_possible || self.find(handle).is_ok() || self.open >= OPEN_FILES_MAX {
+        if !is_possible || self.find(handle).is_ok() {
             return Err(Errno::EBADF);
+        }
+        if self.open >= OPEN_FILES_MAX {
+            return Err(Errno::EMFILE);
         }
         self.reclaimed.insert(handle, opened);
         self.open += 1;

@@ -129,11 +129,7 @@ impl Node {
     /// Creates a group of operations.
     #[must_use]
     pub fn group(&self) -> Group {
-        self.0.with(|state| {
-            let number = state.number();
-            state.groups.insert(number, VecDeque::new());
-            Group(number)
-        })
+        Group(self.0.with(State::number))
     }
 
     /// Waits for any operation of a group.
@@ -146,7 +142,8 @@ impl Node {
         limit: Option<Duration>,
     ) -> Result<(OperationId, Result<Finished, Error>), Error> {
         self.0.wait_until(limit, |state| {
-            if let Some(number) = state.groups.get_mut(&group.0).and_then(VecDeque::pop_front) {
+            let first = state.groups.get(&group.0).and_then(VecDeque::front);
+            if let Some(number) = first.copied() {
                 return Some(Ok((OperationId(number), self.result(state, number))));
             }
             let none = !state.operations.values().any(|op| op.group == Some(group.0));
@@ -174,8 +171,15 @@ impl Node {
     /// Takes the result of a finished operation.
     fn result(&self, state: &mut State, number: u64) -> Result<Finished, Error> {
         let operation = state.operations.remove(&number).ok_or(Error::NoOperation)?;
-        match operation.group.and_then(|group| state.groups.get_mut(&group)) {
-            Some(group) => group.retain(|other| *other != number),
+        match operation.group {
+            Some(group) => {
+                if let Entry::Occupied(mut finished) = state.groups.entry(group) {
+                    finished.get_mut().retain(|other| *other != number);
+                    if finished.get().is_empty() {
+                        finished.remove();
+                    }
+                }
+            }
             None => state.finished.retain(|other| *other != number),
         }
         if let Some(error) = operation.error {

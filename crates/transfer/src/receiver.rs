@@ -391,11 +391,7 @@ impl State {
             }
         }
         match group {
-            Some(group) => {
-                if let Some(group) = self.groups.get_mut(&group) {
-                    group.push_back(number);
-                }
-            }
+            Some(group) => self.groups.entry(group).or_default().push_back(number),
             None => self.finished.push_back(number),
         }
     }

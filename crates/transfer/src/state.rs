@@ -180,7 +180,7 @@ pub(crate) struct State {
     pub(crate) operations: HashMap<u64, Operation>,
     /// Finished operations without a group, oldest first.
     pub(crate) finished: VecDeque<u64>,
-    /// Finished operations of each group, oldest first.
+    /// Finished operations of each group that has some, oldest first.
     pub(crate) groups: HashMap<u64, VecDeque<u64>>,
     pub(crate) hungry: VecDeque<Hungry>,
     pub(crate) feeding: bool,

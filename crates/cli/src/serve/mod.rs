@@ -111,7 +111,7 @@ pub(crate) struct Args {
     /// Configuration file.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Bytes of all buffers for data on its way, whatever the number of clients, at least 512K for each core; default: 256M.
+    /// Memory for data in transit to and from files, and again as much for disks, however many clients there are; at least 512K for each core; default: 256M.
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     buffer_limit: Option<u64>,
     /// Longest fragment in which a disk is read, 4K to 256K; default: 128K.

@@ -188,11 +188,43 @@ static void each_once(void) {
     say("%d", counted);
 }
 
+static int reached;
+
+static int reach(const char *path, const struct stat *status, int kind, struct FTW *place) {
+    (void)status;
+    counted++;
+    reached += (kind == FTW_F || kind == FTW_D) && access(path + place->base, F_OK) == 0;
+    return 0;
+}
+
+/* Names beside a link are found after the walk went through it. */
+static void beside_links(void) {
+    MUST(mkdir("t", 0755));
+    MUST(mkdir("far", 0755));
+    MUST(mkdir("far/off", 0755));
+    for (int i = 0; i < 12; i++) {
+        char name[32];
+        snprintf(name, sizeof name, "t/%c", 'a' + i);
+        if (i % 4 == 2) {
+            MUST(mkdir(name, 0755));
+            strcat(name, "/one");
+            make(name, "");
+        } else make(name, "");
+    }
+    MUST(symlink("../far/off", "t/link"));
+    make("far/off/file", "");
+    counted = 0;
+    SAY(nftw("t", reach, 5, FTW_CHDIR));
+    say("%d of %d", reached, counted);
+    say("%d", access("t/link/file", F_OK));
+}
+
 static const struct test tests[] = {
     {"walks", walks},
     {"instructions", instructions},
     {"patterns", patterns},
     {"once", each_once},
+    {"links", beside_links},
     {NULL, NULL},
 };
 

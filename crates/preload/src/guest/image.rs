@@ -129,9 +129,17 @@ pub(super) fn load(path: &[u8]) -> Result<Image, i32> {
     }
     let linker = parts.iter().find(|part| part.p_type == libc::PT_INTERP);
     let linker = linker.map(|part| {
-        let mut name = vec![0; (part.p_filesz as usize).min(PATH_BYTES_MAX)];
+        let length = usize::try_from(part.p_filesz).unwrap_or(usize::MAX);
+        if length > PATH_BYTES_MAX {
+            return Err(libc::ENOEXEC);
+        }
+        let mut name = vec![0; length];
         file.read(&mut name, part.p_offset)?;
-        Ok::<_, i32>(name)
+        // The kernel executes no such program, and the linker is opened by this name.
+        if name.last() != Some(&0) {
+            return Err(libc::ENOEXEC);
+        }
+        Ok(name)
     });
     Ok(Image {
         base,
@@ -168,11 +176,11 @@ fn place(file: &File, part: &Elf64_Phdr, base: usize) -> Result<(), i32> {
         | bit(libc::PF_W, libc::PROT_WRITE)
         | bit(libc::PF_X, libc::PROT_EXEC);
     let at = base.wrapping_add(part.p_vaddr as usize);
-    let (of_file, all) = (at + part.p_filesz as usize, at + part.p_memsz as usize);
     let offset = part.p_offset as usize;
     if at % PAGE != offset % PAGE || part.p_filesz > part.p_memsz {
         return Err(libc::ENOEXEC);
     }
+    let (of_file, all) = (at + part.p_filesz as usize, at + part.p_memsz as usize);
     let fixed = libc::MAP_FIXED | libc::MAP_PRIVATE;
     if part.p_filesz > 0 {
         let from = (offset - at % PAGE) as u64;

@@ -340,7 +340,7 @@ pub(crate) unsafe fn dirfd(at: *mut DIR) -> c_int {
 
 /// Writes entries as `getdents64(2)` does; keeps the cookie of the last one as the file's offset.
 fn records(open: Open, to: &mut [u8]) -> Result<usize, i32> {
-    let _lock = open.entry.lock(crate::process::id());
+    let _lock = remote::lock_offset(open)?;
     let cookie = open.entry.offset.load(Ordering::Relaxed) as u64;
     let (entries, _) = list(open, cookie)?;
     let mut at = 0;

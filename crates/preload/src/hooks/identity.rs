@@ -3,9 +3,12 @@
 
 use crate::guard::{checked, finish, inside};
 use crate::table::real;
-use crate::{remote, start};
+use crate::{remote, report, start};
 use libc::{c_int, c_long, gid_t, uid_t};
-use towline_instance::{KEEPER, MAPPINGS, PLACEHOLDERS, PROGRAMS, SERVER, SOCKETS, STATE, WORKING};
+use towline_instance::{
+    KEEPER, MAPPINGS, NOTICES, PAGER, PLACEHOLDERS, PROGRAMS, RECORD, SERVER, SOCKETS, STATE,
+    WORKING,
+};
 
 const NAME: &std::ffi::CStr = c"system.posix_acl_access";
 /// Tags of the entries of an access control list, in the order that the kernel requires.
@@ -25,12 +28,17 @@ fn admit(user: uid_t) {
     let _ = inside(|| {
         // All the files exist after this.
         start::wait_for_servers();
-        for part in ["", PLACEHOLDERS, WORKING, MAPPINGS, PROGRAMS, SOCKETS, KEEPER, STATE, SERVER]
-        {
-            let path = [start::directory(), b"/", part.as_bytes(), b"\0"].concat();
-            let permissions = if [KEEPER, STATE, SERVER].contains(&part) { 6 } else { 7 };
+        // The file of notices is otherwise created by the first process that has something to report.
+        let _ = report::wake_keeper();
+        let below = |part: &str| [start::directory(), b"/", part.as_bytes()].concat();
+        let folders = ["", PLACEHOLDERS, WORKING, MAPPINGS, PROGRAMS, SOCKETS].map(below);
+        let files = [KEEPER, PAGER, STATE, SERVER, RECORD].map(below);
+        let notices = below(&[PLACEHOLDERS, "/", NOTICES].concat());
+        let with = |permissions| move |path: Vec<u8>| (path, permissions);
+        let files = files.into_iter().chain([notices]).map(with(6));
+        for (path, permissions) in folders.into_iter().map(with(7)).chain(files) {
             // If this fails, opening a file fails later and reports it.
-            let _ = permit(&path, user, permissions);
+            let _ = permit(&[&path[..], b"\0"].concat(), user, permissions);
         }
         if let Some(config) = start::config() {
             let _ = permit(&[&config.library[..], b"\0"].concat(), user, 5);

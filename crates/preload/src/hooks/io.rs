@@ -200,10 +200,15 @@ unsafe fn gather(
         // SAFETY: the program passes valid arguments.
         return Ok(put(unsafe { source(part.iov_base, part.iov_len) }?)? as isize);
     }
-    let mut all = Vec::with_capacity(parts.iter().map(|part| part.iov_len).sum());
+    let total: usize = parts.iter().map(|part| part.iov_len).sum();
+    let mut left = total.min(CALL_BYTES_MAX);
+    let mut all = Vec::new();
+    all.try_reserve_exact(left).map_err(|_| libc::ENOMEM)?;
     for part in parts {
+        let length = part.iov_len.min(left);
+        left -= length;
         // SAFETY: the program passes valid arguments.
-        all.extend_from_slice(unsafe { source(part.iov_base, part.iov_len) }?);
+        all.extend_from_slice(unsafe { source(part.iov_base, length) }?);
     }
     Ok(put(&all)? as isize)
 }

@@ -1,8 +1,8 @@
 //! `ftw` and `nftw` for remote trees, as libc's own open directories internally.
 
-use super::directories::{chdir, closedir, opendir, readdir};
-use super::leads_to_us;
+use super::directories::{chdir, closedir, fchdir, opendir, readdir};
 use super::status::{lstat, stat};
+use super::{files, leads_to_us};
 use crate::guard::{errno, finish, set_errno};
 use crate::table::real;
 use libc::{c_char, c_int, c_void, stat64};
@@ -138,10 +138,10 @@ impl Walk {
             return result;
         }
         let changes = self.flags & CHANGE_DIRECTORY != 0;
-        // SAFETY: the name is a string.
-        if changes && unsafe { chdir(name) } != 0 {
+        let Ok(back) = (if changes { Back::enter(name, self.flags) } else { Ok(Back::Stay) })
+        else {
             return -1;
-        }
+        };
         for name in names {
             let bytes = path.as_bytes();
             let slash: &[u8] = if bytes.ends_with(b"/") { b"" } else { b"/" };
@@ -155,8 +155,7 @@ impl Walk {
         if self.flags & ACTIONS != 0 && result == SKIP_SIBLINGS {
             result = 0;
         }
-        // SAFETY: a constant path.
-        if changes && unsafe { chdir(c"..".as_ptr()) } != 0 && result == 0 {
+        if !back.go() && result == 0 {
             return -1;
         }
         if self.flags & DEPTH_FIRST != 0 && result == 0 {
@@ -164,6 +163,59 @@ impl Walk {
             result = unsafe { (self.visit)(path.as_ptr(), status, DIRECTORY_AFTER, position) };
         }
         result
+    }
+}
+
+/// How a walk with `FTW_CHDIR` returns from a directory.
+enum Back {
+    /// It never entered it.
+    Stay,
+    /// By `..`.
+    Up,
+    /// By a descriptor of the directory that it came from, since `..` leads elsewhere behind a symbolic link.
+    To(c_int),
+}
+
+impl Back {
+    /// Makes `name` the working directory.
+    fn enter(name: *const c_char, flags: c_int) -> Result<Self, ()> {
+        let open = libc::O_PATH | libc::O_DIRECTORY | libc::O_CLOEXEC;
+        // SAFETY: a constant path.
+        let here = (flags & PHYSICAL == 0).then(|| unsafe { files::open(c".".as_ptr(), open, 0) });
+        let back = match here {
+            Some(here @ 0..) => Self::To(here),
+            // Out of descriptors in a deep tree.
+            _ => Self::Up,
+        };
+        // SAFETY: a string.
+        if unsafe { chdir(name) } != 0 {
+            back.close();
+            return Err(());
+        }
+        Ok(back)
+    }
+
+    /// Returns to it; false if it can no longer be reached.
+    fn go(self) -> bool {
+        // SAFETY: a constant path, a descriptor of ours.
+        let gone = unsafe {
+            match self {
+                Self::Stay => 0,
+                Self::Up => chdir(c"..".as_ptr()),
+                Self::To(here) => fchdir(here),
+            }
+        };
+        self.close();
+        gone == 0
+    }
+
+    fn close(&self) {
+        if let Self::To(here) = *self {
+            let error = errno();
+            // SAFETY: a descriptor of ours.
+            unsafe { files::close(here) };
+            set_errno(error);
+        }
     }
 }
 
@@ -190,7 +242,7 @@ unsafe fn walk(path: *const c_char, visit: Visit, flags: c_int, is_old: bool) ->
         if flags & CHANGE_DIRECTORY == 0 {
             return whole();
         }
-        let here = super::files::open(c".".as_ptr(), libc::O_RDONLY | libc::O_DIRECTORY, 0);
+        let here = files::open(c".".as_ptr(), libc::O_RDONLY | libc::O_DIRECTORY, 0);
         if here < 0 {
             return -1;
         }
@@ -203,8 +255,8 @@ unsafe fn walk(path: *const c_char, visit: Visit, flags: c_int, is_old: bool) ->
             result = whole();
         }
         let error = errno();
-        super::directories::fchdir(here);
-        super::files::close(here);
+        fchdir(here);
+        files::close(here);
         set_errno(error);
         result
     }
