@@ -189,7 +189,7 @@ impl Client {
 
     /// Returns a duplicate of the connection's descriptor. It becomes readable when something has
     /// arrived, and writable when there is room for waiting messages ([`Client::waits_to_send`]).
-    /// Over shared memory it only shows that the server is gone; use [`Operation::wait`] there. The
+    /// Over shared memory it only shows that the server is gone; use [`crate::Operation::wait`] there. The
     /// descriptor changes when a lost connection is replaced.
     ///
     /// # Errors

@@ -43,7 +43,7 @@ const NEW: [&str; 9] =
 #[derive(clap::Args, Clone, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// The disk: towline://HOST[:PORT]/NAME and its kin, nbd://HOST[:PORT]/NAME or
+    /// The disk: a Towline URL such as towline://HOST/NAME, nbd://HOST/NAME or
     /// nbd+unix:///NAME?socket=PATH.
     #[arg(value_name = "URL", required_unless_present_any = ["list", "resume"])]
     url: Option<String>,

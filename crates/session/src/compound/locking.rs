@@ -14,7 +14,7 @@ impl Compound {
         }
     }
 
-    /// Takes the outcome of [`Step::TestLock`]; run again afterwards. `family` owns the session's files;
+    /// Takes the outcome of [`super::Step::TestLock`]; run again afterwards. `family` owns the session's files;
     /// processes of other families are not named.
     pub fn tested(&mut self, family: u64, tested: Result<Option<(Owner, Range)>, Errno>) {
         let conflict = match tested {
