@@ -11,21 +11,22 @@ const PRIVATE: usize = 2;
 const FIXED: usize = 0x10;
 const ANONYMOUS: usize = 0x20;
 
-// What the kernel tells of a program.
+// Kinds of entries in the auxiliary vector.
 const AT_PHDR: usize = 3;
 const AT_PHNUM: usize = 5;
 const AT_PAGESZ: usize = 6;
 const AT_BASE: usize = 7;
 const AT_ENTRY: usize = 9;
 
-/// Bytes of the linker that are looked at: its program headers are among them.
+/// Bytes of the linker to examine; its program headers are among them.
 const FIRST_BYTES: usize = 1024;
-/// Most program headers of this program.
+/// Maximum number of this program's program headers.
 const HEADERS_MAX: usize = 32;
-/// Room for that many and two more. The head of a program, which stands behind a multiple of it, is no longer.
+/// Room for that many and two more. Also an upper bound for the ELF header and program headers of the file,
+/// which start at a multiple of it in memory.
 const HEADERS_BYTES: usize = 4096;
 
-/// Bytes of a page.
+/// The page size in bytes.
 #[derive(Clone, Copy)]
 struct Page(usize);
 
@@ -39,24 +40,24 @@ impl Page {
     }
 }
 
-/// New memory; zero.
+/// Maps new memory, filled with zeros.
 pub(crate) fn memory(bytes: usize) -> Option<usize> {
-    // SAFETY: a mapping of its own.
+    // SAFETY: this is a new mapping at an address that the kernel chooses.
     unsafe { call(MMAP, [0, bytes, READABLE | WRITABLE, PRIVATE | ANONYMOUS, usize::MAX, 0]) }
 }
 
-/// Loads it, and tells it of this program; gives the address where it begins. `entry` is where the program
-/// begins after that.
+/// Loads the dynamic linker and passes this program to it. Returns the linker's entry point. `entry` is where
+/// the program begins after that.
 pub(crate) fn load(beginning: &Beginning, entry: usize) -> Option<usize> {
     let page = Page(known(beginning, AT_PAGESZ)?);
     let file = open(LINKER)?;
     let mut first = [0; FIRST_BYTES];
     let (start, loads) = elf(read(file, &mut first)?)?;
     let end = loads.filter(|part| part.kind == LOAD).map(|part| part.address + part.bytes).max()?;
-    // SAFETY: addresses that nobody uses.
+    // SAFETY: the kernel chooses unused addresses.
     let base = unsafe { call(MMAP, [0, page.up(end), 0, PRIVATE | ANONYMOUS, usize::MAX, 0]) }?;
     for part in elf(&first)?.1.filter(|part| part.kind == LOAD) {
-        // SAFETY: inside of the addresses that were just taken.
+        // SAFETY: the part lies within the addresses reserved above.
         unsafe { map(file, base, &part, page) }?;
     }
     close(file);
@@ -67,15 +68,15 @@ pub(crate) fn load(beginning: &Beginning, entry: usize) -> Option<usize> {
 /// Maps a part of a file.
 ///
 /// # Safety
-/// The addresses are the caller's.
+/// The target addresses belong to the caller.
 unsafe fn map(file: usize, base: usize, part: &Header, page: Page) -> Option<()> {
-    // Bits of the headers are in another order than those of `mmap`.
+    // The permission bits of headers are in another order than those of `mmap`.
     let protection = (part.flags & 1) << 2 | (part.flags & 2) | (part.flags & 4) >> 2;
     let protection = protection as usize;
     let from = base + page.down(part.address);
     let (in_file, in_all) =
         (base + part.address + part.file_bytes, base + part.address + part.bytes);
-    // SAFETY: as the caller says; what is written to was mapped before.
+    // SAFETY: the caller owns the addresses, and memory is mapped before it is written.
     unsafe {
         let offset = page.down(part.offset);
         let how = [from, page.up(in_file) - from, protection, PRIVATE | FIXED, file, offset];
@@ -100,29 +101,29 @@ unsafe fn map(file: usize, base: usize, part: &Header, page: Page) -> Option<()>
     Some(())
 }
 
-/// What the kernel says of something.
+/// Returns the value of an entry of the auxiliary vector.
 fn known(beginning: &Beginning, kind: usize) -> Option<usize> {
     let at = beginning.auxiliary(kind);
-    // SAFETY: null, or a word of the list, which is ours, on the stack.
+    // SAFETY: the pointer is null or points to a word of the vector, which is on this process's stack.
     unsafe { at.as_ref() }.copied()
 }
 
-/// Tells the linker what the kernel would have: where it is, and that this program wants it. For that the
-/// program gets a copy of its headers with one more.
+/// Tells the linker what the kernel would have told it: where it is, and that this program requests it. For
+/// that, the program gets a copy of its program headers with additional entries.
 fn tell(beginning: &Beginning, base: usize, entry: usize) -> Option<()> {
     let set = |kind: usize, value: usize| {
         let at = beginning.auxiliary(kind);
-        // SAFETY: null, or a word of the list, which is ours, on the stack.
+        // SAFETY: the pointer is null or points to a word of the vector, which is on this process's stack.
         unsafe { at.as_mut() }.map(|word| *word = value)
     };
     let (old, count) = (known(beginning, AT_PHDR)?, known(beginning, AT_PHNUM)?);
     if count > HEADERS_MAX {
         return None;
     }
-    // SAFETY: the kernel says that so many are there.
+    // SAFETY: the kernel states that this many headers are there.
     let old_headers = unsafe { core::slice::from_raw_parts(old as *const Header, count) };
     let first = old_headers.iter().find(|part| part.kind == LOAD && part.offset == 0)?;
-    // The headers stand behind the head of the file, which is the beginning of the first part.
+    // The program headers follow the ELF header, which is at the start of the first part.
     let bias = (old & !(HEADERS_BYTES - 1)) - first.address;
     let new = memory(HEADERS_BYTES)? as *mut Header;
     let place = |kind: u32, address: usize, bytes: usize| Header {
@@ -141,7 +142,7 @@ fn tell(beginning: &Beginning, base: usize, entry: usize) -> Option<()> {
     ];
     let mut number = 0;
     for header in own.iter().chain(old_headers.iter().filter(|part| part.kind != HEADERS)) {
-        // SAFETY: at most two more than there were, for which there is room.
+        // SAFETY: there are at most two more than before, for which there is room.
         unsafe { new.add(number).write(*header) };
         number += 1;
     }

@@ -1,17 +1,17 @@
-//! Where the program `towline` begins: before the dynamic linker.
+//! The entry of the program `towline`, which runs before the dynamic linker.
 //!
-//! To load libc and to relocate the program takes as long as all else that `towline run` does, and is done
-//! again for the program that it becomes. So this program names no dynamic linker to the kernel. It begins
-//! here, in code that needs none: plain command lines of `run` are dealt with at once (`run.rs`); for all
-//! others, and in the keeper, the dynamic linker is loaded as the kernel would have done it (`loader.rs`).
+//! Loading libc and relocating the program takes as long as everything else that `towline run` does, and
+//! happens again for the program that it becomes. So `towline` names no dynamic linker to the kernel. It
+//! starts here, in code that needs none: it handles plain command lines of `run` at once (`run.rs`). For all
+//! others, and in the keeper, it loads the dynamic linker as the kernel would have done (`loader.rs`).
 //!
-//! It is compiled by itself (`build.rs`) into a piece of code without relocations, and without anything that
-//! can be written: no statics but constants, no pointers in constants.
+//! This crate is compiled separately (`build.rs`) into a block of code without relocations and without
+//! writable data: it has no statics but constants, and no pointers in constants.
 #![no_std]
 #![no_main]
 
 #[path = "../../instance/src/layout.rs"]
-#[allow(dead_code)] // it is the library's, too
+#[allow(dead_code)] // shared with the library
 mod layout;
 mod loader;
 mod run;
@@ -20,7 +20,7 @@ mod text;
 
 use core::ptr::null_mut;
 
-/// What the kernel leaves on the stack of a new program.
+/// What the kernel puts on the stack of a new program.
 pub(crate) struct Beginning {
     count: usize,
     arguments: *mut *const u8,
@@ -30,9 +30,10 @@ pub(crate) struct Beginning {
 
 impl Beginning {
     /// # Safety
-    /// `stack` is what the kernel left.
+    /// `stack` is the initial stack pointer set by the kernel.
     unsafe fn of(stack: *mut usize) -> Self {
-        // SAFETY: as the caller says: a count, so many arguments, null, the environment, null, pairs.
+        // SAFETY: the caller promises the kernel's layout: a count, that many arguments, null, the
+        // environment, null, and pairs.
         unsafe {
             let count = *stack;
             let arguments = stack.add(1).cast::<*const u8>();
@@ -45,34 +46,34 @@ impl Beginning {
         }
     }
 
-    /// An argument; empty where there is none.
+    /// Returns an argument, or an empty string if there is none.
     pub(crate) fn argument(&self, number: usize) -> &'static [u8] {
         if number >= self.count {
             return b"";
         }
-        // SAFETY: in range; a string that lives as long as the process.
+        // SAFETY: the number is in range, and the string lives as long as the process.
         unsafe { text::string(*self.arguments.add(number)) }
     }
 
-    /// Arguments from one on, as `execve` wants them.
+    /// Returns the arguments starting with this number, as `execve` expects them.
     pub(crate) fn arguments_from(&self, number: usize) -> *const *const u8 {
-        // SAFETY: at most the null at the end.
+        // SAFETY: the result points at most to the null at the end of the list.
         unsafe { self.arguments.add(number.min(self.count)) }
     }
 
-    /// Puts another argument in the place of one.
+    /// Replaces an argument.
     pub(crate) fn replace(&self, number: usize, with: *const u8) {
         if number < self.count {
-            // SAFETY: in range; the list is ours, on the stack.
+            // SAFETY: the number is in range, and the list is on this process's stack and not used otherwise.
             unsafe { *self.arguments.add(number) = with };
         }
     }
 
-    /// The environment, each `NAME=VALUE`.
+    /// Returns the environment variables, each `NAME=VALUE`.
     pub(crate) fn environment(&self) -> impl Iterator<Item = *const u8> {
         let mut at = self.environment;
         core::iter::from_fn(move || {
-            // SAFETY: not beyond the null at the end.
+            // SAFETY: the iteration stops at the null at the end.
             unsafe {
                 let found = *at;
                 (!found.is_null()).then(|| {
@@ -83,19 +84,20 @@ impl Beginning {
         })
     }
 
-    /// The value of a variable.
+    /// Returns the value of an environment variable.
     pub(crate) fn variable(&self, name: &[u8]) -> Option<&'static [u8]> {
         self.environment().find_map(|found| {
-            // SAFETY: a string of the environment.
+            // SAFETY: the environment consists of strings that end with a zero byte and live as long as the
+            // process.
             let found = unsafe { text::string(found) };
             found.strip_prefix(name)?.strip_prefix(b"=")
         })
     }
 
-    /// What the kernel says of something; null where it says nothing.
+    /// Returns a pointer to an entry of the auxiliary vector, or null if it has none of this kind.
     pub(crate) fn auxiliary(&self, kind: usize) -> *mut usize {
         let mut at = self.auxiliary;
-        // SAFETY: the list ends with a pair of zeroes.
+        // SAFETY: the vector ends with a pair whose kind is zero.
         unsafe {
             loop {
                 match (*at)[0] {
@@ -108,14 +110,14 @@ impl Beginning {
     }
 }
 
-/// Gives the address where to go on with the stack as it was; `entry` is where the program would begin
-/// with a dynamic linker.
+/// Returns the address to jump to with the initial stack. `entry` is where the program begins when it has a
+/// dynamic linker.
 ///
 /// # Safety
 /// Called once, with the stack as the kernel left it.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn _start(stack: *mut usize, entry: usize) -> usize {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller passes the stack as the kernel left it.
     let beginning = unsafe { Beginning::of(stack) };
     run::run(&beginning);
     system::fill_missing_streams();

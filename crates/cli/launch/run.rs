@@ -1,5 +1,6 @@
-//! `towline run --at PREFIX=URL -- COMMAND ...`, as nearly all start it: what `run::start` of the program
-//! does, without the program. Whatever is unusual, or fails, is left to that.
+//! Starts plain command lines `towline run --at PREFIX=URL -- COMMAND ...`, which nearly all are: does what
+//! `run::start` does, without loading the rest of the program. Anything unusual, and any failure, is left to
+//! the program.
 
 use crate::Beginning;
 use crate::layout::{
@@ -13,38 +14,40 @@ use crate::system::{
 };
 use crate::text::{INTERPRETER, Text, decimal, elf, string};
 
-/// The library that is preloaded: the name of its file, and how long it is.
+/// The name of the preloaded library's file, and its length.
 const LIBRARY: &str = env!("TOWLINE_LIBRARY");
 const LIBRARY_BYTES: &str = env!("TOWLINE_LIBRARY_BYTES");
-/// When to note anew that it is used, in seconds.
+/// Age in seconds of the recorded use of the library at which it must be recorded again.
 const NOTED: u64 = 300;
-/// Variable with libraries that are loaded first.
+/// Environment variable that names libraries to load first.
 const PRELOAD: &[u8] = b"LD_PRELOAD";
 
-/// Longest path.
+/// Maximum length of a path.
 const PATH: usize = 512;
-/// Longest prefix and URL together.
+/// Maximum length of prefix and URL together.
 const NAMES: usize = 1024;
-/// Most variables of the environment.
+/// Maximum number of environment variables.
 const VARIABLES: usize = 512;
-/// Bytes of a program that are looked at.
+/// Bytes of a program to examine.
 const FIRST_BYTES: usize = 1024;
 
 type Path = Text<PATH>;
 
-/// Where the program's arguments begin, and what stands for `--at`.
+/// A parsed command line: the value of `--at`, and the number of the argument with which the command begins.
 struct Line {
     at: &'static [u8],
     command: usize,
 }
 
-/// Becomes the program; comes back where it is not for us, and in the keeper, with its command line.
+/// Becomes the program. Returns if the command line is not a plain one, and in the keeper, whose command line
+/// it has set.
 pub(crate) fn run(beginning: &Beginning) {
     if let Some(begun) = line(beginning).and_then(|line| begin(beginning, &line)) {
         part(beginning, &begun);
     }
 }
 
+/// Parses the command line. Returns `None` if it is not a plain one.
 fn line(beginning: &Beginning) -> Option<Line> {
     if beginning.argument(1) != b"run" {
         return None;
@@ -57,16 +60,17 @@ fn line(beginning: &Beginning) -> Option<Line> {
     is_plain.then_some(Line { at, command: next + 1 })
 }
 
-/// What there is when all is ready.
+/// A run that is ready to start.
 struct Begun {
     directory: Path,
     library: Path,
     program: Path,
     command: usize,
-    /// A descriptor of this process.
+    /// A pidfd of this process.
     seen: usize,
 }
 
+/// Prepares the run. Returns `None` if anything is unusual or fails.
 fn begin(beginning: &Beginning, line: &Line) -> Option<Begun> {
     let (prefix, url) = prefix_and_url(line.at)?;
     if missing_streams().contains(&true) || !fits(beginning) {
@@ -85,7 +89,7 @@ fn begin(beginning: &Beginning, line: &Line) -> Option<Begun> {
     Some(Begun { directory, library, program, command: line.command, seen })
 }
 
-/// Takes plain ones apart, which mean what they say.
+/// Splits the value of `--at` if it is plain, so that its text can be used as it stands.
 fn prefix_and_url(at: &[u8]) -> Option<(&[u8], &[u8])> {
     let cut = at.windows(9).position(|part| part == b"=towline:" || part == b"=towline+")?;
     let (prefix, url) = (at.get(..cut)?, at.get(cut + 1..)?);
@@ -123,23 +127,23 @@ fn prefix_and_url(at: &[u8]) -> Option<(&[u8], &[u8])> {
     (is_meant && is_plain(prefix)).then_some((prefix, url))
 }
 
-/// True when the new environment is not too much for us.
+/// Returns true if the new environment fits into the memory here.
 fn fits(beginning: &Beginning) -> bool {
     let others = beginning.variable(PRELOAD).unwrap_or_default();
     beginning.environment().count() + 3 <= VARIABLES && others.len() + PATH + 16 <= NAMES
 }
 
-/// As `struct stat`.
+/// Memory laid out as `struct stat`.
 struct Status([u64; 18]);
 
 impl Status {
-    /// Of an open file.
+    /// Returns the status of an open file.
     fn of(file: usize) -> Option<Self> {
         const EMPTY_PATH: usize = 0x1000;
         Self::at(file, c"".as_ptr() as usize, EMPTY_PATH)
     }
 
-    /// Of a path, without following a link at its end.
+    /// Returns the status of a path without following a final symbolic link.
     fn of_path(path: &Path) -> Option<Self> {
         const NO_FOLLOW: usize = 0x100;
         Self::at(HERE, path.address(), NO_FOLLOW)
@@ -147,7 +151,7 @@ impl Status {
 
     fn at(folder: usize, path: usize, how: usize) -> Option<Self> {
         let mut status = [0; 18];
-        // SAFETY: the path ends with a zero byte; at least as long as the kernel's structure.
+        // SAFETY: the path ends with a zero byte, and `status` is at least as long as the kernel's structure.
         unsafe { call(FSTATAT, [folder, path, status.as_mut_ptr() as usize, how]) }?;
         Some(Self(status))
     }
@@ -192,7 +196,7 @@ impl Status {
 const DIRECTORY: u32 = 0o040_000;
 const REGULAR: u32 = 0o100_000;
 
-/// The folder for runs of this user, where it is there and as it should be.
+/// Returns this user's folder for runs if it exists with the right owner and mode.
 fn home(beginning: &Beginning) -> Option<Path> {
     let variable = |name: &[u8], other| beginning.variable(name).unwrap_or(other);
     let parents = [variable(b"XDG_RUNTIME_DIR", b""), b"/dev/shm", variable(b"TMPDIR", b"/tmp")];
@@ -205,18 +209,18 @@ fn home(beginning: &Beginning) -> Option<Path> {
     Path::of(&[path.get().strip_suffix(b"\0")?]).filter(|_| is_good)
 }
 
-/// True of a folder where nothing may be executed, so that the library could not be mapped.
+/// Returns true for a folder where nothing may be executed, so that the library could not be mapped.
 fn forbids_programs(folder: &[u8]) -> bool {
     const NOEXEC: u64 = 8;
     let mut system = [0u64; 15];
     let asked = Path::of(&[folder, b"\0"]).and_then(|path| {
-        // SAFETY: as long as the kernel's structure.
+        // SAFETY: the path ends with a zero byte, and `system` is as long as the kernel's structure.
         unsafe { call(STATFS, [path.address(), system.as_mut_ptr() as usize]) }
     });
     asked.is_some() && system[10] & NOEXEC != 0
 }
 
-/// The program that the library reaches, found as a shell does; none that may be remote.
+/// Finds the program as a shell does. Returns `None` if the library does not reach it or it may be remote.
 fn program(beginning: &Beginning, name: &[u8], prefix: &[u8]) -> Option<Path> {
     let is_below = |path: &[u8]| {
         path.strip_prefix(prefix).is_some_and(|rest| rest.is_empty() || rest.starts_with(b"/"))
@@ -227,7 +231,7 @@ fn program(beginning: &Beginning, name: &[u8], prefix: &[u8]) -> Option<Path> {
             .filter(|path| !is_below(name) && !may_climb && is_reached(path));
     }
     let folders = || beginning.variable(b"PATH").unwrap_or_default().split(|byte| *byte == b':');
-    // An empty one is the working directory.
+    // An empty folder stands for the working directory.
     if folders().any(|folder| folder.is_empty() || is_below(folder)) {
         return None;
     }
@@ -240,7 +244,8 @@ fn program(beginning: &Beginning, name: &[u8], prefix: &[u8]) -> Option<Path> {
     found.filter(is_reached)
 }
 
-/// True of a program of this machine with glibc and without rights of its own, and of scripts for one.
+/// Returns true for a program for this machine that uses glibc and grants no rights, and for scripts that
+/// such a program runs.
 fn is_reached(path: &Path) -> bool {
     let mut first = [0; FIRST_BYTES];
     let first = look(path, &mut first);
@@ -253,14 +258,14 @@ fn is_reached(path: &Path) -> bool {
     }
 }
 
-/// The interpreter of a script, unless that is `env`, which looks for another one.
+/// Returns the interpreter of a script, unless that is `env`, which looks for another one.
 fn interpreter(line: &[u8]) -> Option<Path> {
     let line = line.split(|byte| *byte == b'\n').next()?.trim_ascii();
     let path = line.split(u8::is_ascii_whitespace).next()?;
     Path::of(&[path, b"\0"]).filter(|_| !path.ends_with(b"/env"))
 }
 
-/// The beginning of a program, unless it gives rights.
+/// Returns the first bytes of a program, unless it grants rights.
 fn look<'a>(path: &Path, first: &'a mut [u8]) -> Option<&'a [u8]> {
     let file = open(path.get())?;
     let status = Status::of(file);
@@ -270,33 +275,35 @@ fn look<'a>(path: &Path, first: &'a mut [u8]) -> Option<&'a [u8]> {
     let mut value = [0u8; 64];
     let capability = c"security.capability".as_ptr() as usize;
     let how = [file, capability, value.as_mut_ptr() as usize, value.len()];
-    // SAFETY: as long as said, and the name ends with a zero byte.
+    // SAFETY: `value` has the length passed, and the name ends with a zero byte.
     let has_capabilities = unsafe { call(FGETXATTR, how) }.is_some();
     let first = read(file, first);
     close(file);
     first.filter(|_| is_program && !has_capabilities)
 }
 
+/// Returns whether a program names glibc's dynamic linker; `None` if it names none.
 fn has_our_linker(first: &[u8]) -> Option<bool> {
     let linker = elf(first)?.1.find(|part| part.kind == INTERPRETER)?;
     let linker = first.get(linker.offset..)?.get(..linker.file_bytes)?;
     Some(linker.rsplit(|byte| *byte == b'/').next()?.starts_with(b"ld-linux"))
 }
 
-/// The library, locked until its descriptor is closed, where it is there and was used lately.
+/// Opens and locks the library, if it exists and its use has been recorded lately. The lock lasts until the
+/// returned descriptor is closed.
 fn library_is_there(path: &Path) -> Option<usize> {
     const SHARED: usize = 1;
     let file = open(path.get())?;
     let is_good = || {
         let mut now = [0u64; 2];
-        // SAFETY: plain calls; a structure of two words.
+        // SAFETY: `flock` touches no memory, and `now` is as long as the kernel's structure of two words.
         unsafe {
             call(FLOCK, [file, SHARED])?;
             call(CLOCK_GETTIME, [0, now.as_mut_ptr() as usize])?;
         }
         let status = Status::of(file)?;
         let is_long = decimal(status.bytes() as u32).get() == LIBRARY_BYTES.as_bytes();
-        // It may have been removed before it was locked.
+        // The file may have been removed before it was locked.
         let is_there = is_long && status.links() > 0;
         Some(is_there && now[0].saturating_sub(status.changed()) <= NOTED)
     };
@@ -307,7 +314,7 @@ fn library_is_there(path: &Path) -> Option<usize> {
     None
 }
 
-/// A new directory for this run, with the shared state.
+/// Creates a new directory for this run, with the shared state.
 fn directory(home: &Path, library: &Path, prefix: &[u8], url: &[u8]) -> Option<Path> {
     const MODE: usize = 0o700;
     let number = decimal(process());
@@ -325,12 +332,12 @@ fn directory(home: &Path, library: &Path, prefix: &[u8], url: &[u8]) -> Option<P
     Some(path)
 }
 
-/// The path of something in the directory of a run.
+/// Returns the path of a name in the directory of a run.
 fn below(directory: &Path, name: &str) -> Option<Path> {
     Path::of(&[directory.get().strip_suffix(b"\0")?, b"/", name.as_bytes(), b"\0"])
 }
 
-/// Removes what was made: the program tries again, and says what is wrong.
+/// Removes what was made. The program then tries again and reports the error.
 fn remove(directory: &Path) {
     let remove = |name: &str, how: usize| {
         // SAFETY: the path ends with a zero byte.
@@ -343,11 +350,11 @@ fn remove(directory: &Path) {
     remove("", DIRECTORY);
 }
 
-/// The state of a run with one prefix, as `State::prepare` and `Config::to_bytes` write it.
+/// Writes the state of a run with one prefix, in the format of `State::prepare` and `Config::to_bytes`.
 fn make_state(path: &Path, library: &Path, prefix: &[u8], url: &[u8]) -> Option<()> {
     const NEW: usize = 0o2 | 0o100 | 0o200 | CLOEXEC;
     let mut random = [0; 8];
-    // SAFETY: as long as said.
+    // SAFETY: `random` has the length passed.
     unsafe { call(GETRANDOM, [random.as_mut_ptr() as usize, random.len(), 0]) }?;
     let mut config = Text::<NAMES>::new();
     config.push_word(u64::from_ne_bytes(random) | 1)?;
@@ -360,7 +367,7 @@ fn make_state(path: &Path, library: &Path, prefix: &[u8], url: &[u8]) -> Option<
     let mut head = Text::<16>::new();
     head.push_word(MAGIC)?;
     head.push_word(config.get().len() as u64)?;
-    // SAFETY: the path ends with a zero byte, and the texts are as long as said.
+    // SAFETY: the path ends with a zero byte, and the texts have the lengths passed.
     unsafe {
         let file = call(OPENAT, [HERE, path.address(), NEW, 0o600])?;
         let done = call(FTRUNCATE, [file, STATE_BYTES]).and_then(|_| {
@@ -372,13 +379,13 @@ fn make_state(path: &Path, library: &Path, prefix: &[u8], url: &[u8]) -> Option<
     }
 }
 
-/// A descriptor of this process, by which the keeper sees its end. None where orphans become this process's
-/// children, which would see the keeper then.
+/// Returns a pidfd of this process, by which the keeper notices its end. Returns `None` if orphans would
+/// become children of this process, which would then see the keeper.
 fn seen_by_orphans() -> Option<usize> {
     const TAKES_ORPHANS: usize = 37;
     let own = process() as usize;
     let mut takes = 0u32;
-    // SAFETY: a word is answered; two numbers.
+    // SAFETY: the first call writes one word, to `takes`; the second takes two numbers.
     unsafe {
         call(PRCTL, [TAKES_ORPHANS, &raw mut takes as usize])?;
         (own != 1 && takes == 0).then_some(())?;
@@ -386,23 +393,24 @@ fn seen_by_orphans() -> Option<usize> {
     }
 }
 
-/// Makes two processes, as `run/fork.rs`: this one becomes the program, the other one, which is nobody's
-/// child, the keeper. The process between them is not waited for, which would take as long as others have
-/// the processors: the library does that, before the program does anything by which it would learn of it
-/// (`preload/src/between.rs`).
+/// Splits this process in two, like `run/fork.rs`: this one becomes the program, the other one, an orphan,
+/// the keeper. This function does not wait for the process between them, which would take long if other
+/// processes keep the processors busy. The library waits for it before the program does anything that would
+/// reveal it (`preload/src/between.rs`).
 fn part(beginning: &Beginning, begun: &Begun) {
-    // No flags, and no signal at the end.
+    // No flags, and no signal at the child's end.
     const SILENT: [usize; 5] = [0; 5];
     let own = process();
-    // SAFETY: as `fork`; there is one thread.
+    // SAFETY: as for `fork`; there is only one thread.
     match unsafe { call(CLONE, SILENT) } {
-        // SAFETY: as before.
+        // SAFETY: as above.
         Some(0) => match unsafe { call(CLONE, SILENT) } {
             Some(0) => keep(beginning, begun, own),
             keeper => exit(usize::from(keeper.is_none())),
         },
         Some(between) => {
-            // Where that fails it is there until the program has ended, which sees it only by `__WALL`.
+            // If this fails, the process between stays until the program has ended; the program sees it only
+            // with `__WALL`.
             note(begun, between as u32);
             execute(beginning, begun);
         }
@@ -413,11 +421,11 @@ fn part(beginning: &Beginning, begun: &Begun) {
     }
 }
 
-/// Tells the library of the process between.
+/// Tells the library about the process between.
 fn note(begun: &Begun, between: u32) -> Option<()> {
     const TO_WRITE: usize = 2 | CLOEXEC;
     let path = below(&begun.directory, STATE)?;
-    // SAFETY: the path ends with a zero byte; a word is written.
+    // SAFETY: the path ends with a zero byte, and one word is written from `between`.
     unsafe {
         let file = call(OPENAT, [HERE, path.address(), TO_WRITE])?;
         let done =
@@ -427,12 +435,11 @@ fn note(begun: &Begun, between: u32) -> Option<()> {
     }
 }
 
-/// The command line `towline keep DIRECTORY PROCESS DESCRIPTOR`, in the place of the one that this process
-/// was started with.
+/// Prepares the keeper: sets its command line to `towline keep DIRECTORY PROCESS DESCRIPTOR`.
 fn keep(beginning: &Beginning, begun: &Begun, program: u32) {
-    // Those of `run/fork.rs`, which the keeper holds: HUP, INT, QUIT, USR1, USR2, PIPE, TERM.
+    // The signals that the keeper blocks, as in `run/fork.rs`: HUP, INT, QUIT, USR1, USR2, PIPE, TERM.
     let held = [1, 2, 3, 10, 12, 13, 15].iter().fold(0u64, |set, signal| set | 1 << (signal - 1));
-    // SAFETY: as long as said; a new process leads no group; a descriptor of ours.
+    // SAFETY: `held` has the length passed; `setsid` touches no memory.
     unsafe {
         call(RT_SIGPROCMASK, [0, &raw const held as usize, 0, size_of_val(&held)]);
         call(SETSID, []);
@@ -442,7 +449,7 @@ fn keep(beginning: &Beginning, begun: &Begun, program: u32) {
     let line = Text::<{ PATH + 32 }>::of(&[directory, program.get(), b"\0", seen.get(), b"\0"]);
     let Some((line, memory)) = line.zip(memory(PATH + 32)) else { exit(127) };
     let at = memory as *mut u8;
-    // SAFETY: it fits.
+    // SAFETY: the memory has room for the text, and the two do not overlap.
     unsafe { at.copy_from_nonoverlapping(line.get().as_ptr(), line.get().len()) };
     let program_at = at.wrapping_add(directory.len());
     beginning.replace(1, c"keep".as_ptr().cast());
@@ -454,7 +461,8 @@ fn keep(beginning: &Beginning, begun: &Begun, program: u32) {
 /// Becomes the program.
 fn execute(beginning: &Beginning, begun: &Begun) -> ! {
     let is_for = |variable: *const u8, name: &[u8]| {
-        // SAFETY: a string of the environment.
+        // SAFETY: the environment consists of strings that end with a zero byte and live as long as the
+        // process.
         let variable = unsafe { string(variable) };
         variable.strip_prefix(name).is_some_and(|rest| rest.starts_with(b"="))
     };
@@ -476,7 +484,8 @@ fn execute(beginning: &Beginning, begun: &Begun) -> ! {
     });
     if listed.is_some() {
         let arguments = beginning.arguments_from(begun.command) as usize;
-        // SAFETY: lists of strings that end with null. It comes back only when it fails.
+        // SAFETY: the path ends with a zero byte, and both lists consist of such strings and end with null.
+        // The call returns only if it fails.
         unsafe { call(EXECVE, [begun.program.address(), arguments, environment.address()]) };
     }
     complain(b"towline: run: the program cannot be executed\n");

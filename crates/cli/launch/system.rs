@@ -1,8 +1,8 @@
-//! System calls, and what the compiler takes for granted of a C library.
+//! System calls, and the functions that the compiler expects from a C library.
 
 use core::arch::asm;
 
-/// Numbers of those that are used.
+/// Numbers of the system calls in use.
 #[cfg(target_arch = "x86_64")]
 #[rustfmt::skip]
 mod numbers {
@@ -34,7 +34,7 @@ mod numbers {
     pub(crate) const GETRANDOM: usize = 318;
     pub(crate) const PIDFD_OPEN: usize = 434;
 }
-/// As above.
+/// Numbers of the system calls in use.
 #[cfg(target_arch = "aarch64")]
 #[rustfmt::skip]
 mod numbers {
@@ -68,15 +68,15 @@ mod numbers {
 }
 pub(crate) use numbers::*;
 
-/// The working directory, for calls that want a directory's descriptor.
+/// `AT_FDCWD`: the working directory, for calls that take a directory's descriptor.
 pub(crate) const HERE: usize = -100isize as usize;
-/// Flag of `open`.
+/// `O_CLOEXEC`.
 pub(crate) const CLOEXEC: usize = 0o2000000;
 
-/// A system call; what it gives, `None` when it fails.
+/// Makes a system call. Returns its result, or `None` if it fails.
 ///
 /// # Safety
-/// As the call says.
+/// As for the system call.
 pub(crate) unsafe fn call<const COUNT: usize>(
     number: usize,
     arguments: [usize; COUNT],
@@ -84,7 +84,7 @@ pub(crate) unsafe fn call<const COUNT: usize>(
     let at = |place: usize| arguments.get(place).copied().unwrap_or(0);
     let result: isize;
     #[cfg(target_arch = "aarch64")]
-    // SAFETY: the kernel changes this register and no others, and memory as the caller says.
+    // SAFETY: the kernel changes this register and no others, and memory only as the caller allows.
     unsafe {
         asm!(
             "svc 0",
@@ -95,7 +95,8 @@ pub(crate) unsafe fn call<const COUNT: usize>(
         );
     }
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: the kernel changes these two registers and no others, and memory as the caller says.
+    // SAFETY: the kernel changes the listed output registers and no others, and memory only as the caller
+    // allows.
     unsafe {
         asm!(
             "syscall",
@@ -110,16 +111,16 @@ pub(crate) unsafe fn call<const COUNT: usize>(
 }
 
 fn number(of: usize) -> u32 {
-    // SAFETY: calls without arguments that cannot fail.
+    // SAFETY: these calls take no arguments and cannot fail.
     unsafe { call(of, []) }.unwrap_or(0) as u32
 }
 
-/// The number of this process.
+/// Returns the number of this process.
 pub(crate) fn process() -> u32 {
     number(GETPID)
 }
 
-/// Effective user and group.
+/// Returns the effective user and group.
 pub(crate) fn user() -> (u32, u32) {
     (number(GETEUID), number(GETEGID))
 }
@@ -127,58 +128,60 @@ pub(crate) fn user() -> (u32, u32) {
 /// Ends the process.
 pub(crate) fn exit(status: usize) -> ! {
     loop {
-        // SAFETY: does not come back.
+        // SAFETY: the call does not return.
         unsafe { call(EXIT_GROUP, [status]) };
     }
 }
 
 /// Writes to standard error.
 pub(crate) fn complain(text: &[u8]) {
-    // SAFETY: as long as said.
+    // SAFETY: the memory has the length passed.
     unsafe { call(WRITE, [2, text.as_ptr() as usize, text.len()]) };
 }
 
-/// Opens a file, whose name ends with a zero byte, for reading.
+/// Opens a file for reading. The path must end with a zero byte.
 pub(crate) fn open(path: &[u8]) -> Option<usize> {
-    // SAFETY: the name ends with a zero byte, as the caller says.
+    // SAFETY: the caller passes a path that ends with a zero byte.
     unsafe { call(OPENAT, [HERE, path.as_ptr() as usize, CLOEXEC]) }
 }
 
-/// For standard input, output and error whether it is closed.
+/// Returns whether standard input, output and error are each closed.
 pub(crate) fn missing_streams() -> [bool; 3] {
     const INVALID: u64 = 0x20;
-    // A descriptor, and behind it what is asked and what is answered.
+    // Each a `struct pollfd`: the descriptor, then requested and returned events.
     let mut streams = [0u64, 1, 2];
     let at_once = [0u64; 2];
     let how = [streams.as_mut_ptr() as usize, streams.len(), at_once.as_ptr() as usize, 0];
-    // SAFETY: so many of eight bytes, and a structure of two words.
+    // SAFETY: there are as many structures of eight bytes as passed, and a timeout of two words.
     unsafe { call(PPOLL, how) };
     streams.map(|stream| stream >> 48 & INVALID != 0)
 }
 
-/// Takes the places of standard streams that are closed, so that nothing else comes there and is taken for one: by what can
-/// be neither read nor written, is everywhere, and is closed again when another program is executed.
+/// Occupies the numbers of closed standard streams, so that no other file gets them and is taken for a
+/// stream. It uses a descriptor that can be neither read nor written, exists everywhere, and is closed when
+/// another program is executed.
 pub(crate) fn fill_missing_streams() {
     for _ in missing_streams().into_iter().filter(|is_missing| *is_missing) {
-        // The lowest number that is free is taken, so it is the next of them.
+        // The kernel assigns the lowest free number, which is the next missing stream.
         open(b"/\0");
     }
 }
 
 /// Closes a descriptor.
 pub(crate) fn close(fd: usize) {
-    // SAFETY: a descriptor of ours that is not used again.
+    // SAFETY: the descriptor belongs to this code, which does not use it again.
     unsafe { call(CLOSE, [fd]) };
 }
 
 /// Reads the beginning of a file.
 pub(crate) fn read(fd: usize, to: &mut [u8]) -> Option<&[u8]> {
-    // SAFETY: as long as said.
+    // SAFETY: the memory has the length passed.
     let count = unsafe { call(READ, [fd, to.as_mut_ptr() as usize, to.len()]) }?;
     to.get(..count)
 }
 
-// What the compiler makes calls of. Short pieces only, so the simplest way.
+// Functions that the compiler generates calls to. They only handle short pieces, so the simplest way is
+// enough.
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn memcpy(to: *mut u8, from: *const u8, count: usize) -> *mut u8 {
@@ -189,7 +192,8 @@ unsafe extern "C" fn memcpy(to: *mut u8, from: *const u8, count: usize) -> *mut 
             options(nostack, preserves_flags));
     }
     #[cfg(target_arch = "aarch64")]
-    // SAFETY: as in C. Instructions of its own, of which no call of `memcpy` can be made.
+    // SAFETY: as in C. Written in assembly, so that the compiler cannot turn the loop into a call of
+    // `memcpy`.
     unsafe {
         asm!("1: cbz {count}, 2f", "ldrb {byte:w}, [{from}], #1", "strb {byte:w}, [{to}], #1",
             "sub {count}, {count}, #1", "b 1b", "2:",
@@ -237,6 +241,6 @@ unsafe extern "C" fn bcmp(one: *const u8, other: *const u8, count: usize) -> i32
     unsafe { memcmp(one, other, count) }
 }
 
-/// The unwinder's, which the language's core library names. Nothing unwinds here.
+/// The unwinder's function, which Rust's core library refers to. Nothing unwinds here.
 #[unsafe(no_mangle)]
 extern "C" fn rust_eh_personality() {}

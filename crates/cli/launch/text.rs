@@ -1,14 +1,15 @@
-//! Pieces of text and of files, without memory from elsewhere.
+//! Short texts and parts of files, without memory allocation.
 
 use core::mem::MaybeUninit;
 
-/// A string of C, without the zero byte.
+/// Returns a C string without its zero byte.
 ///
 /// # Safety
-/// It ends with a zero byte, and lives as long as the process.
+/// The string ends with a zero byte, and lives as long as the process.
 pub(crate) unsafe fn string(at: *const u8) -> &'static [u8] {
     let mut length = 0;
-    // SAFETY: as the caller says. Volatile, so that no call of `strlen` is made of it.
+    // SAFETY: the caller promises a string that ends with a zero byte. The reads are volatile so that the
+    // compiler does not turn the loop into a call of `strlen`.
     unsafe {
         while at.add(length).read_volatile() != 0 {
             length += 1;
@@ -17,26 +18,26 @@ pub(crate) unsafe fn string(at: *const u8) -> &'static [u8] {
     }
 }
 
-/// A short text that is put together. What it does not hold is not touched.
+/// A short text assembled from parts. Unused capacity stays untouched.
 pub(crate) struct Text<const ROOM: usize> {
     bytes: [MaybeUninit<u8>; ROOM],
     length: usize,
 }
 
 impl<const ROOM: usize> Text<ROOM> {
-    /// Nothing yet.
+    /// Creates an empty text.
     pub(crate) fn new() -> Self {
         Self { bytes: [const { MaybeUninit::uninit() }; ROOM], length: 0 }
     }
 
-    /// All of these; `None` where there is no room.
+    /// Joins these parts. Returns `None` if there is not enough room.
     pub(crate) fn of(parts: &[&[u8]]) -> Option<Self> {
         let mut text = Self::new();
         parts.iter().try_for_each(|part| text.push(part))?;
         Some(text)
     }
 
-    /// Appends; `None` where there is no room.
+    /// Appends a part. Returns `None` if there is not enough room.
     pub(crate) fn push(&mut self, part: &[u8]) -> Option<()> {
         let room = self.bytes.get_mut(self.length..)?.get_mut(..part.len())?;
         for (to, from) in room.iter_mut().zip(part) {
@@ -46,30 +47,30 @@ impl<const ROOM: usize> Text<ROOM> {
         Some(())
     }
 
-    /// Appends a number as the machine has it.
+    /// Appends a number in native byte order.
     pub(crate) fn push_word(&mut self, word: u64) -> Option<()> {
         self.push(&word.to_ne_bytes())
     }
 
-    /// Appends a piece after its length.
+    /// Appends the length of a piece and the piece.
     pub(crate) fn push_piece(&mut self, piece: &[u8]) -> Option<()> {
         self.push_word(piece.len() as u64)?;
         self.push(piece)
     }
 
-    /// What it holds.
+    /// Returns the text.
     pub(crate) fn get(&self) -> &[u8] {
-        // SAFETY: so many bytes were written.
+        // SAFETY: the first `length` bytes have been written.
         unsafe { core::slice::from_raw_parts(self.bytes.as_ptr().cast(), self.length) }
     }
 
-    /// Its address.
+    /// Returns the address of the text.
     pub(crate) fn address(&self) -> usize {
         self.bytes.as_ptr() as usize
     }
 }
 
-/// A number in decimal.
+/// Formats a number in decimal.
 pub(crate) fn decimal(mut number: u32) -> Text<10> {
     let mut digits = [0; 10];
     let mut first = digits.len();
@@ -86,7 +87,7 @@ pub(crate) fn decimal(mut number: u32) -> Text<10> {
     text
 }
 
-/// A number of some bytes in a file, as the machine has it.
+/// Reads a little-endian number of `BYTES` bytes from a file.
 pub(crate) fn field<const BYTES: usize>(file: &[u8], at: usize) -> Option<usize> {
     let mut word = [0; 8];
     let from = file.get(at..at.checked_add(BYTES)?)?;
@@ -110,13 +111,13 @@ pub(crate) struct Header {
     pub(crate) align: usize,
 }
 
-/// Kinds of headers.
+/// Kinds of program headers: `PT_LOAD`, `PT_INTERP` and `PT_PHDR`.
 pub(crate) const LOAD: u32 = 1;
 pub(crate) const INTERPRETER: u32 = 3;
 pub(crate) const HEADERS: u32 = 6;
 
-/// What an ELF file for this machine begins with: where it is entered, and its program headers. `None` for
-/// all else, and when the headers are further back.
+/// Parses the beginning of an ELF file for this machine: returns its entry point and its program headers, or
+/// `None` for any other file and if the headers lie beyond this part.
 pub(crate) fn elf(first: &[u8]) -> Option<(usize, impl Iterator<Item = Header>)> {
     const MACHINE: usize = if cfg!(target_arch = "aarch64") { 183 } else { 62 };
     const HEADER_BYTES: usize = size_of::<Header>();

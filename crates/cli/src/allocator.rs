@@ -1,42 +1,44 @@
-//! The allocator of the program: that of the system, but long buffers begin at multiples of 64.
+//! The global allocator: that of the system, except that long buffers begin at multiples of 64.
 //!
-//! The kernel copies what is received or read by `rep movsb`. Some processors (measured: AMD EPYC) take three times as
-//! long for it when the target lies 1 to 31 bytes behind the source, modulo 4096. Pages of files begin at multiples of
-//! 4096, and the C library puts its long buffers 16 bytes behind such a multiple, so that nearly every read of a file
-//! into a buffer from `malloc` meets that case: 1.3 GB/s received over loopback from `sendfile`, 4 to 5 GB/s with any
-//! other address.
+//! The kernel copies data that it receives or reads with `rep movsb`. On some processors (measured: AMD EPYC)
+//! this takes three times as long if the target lies 1 to 31 bytes behind the source, modulo 4096. Pages of
+//! files begin at multiples of 4096, and the C library places long buffers 16 bytes behind a multiple. So
+//! nearly every read of a file into a buffer from `malloc` is slow: loopback receives 1.3 GB/s from
+//! `sendfile`, and 4 to 5 GB/s with any other address.
 #![allow(unsafe_code)]
 
 use std::alloc::{GlobalAlloc, Layout, System};
 
-/// Shorter memory is left to the system.
+/// Shorter allocations are left to the system.
 const LONG_BYTES: usize = 16 * 1024;
-/// What the addresses of long memory are multiples of.
+/// Alignment of long allocations.
 const ALIGNMENT: usize = 64;
-/// Room for the address that the system gave, in front of the one that is handed out.
+/// Room in front of a long allocation for the address that the system returned.
 const NOTE_BYTES: usize = size_of::<*mut u8>();
 
-/// See the module.
+/// The global allocator; see the module's documentation.
 pub(crate) struct Allocator;
 
-/// What the system is asked for, for long memory; `None` for all other.
+/// The layout to request from the system for a long allocation; `None` for all others.
 fn outer(layout: Layout) -> Option<Layout> {
     let is_long = layout.size() >= LONG_BYTES && layout.align() <= ALIGNMENT;
     let size = layout.size().checked_add(NOTE_BYTES + ALIGNMENT).filter(|_| is_long)?;
     Layout::from_size_align(size, align_of::<*mut u8>()).ok()
 }
 
-/// The address to be handed out inside what the system gave.
+/// Returns the address to hand out within an allocation of the system, and stores `base` in front of it.
 ///
 /// # Safety
-/// `base` is null, or begins memory as [`outer`] asks for.
+/// `base` is null or points to an allocation with a layout from [`outer`].
 unsafe fn inside(base: *mut u8) -> *mut u8 {
     if base.is_null() {
         return base;
     }
     let skipped = (base.addr() + NOTE_BYTES).next_multiple_of(ALIGNMENT) - base.addr();
-    // SAFETY: at most NOTE_BYTES + ALIGNMENT - 1 are skipped, as many as there are too much; the note lies
-    // in front of the result, behind `base`, and at a multiple of its own length.
+    // SAFETY: `skipped` is at most NOTE_BYTES + ALIGNMENT - 1, and `outer` requests NOTE_BYTES + ALIGNMENT
+    // extra bytes. So `place` and the bytes handed out lie within the allocation. `skipped` is at least
+    // NOTE_BYTES, so the note lies between `base` and `place`; its address is a multiple of its own size, as
+    // `place` is a multiple of ALIGNMENT.
     unsafe {
         let place = base.add(skipped);
         place.sub(NOTE_BYTES).cast::<*mut u8>().write(base);
@@ -44,13 +46,15 @@ unsafe fn inside(base: *mut u8) -> *mut u8 {
     }
 }
 
-// SAFETY: short memory is the system's. Long memory lies inside memory of the system, at a multiple of
-// ALIGNMENT, with as many bytes behind it as are asked for; the address in front of it finds the system's again. Which
-// of both it is depends on the layout alone, and that is the same when memory is taken and given back.
+// SAFETY: short allocations are the system's own. A long allocation lies within one of the system's, at a
+// multiple of ALIGNMENT, with the requested number of bytes behind it; the note in front of it holds the
+// address to return to the system. The layout alone decides which of the two it is, and the caller passes the
+// same layout to allocate and free.
 unsafe impl GlobalAlloc for Allocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         match outer(layout) {
-            // SAFETY: as the caller promised; the layout is that of `outer`.
+            // SAFETY: the caller promised a valid layout, and `inside` gets an allocation with the layout
+            // from `outer`.
             Some(outer) => unsafe { inside(System.alloc(outer)) },
             // SAFETY: as the caller promised.
             None => unsafe { System.alloc(layout) },
@@ -59,7 +63,7 @@ unsafe impl GlobalAlloc for Allocator {
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         match outer(layout) {
-            // SAFETY: as above; the note is in front of what has to be zero.
+            // SAFETY: as above; the note lies in front of the bytes that must be zero.
             Some(outer) => unsafe { inside(System.alloc_zeroed(outer)) },
             // SAFETY: as the caller promised.
             None => unsafe { System.alloc_zeroed(layout) },
@@ -68,7 +72,7 @@ unsafe impl GlobalAlloc for Allocator {
 
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
         match outer(layout) {
-            // SAFETY: it was taken with the same layout, so the note is there.
+            // SAFETY: the memory was allocated with the same layout, so the note is there.
             Some(outer) => unsafe {
                 System.dealloc(memory.sub(NOTE_BYTES).cast::<*mut u8>().read(), outer);
             },
@@ -78,13 +82,13 @@ unsafe impl GlobalAlloc for Allocator {
     }
 
     unsafe fn realloc(&self, memory: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        // SAFETY: the caller promised that size and alignment make a layout.
+        // SAFETY: the caller promised that the size and alignment make a valid layout.
         let wanted = unsafe { Layout::from_size_align_unchecked(size, layout.align()) };
         if outer(layout).is_none() && outer(wanted).is_none() {
-            // SAFETY: both are the system's.
+            // SAFETY: both the old and the new allocation are the system's own.
             return unsafe { System.realloc(memory, layout, size) };
         }
-        // SAFETY: the new memory is apart from the old one, and both have the bytes that are copied.
+        // SAFETY: the new memory does not overlap the old, and both have at least the number of bytes copied.
         unsafe {
             let new = self.alloc(wanted);
             if !new.is_null() {

@@ -1,7 +1,7 @@
-//! `towline demo`: starts a server in this process and measures it against local access.
+//! `towline demo`: starts a server in this process and compares it with local access.
 //!
-//! The figures are medians of what happened on this machine just now, with client and server
-//! sharing its processors. Nothing outside a directory of its own is written.
+//! The figures are medians measured on this machine during the tour; client and server share its processors.
+//! The demo writes only to a directory of its own.
 
 mod measure;
 mod sample;
@@ -34,9 +34,9 @@ Examples:
 
 Exit status: 0 the tour is over, 1 something failed, 2 wrong usage.";
 
-/// Bytes of the memory export.
+/// Size of the memory export in bytes.
 const MEMORY_BYTES: u64 = 256 << 20;
-/// Bytes written to the memory export in one piece of the tour.
+/// Bytes that the tour writes to the memory export over each route.
 const WRITE_BYTES: usize = 64 << 20;
 
 /// Arguments of `demo`.
@@ -52,13 +52,13 @@ pub(crate) fn start_server(config: &Config) -> Result<Server, StartError> {
     Server::start(config)
 }
 
-/// A directory of this run alone, removed at the end.
+/// A temporary directory of this process, removed when dropped.
 pub(crate) struct Scratch {
     path: PathBuf,
 }
 
 impl Scratch {
-    /// Makes it, in memory where that is possible.
+    /// Creates the directory, in memory if possible.
     pub(crate) fn new(purpose: &str) -> Outcome<Self> {
         let name = format!("towline-{purpose}-{}-{:x}", std::process::id(), nanoseconds());
         let memory = Path::new("/dev/shm");
@@ -78,21 +78,21 @@ impl Scratch {
         result
     }
 
-    /// Removes it also when a signal ends this process.
+    /// Removes the directory also when a signal ends this process.
     fn remove_on_signals(&self) -> io::Result<()> {
         let mut signals = Signals::new([SIGHUP, SIGINT, SIGTERM])?;
         let path = self.path.clone();
         let wait = move || {
             if let Some(signal) = signals.forever().next() {
                 remove(&path);
-                // There is nobody to tell that the process cannot end.
+                // If the process cannot be ended, nobody is left to report that to.
                 let _ = emulate_default_handler(signal);
             }
         };
         std::thread::Builder::new().spawn(wait).map(drop)
     }
 
-    /// A socket in it.
+    /// The path of a socket in the directory.
     pub(crate) fn socket(&self) -> PathBuf {
         self.path.join("socket")
     }
@@ -110,7 +110,7 @@ impl Drop for Scratch {
 }
 
 fn remove(path: &Path) {
-    // Files may still be made in it.
+    // Try several times: files may still be created in it meanwhile.
     let removed = (0..3).map(|_| fs::remove_dir_all(path)).find(Result::is_ok);
     if removed.is_none() && path.exists() {
         log::warn!("{} is left behind", path.display());
@@ -135,7 +135,7 @@ fn tour(args: &Args, report: &Report) -> Outcome<()> {
     let say = |text: String| {
         let said = writeln!(io::stdout(), "{text}").and_then(|()| writable());
         if said.is_err() {
-            remove(&scratch.path); // what follows ends the process
+            remove(&scratch.path); // the report below ends the process
         }
         report.output(said);
     };
@@ -164,7 +164,7 @@ fn tour(args: &Args, report: &Report) -> Outcome<()> {
     result
 }
 
-/// What the tour shows, with sessions that end before the server does.
+/// Shows the stations of the tour. Its sessions end before the server does.
 fn stations(
     directory: &Path,
     server: &Server,
@@ -205,7 +205,7 @@ fn config(directory: &Path, scratch: &Scratch) -> Config {
     }
 }
 
-/// Ways to the export `tree`, by name.
+/// The routes to the export `tree`, by name.
 fn routes(server: &Server, scratch: &Scratch) -> Outcome<Vec<(&'static str, Url)>> {
     let port = server.addresses().iter().find_map(|address| match address {
         Address::Tcp(address) => Some(address.port()),
@@ -220,7 +220,7 @@ fn routes(server: &Server, scratch: &Scratch) -> Outcome<Vec<(&'static str, Url)
     ])
 }
 
-/// Shows that both list the same names.
+/// Shows that both ends list the same names.
 fn listing(ends: &[End; 2], say: &dyn Fn(String)) -> Outcome<()> {
     let mut names = Vec::new();
     for end in ends {
@@ -252,7 +252,7 @@ fn writing(remotes: &Remotes, routes: &[(&'static str, Url)], say: &dyn Fn(Strin
         let (written, read) = (Instant::now(), |since: Instant| milliseconds(since.elapsed()));
         file.write_at(&data, 0)?;
         let write_ms = read(written);
-        // Not zeros: those would get their memory only while the clock runs.
+        // Filled with ones: a zeroed buffer would be given its pages only while the clock runs.
         let mut back = vec![1; data.len()];
         let started = Instant::now();
         let count = file.read_at(&mut back, 0)?;

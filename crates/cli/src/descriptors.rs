@@ -1,9 +1,10 @@
-//! The limit of open files.
+//! The limit on open files.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Takes as many as allowed: a server has one for each connection and open file, a copy of a very
-/// deep tree one for each directory from which on its paths are too long for the system.
+/// Raises the soft limit on open files to the hard limit. A server needs one descriptor for each connection
+/// and open file; a copy of a very deep tree needs one for each directory beyond which paths are too long for
+/// the system.
 pub(crate) fn raise_limit() {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     if current != maximum

@@ -1,5 +1,5 @@
-//! `towline doctor`: what this machine offers, tried out where that is possible, and which paths
-//! Towline takes because of it.
+//! `towline doctor`: shows what this machine offers and which paths Towline takes because of it. Features are
+//! tried out where possible.
 
 use crate::demo::{Scratch, start_server};
 use crate::report::{Outcome, Report};
@@ -19,19 +19,19 @@ Examples:
 
 Exit status: 0 examined, 1 it could not be printed, 2 wrong usage.";
 
-/// The first kernel with zero-copy sends in io_uring.
+/// The first kernel version with zero-copy sends in io_uring.
 const SEND_ZC_SINCE: (u32, u32) = (6, 0);
 
 /// Arguments of `doctor`.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// One JSON object.
+    /// Print one JSON object.
     #[arg(long)]
     json: bool,
 }
 
-/// One thing that was looked at.
+/// The result of examining one feature.
 struct Finding {
     name: &'static str,
     good: bool,
@@ -105,7 +105,7 @@ fn examine() -> Vec<Finding> {
     findings
 }
 
-/// Major and minor number of a release like `6.1.0-13-amd64`; zeros where there are none.
+/// Returns the major and minor number of a release like `6.1.0-13-amd64`, or zeros for missing numbers.
 fn kernel_version(release: &str) -> (u32, u32) {
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse);
     let mut next = || numbers.next().and_then(Result::ok).unwrap_or(0);
@@ -116,7 +116,7 @@ fn setting(path: &str) -> Option<String> {
     fs::read_to_string(path).ok().map(|text| text.trim().to_owned())
 }
 
-/// Starts a server that insists on io_uring: no list of conditions is as good as a trial.
+/// Starts a server that insists on io_uring: a trial is more reliable than any list of conditions.
 fn uring() -> Finding {
     let disabled = setting("/proc/sys/kernel/io_uring_disabled");
     let disabled = disabled.map_or(String::new(), |n| format!(", kernel.io_uring_disabled = {n}"));
@@ -143,7 +143,7 @@ fn uring() -> Finding {
     }
 }
 
-/// A server of its own, with a socket only if there is a place for it.
+/// The configuration of a trial server, with a socket if there is a scratch directory for it.
 fn trial(scratch: Option<&Scratch>, engine: EngineWish) -> Config {
     Config {
         exports: vec![Export::new("doctor", ExportKind::Memory(1 << 20))],
@@ -155,7 +155,7 @@ fn trial(scratch: Option<&Scratch>, engine: EngineWish) -> Config {
     }
 }
 
-/// Has a session over shared memory with a server of its own.
+/// Opens a session over shared memory with a trial server.
 fn shared_memory() -> Finding {
     let tried = || -> Outcome<()> {
         let scratch = Scratch::new("doctor")?;
@@ -213,7 +213,7 @@ fn huge_pages() -> Finding {
     )
 }
 
-/// The word in brackets, as the kernel marks the choice in force.
+/// Returns the word in brackets, with which the kernel marks the active choice.
 fn bracketed(text: &str) -> Option<&str> {
     Some(text.split_once('[')?.1.split_once(']')?.0)
 }
@@ -222,7 +222,7 @@ fn openable(path: &str) -> io::Result<()> {
     fs::OpenOptions::new().read(true).write(true).open(path).map(drop)
 }
 
-/// Whether `towline run` reaches what does not call libc.
+/// Examines whether `towline run` reaches programs that make system calls without libc.
 fn trap() -> Finding {
     let (has_trap, can_host) = (towline_instance::has_trap(), towline_instance::can_host());
     let (found, path) = match (has_trap, can_host) {

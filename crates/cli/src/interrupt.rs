@@ -1,4 +1,4 @@
-//! Signals that end a command which should first stop where nothing half-done is left.
+//! Lets a command that a signal ends first stop at a point where nothing is left half done.
 
 use crate::report::note;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -8,40 +8,42 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long a command may take to stop, for example since a server does not answer.
+/// How long a command may take to stop; it may, for example, wait for a server that does not answer.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How often is looked whether somebody is less patient.
+/// How often to check for a second signal.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Whether a signal asked for the end: SIGHUP, SIGINT or SIGTERM, unless ignored since the beginning.
+/// Records whether a signal asked this process to end: SIGHUP, SIGINT or SIGTERM, unless it was ignored from
+/// the start.
 pub(crate) struct Interrupt(Arc<AtomicI32>);
 
 impl Interrupt {
-    /// Takes the first such signal from now on. With the second one, or when five seconds have passed, the process ends
-    /// at once, and says `left`. Where no thread can be made for that, the first one ends it.
+    /// Catches the first of these signals. On the second one, or after five seconds, the process prints
+    /// `left` and ends at once. If no thread can be created, the first signal ends the process.
     pub(crate) fn new(left: &'static str) -> Self {
         let came = Arc::new(AtomicI32::new(0));
         let told = came.clone();
-        // Without threads all is as without this.
+        // Without the thread, signals have their default effect.
         let _ = std::thread::Builder::new().spawn(move || wait(&told, left));
         Self(came)
     }
 
-    /// True when it is time to stop.
+    /// Returns true once the command should stop.
     pub(crate) fn came(&self) -> bool {
         self.0.load(Ordering::Relaxed) != 0
     }
 
-    /// Ends the process as the signal would have done, if one came.
+    /// Ends the process as the signal would have done, if one has come.
     pub(crate) fn end(&self) {
         let signal = self.0.load(Ordering::Relaxed);
         if signal != 0 {
-            // There is nobody to tell that the process cannot end.
+            // If the process cannot be ended, nobody is left to report that to.
             let _ = emulate_default_handler(signal);
         }
     }
 }
 
+/// Waits for the first signal and records it. Ends the process on the next one, or after [`PATIENCE`].
 fn wait(told: &AtomicI32, left: &str) {
     let Some(ignored) = ignored() else { return };
     let wanted = [SIGHUP, SIGINT, SIGTERM].into_iter().filter(|n| ignored >> (n - 1) & 1 == 0);
@@ -62,7 +64,7 @@ fn wait(told: &AtomicI32, left: &str) {
     let _ = emulate_default_handler(signal);
 }
 
-/// The signals that this process ignores, a bit for each; `None` where nobody knows.
+/// Returns the signals that this process ignores, one bit for each, or `None` if they cannot be read.
 fn ignored() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"))?;

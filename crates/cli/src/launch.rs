@@ -1,5 +1,6 @@
-//! Where the program begins: before the dynamic linker is loaded, which `launch` does (see there). The note
-//! tells who looks at programs ([`towline_instance::program::Form`]) what the kernel is not told.
+//! The entry point of the program, which runs before the dynamic linker is loaded: it calls `launch` (see
+//! there). A note in the program file names the dynamic linker, which the kernel does not see, for code that
+//! examines programs ([`towline_instance::program::Form`]).
 
 #![allow(unsafe_code)] // the first instructions of a program
 
@@ -11,8 +12,8 @@ global_asm!(
     ".globl towline_begin",
     ".type towline_begin, @function",
     "towline_begin:",
-    // Where the dynamic linker was started by name, all is done. It gives a function for the end, the
-    // kernel nothing.
+    // If the dynamic linker was started by name, all of this has been done. It passes a function to call at
+    // exit; the kernel passes null.
     "test %rdx, %rdx",
     "jnz _start",
     "xor %ebp, %ebp",
@@ -21,7 +22,7 @@ global_asm!(
     "lea _start(%rip), %rsi",
     "and $-16, %rsp",
     concat!("call towline_launch + ", env!("TOWLINE_LAUNCH_ENTRY")),
-    // As the kernel enters a program.
+    // Enter the program as the kernel does.
     "mov %rbx, %rsp",
     "xor %edx, %edx",
     "jmp *%rax",

@@ -1,10 +1,10 @@
-//! The program `towline`: the server, the commands that use remote files, and what measures them.
+//! The program `towline`: the server, the commands that use remote files, and the tools that measure them.
 //!
-//! Every command is a module with its `Args` and a `run` that gives the exit status: 0 when all
-//! went well, 1 when an operation failed, 2 for a wrong command line. An error about one argument
-//! is printed as `towline: COMMAND: OBJECT: MESSAGE` and the others are still worked on.
+//! Every command is a module with its `Args` and a `run` that returns the exit status: 0 for success, 1 if an
+//! operation failed, 2 for a wrong command line. A command prints an error about one argument as `towline:
+//! COMMAND: OBJECT: MESSAGE` and continues with the other arguments.
 #![deny(unsafe_code)]
-// They panic where nothing can be written; `report::note` does not.
+// The std macros panic if the output cannot be written; `report::note` does not.
 #![cfg_attr(not(test), deny(clippy::print_stderr, clippy::print_stdout))]
 
 mod allocator;
@@ -66,7 +66,7 @@ Exit status: 0 all well, 1 an operation failed, 2 wrong usage.";
 /// Fast remote files and disks.
 #[derive(Parser)]
 #[command(name = "towline", version, after_help = EXAMPLES, arg_required_else_help = true)]
-// What is said twice holds once, the last time: so programs and aliases may add flags.
+// If a flag is repeated, the last one counts. So programs and aliases may add flags.
 #[command(args_override_self = true)]
 struct Cli {
     #[command(subcommand)]
@@ -93,27 +93,27 @@ enum Command {
     Mv(simple::MvArgs),
     /// Make links.
     Ln(simple::LnArgs),
-    /// Show the space of exports.
+    /// Show the total, used and free space of exports.
     Df(df::Args),
-    /// Checksums of file contents.
+    /// Print checksums of file contents.
     Sum(sum::Args),
     /// Show a server's counters and stage times.
     Stats(stats::Args),
-    /// Show what this machine offers and which paths will be taken.
+    /// Show what this machine offers and which paths Towline will take.
     Doctor(doctor::Args),
-    /// A tour with an embedded server and real timings.
+    /// Take a tour with an embedded server and real timings.
     Demo(demo::Args),
     /// Make a remote disk a local block device; list and resume such devices.
     Attach(attach::Args),
-    /// End local block devices made by attach.
+    /// Remove local block devices made by attach.
     Detach(detach::Args),
-    /// Look at disks, copy them, change their size.
+    /// Inspect, copy and resize disks.
     Disk(disk::Args),
     #[command(about = run::ABOUT)]
     Run(run::Args),
-    /// Tell whether programs work under run.
+    /// Check whether programs work under run.
     Check(check::Args),
-    /// Measure: load generator and limits.
+    /// Measure performance: load generator and limits of this machine.
     Bench(bench::Args),
 }
 
@@ -126,7 +126,7 @@ fn main() -> ExitCode {
         }
         Some(name) if name == run::KEEP => run::keep(arguments),
         _ if stack_is_short() => {
-            // A panic has been told by its thread.
+            // The thread has reported its panic already.
             let thread = std::thread::Builder::new().stack_size(STACK_BYTES).spawn(parse_and_start);
             match thread.map(std::thread::JoinHandle::join) {
                 Ok(ended) => ended.unwrap_or(ExitCode::from(101)),
@@ -140,10 +140,10 @@ fn main() -> ExitCode {
     }
 }
 
-/// Stack that is enough for all commands: describing them to the parser takes 55 KiB.
+/// Stack size that is enough for all commands: describing them to the parser alone takes 55 KiB.
 const STACK_BYTES: usize = 1 << 20;
 
-/// True where the limit of the first thread's stack (`ulimit -s`) is less than commands may need.
+/// Returns true if the first thread's stack limit (`ulimit -s`) is less than commands may need.
 fn stack_is_short() -> bool {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Stack).current;
     limit.is_some_and(|limit| limit < STACK_BYTES as u64)
@@ -183,31 +183,31 @@ fn start(command: Command) -> ExitCode {
     }
 }
 
-/// What is logged: warnings and worse.
+/// The default log filter: warnings and worse.
 const LOGGED: &str = "warn";
-/// The same for a run, whose programs write there, too: nothing of a server that is away for a while, since they do not
-/// notice.
+/// The log filter of a run, whose programs write to the same standard error. It leaves out that a server is
+/// away for a while, which the programs do not notice.
 const LOGGED_OF_RUN: &str = "warn,towline_client=error";
 
-/// Logs these, unless the environment says otherwise (`RUST_LOG`).
+/// Starts logging with this filter, unless the environment sets another (`RUST_LOG`).
 fn log_to_standard_error(logged: &str) {
     env_logger::Builder::from_env(env_logger::Env::default().default_filter_or(logged)).init();
 }
 
-/// Makes a write beyond `RLIMIT_FSIZE` an error, `EFBIG`, where it would end this process.
+/// Makes a write beyond `RLIMIT_FSIZE` fail with `EFBIG` instead of ending this process.
 fn be_told_of_the_file_size_limit() {
     if let Err(error) = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, Arc::default()) {
         log::warn!("cannot handle SIGXFSZ: {error}");
     }
 }
 
-/// Reads the arguments of this one command, as `Cli::parse` would: describing all commands takes longer
-/// than starting a program.
+/// Parses the arguments of `run` alone, with the result that `Cli::parse` would give. Describing all commands
+/// takes longer than starting a program.
 fn parse_run(arguments: impl Iterator<Item = OsString>) -> run::Args {
     read_run(arguments).unwrap_or_else(|error| tell(&error))
 }
 
-/// Prints help, or what is wrong with the command line, and ends.
+/// Prints the help text or the error in the command line, and exits.
 fn tell(error: &clap::Error) -> ! {
     let said = error.print().and_then(|()| std::io::stdout().flush());
     report::Report::new("help").output(said);
@@ -239,7 +239,7 @@ mod tests {
         ("towline-attach", include_str!("../../../man/towline-attach.1")),
     ];
 
-    /// The page of a command, as plain text: its own, or the part of towline(1) about it.
+    /// The manual text of a command: its own page, or its part of towline(1).
     fn page(command: &str) -> String {
         let own = format!("towline-{command}");
         let plain = |text: &str| text.replace("\\-", "-");
@@ -252,7 +252,7 @@ mod tests {
         plain(&rest[..end.unwrap_or(rest.len())])
     }
 
-    /// True when a flag stands there whole.
+    /// Returns true if the text contains the flag as a whole word.
     fn names(text: &str, flag: &str) -> bool {
         text.match_indices(flag).any(|(at, _)| {
             let next = text[at + flag.len()..].chars().next();
@@ -318,7 +318,7 @@ mod tests {
             flags.extend(command.get_arguments().filter_map(|a| a.get_long()).map(str::to_owned));
             command.get_subcommands().for_each(|below| collect(below, flags));
         }
-        // The last ones are of other programs.
+        // The last three belong to other programs.
         let mut flags = ["help", "version", "input", "dev", "bind"].map(str::to_owned).to_vec();
         collect(&Cli::command(), &mut flags);
         let mut unknown = Vec::new();
@@ -339,7 +339,7 @@ mod tests {
 
     #[test]
     fn manual_pages_name_every_value_and_default() {
-        /// As the manual has numbers of bytes.
+        /// The forms in which the manual may give a number of bytes.
         fn ways(value: &str) -> Vec<String> {
             let mut ways = vec![value.to_owned()];
             for (unit, bytes) in [("K", 1_u64 << 10), ("M", 1 << 20), ("G", 1 << 30)] {

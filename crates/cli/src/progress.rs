@@ -1,4 +1,4 @@
-//! How far a copy is: a bar on a terminal, a line a second elsewhere if asked for.
+//! Progress of a copy: a bar on a terminal, or else a line each second if requested.
 
 use crate::report::note;
 use crate::text::human;
@@ -7,7 +7,7 @@ use std::io::IsTerminal;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Time between two lines, where there is no terminal.
+/// Milliseconds between two lines where there is no terminal.
 const LINE_MS: u64 = 1000;
 
 enum Show {
@@ -16,7 +16,7 @@ enum Show {
     Lines,
 }
 
-/// Counts files and bytes; shared by all workers.
+/// Counts files and bytes. All workers share it.
 pub(crate) struct Progress {
     show: Show,
     started: Instant,
@@ -49,31 +49,31 @@ impl Progress {
         }
     }
 
-    /// The bar, for messages that are to be printed above it.
+    /// Returns the bar, so that messages can be printed above it.
     pub(crate) fn bar(&self) -> Option<ProgressBar> {
         if let Show::Bar(bar) = &self.show { Some(bar.clone()) } else { None }
     }
 
-    /// More files were found; of what is no file only the bytes count.
+    /// Adds to the totals. For anything that is not a file, only the bytes count.
     pub(crate) fn found(&self, files: u64, bytes: u64) {
         self.files_total.fetch_add(files, Ordering::Relaxed);
         self.bytes_total.fetch_add(bytes, Ordering::Relaxed);
         self.refresh();
     }
 
-    /// Bytes of a file are done: copied, or a hole, or there already.
+    /// Adds bytes of a file that are done: copied, a hole, or already there.
     pub(crate) fn bytes(&self, count: u64) {
         self.bytes.fetch_add(count, Ordering::Relaxed);
         self.refresh();
     }
 
-    /// A file is done.
+    /// Adds a file that is done.
     pub(crate) fn file(&self) {
         self.files.fetch_add(1, Ordering::Relaxed);
         self.refresh();
     }
 
-    /// The end: takes the bar away and, if asked for, says what was done.
+    /// Removes the bar at the end and, if requested, prints a summary.
     pub(crate) fn finish(&self) {
         if let Show::Bar(bar) = &self.show {
             bar.finish_and_clear();

@@ -1,4 +1,4 @@
-//! From a URL to a session, an open export and a path in it.
+//! Turns a URL into a session, an open export and a path in it.
 
 use crate::report::{Failure, Outcome};
 use std::collections::HashMap;
@@ -6,7 +6,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use towline_client::{Client, Errno, File, Options, Priority, Transport, Url};
 
-/// `O_*` as they travel: those of Linux on x86-64, whatever this machine is.
+/// The `O_*` flags as sent over the wire: those of Linux on x86-64, whatever this machine is.
 pub(crate) mod flag {
     /// `O_WRONLY`.
     pub(crate) const WRITE: u32 = 1;
@@ -24,17 +24,17 @@ pub(crate) mod flag {
     pub(crate) const PATH: u32 = 0o10_000_000;
 }
 
-/// Paths longer than this are shortened by opening the directory they lead to, so that trees may
-/// be deeper than the longest path of the protocol.
+/// Paths of this length or longer are shortened by opening the directory they lead to, so that trees may be
+/// deeper than the longest path of the protocol.
 const PATH_BYTES_REBASE: usize = 2048;
 
-/// The servers that a command uses: two URLs of one server share a session. The sessions end when
-/// this goes away, so it has to be declared before all that uses them.
+/// The servers that a command uses. URLs of one server share a session. The sessions end when this is
+/// dropped, so it must be declared before everything that uses them.
 #[derive(Default)]
 pub(crate) struct Remotes {
-    /// Of all that it asks for.
+    /// Priority of all requests.
     pub(crate) priority: Priority,
-    /// Listings tell which files have no extended attributes, and so no access control lists.
+    /// Request listings that tell which files have no extended attributes, and so no access control lists.
     pub(crate) tell_xattrs: bool,
     clients: Mutex<HashMap<Transport, Client>>,
     exports: Mutex<HashMap<(Transport, Vec<u8>), Place>>,
@@ -50,7 +50,7 @@ struct Origin {
 /// A remote file: a path below an open directory.
 #[derive(Clone)]
 pub(crate) struct Place {
-    /// The directory, at first the export's root.
+    /// The base directory, initially the export's root.
     pub(crate) base: Arc<File>,
     path: Vec<u8>,
     full: Vec<u8>,
@@ -62,7 +62,7 @@ fn parse(text: &str) -> Outcome<Url> {
 }
 
 impl Remotes {
-    /// The session with the server of a URL.
+    /// Returns the session with the server of a URL, connecting if needed.
     pub(crate) fn client(&self, url: &Url) -> Outcome<Client> {
         let mut clients = self.clients.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(client) = clients.get(&url.transport) {
@@ -76,19 +76,19 @@ impl Remotes {
         Ok(client)
     }
 
-    /// The session with the server of a URL given as text.
+    /// Returns the session with the server of a URL that is given as text.
     pub(crate) fn server(&self, text: &str) -> Outcome<(Url, Client)> {
         let url = parse(text)?;
         let client = self.client(&url)?;
         Ok((url, client))
     }
 
-    /// The file that a URL names; its export is opened, the file itself is not looked at.
+    /// Returns the file that a URL names. This opens its export, but does not look at the file itself.
     pub(crate) fn place(&self, text: &str) -> Outcome<Place> {
         self.place_of(&parse(text)?)
     }
 
-    /// As [`Remotes::place`].
+    /// Like [`Remotes::place`], for a parsed URL.
     pub(crate) fn place_of(&self, url: &Url) -> Outcome<Place> {
         if url.export.is_empty() {
             return Err(Failure::new(
@@ -123,7 +123,7 @@ impl Remotes {
 
 impl Drop for Remotes {
     fn drop(&mut self) {
-        // Without a farewell the server keeps each session until its lease ends.
+        // Without a farewell, the server keeps each session until its lease ends.
         self.exports.get_mut().unwrap_or_else(PoisonError::into_inner).clear();
         for (_, client) in self.clients.get_mut().unwrap_or_else(PoisonError::into_inner).drain() {
             client.close();
@@ -131,7 +131,7 @@ impl Drop for Remotes {
     }
 }
 
-/// Why an export cannot be opened.
+/// Explains why an export cannot be opened.
 pub(crate) fn no_export(error: towline_client::Error, url: &Url) -> Failure {
     let name = crate::text::escaped(&url.export);
     let missing = error.errno() == Errno::ENOENT;
@@ -146,7 +146,7 @@ pub(crate) fn no_export(error: towline_client::Error, url: &Url) -> Failure {
 }
 
 impl Place {
-    /// The path below `base`; `.` for the directory itself.
+    /// The path below `base`, or `.` for `base` itself.
     pub(crate) fn path(&self) -> &[u8] {
         if self.path.is_empty() { b"." } else { &self.path }
     }
@@ -156,7 +156,7 @@ impl Place {
         &self.full
     }
 
-    /// The last name of the URL; the export's for its root.
+    /// The last name in the URL, or the export's name for its root.
     pub(crate) fn name(&self) -> &[u8] {
         match last_name(&self.full) {
             b"" => &self.origin.export,
@@ -164,12 +164,13 @@ impl Place {
         }
     }
 
-    /// A name in this directory.
+    /// Returns the place of a name in this directory.
     pub(crate) fn child(&self, name: &[u8]) -> Self {
         Self { path: join(&self.path, name), full: join(&self.full, name), ..self.clone() }
     }
 
-    /// The same name in the directory that holds this one; `None` for the root of an export.
+    /// Returns the place of a name in the directory that contains this file, or `None` for the root of an
+    /// export.
     pub(crate) fn sibling(&self, name: &[u8]) -> Option<Self> {
         if last_name(&self.path).is_empty() {
             return None;
@@ -178,7 +179,7 @@ impl Place {
         Some(Self { path: replace(&self.path), full: replace(&self.full), ..self.clone() })
     }
 
-    /// The same place with a path that leaves room for names below it.
+    /// Returns the same place with a path that leaves room for names below it.
     pub(crate) fn shortened(self) -> Outcome<Self> {
         if self.path.len() < PATH_BYTES_REBASE {
             return Ok(self);
@@ -187,27 +188,27 @@ impl Place {
         Ok(Self { base: Arc::new(base), path: Vec::new(), ..self })
     }
 
-    /// The same place, by way of its open directory.
+    /// Returns the same place, reached through its open directory.
     pub(crate) fn opened(self, directory: Arc<File>) -> Self {
         Self { base: directory, path: Vec::new(), ..self }
     }
 
-    /// The place in the same export with this path from its root.
+    /// Returns the place in the same export with this path from the root.
     pub(crate) fn elsewhere(&self, root: &Self, path: Vec<u8>) -> Self {
         Self { base: root.base.clone(), path: path.clone(), full: path, ..self.clone() }
     }
 
-    /// A number that differs between exports.
+    /// Returns a number that is different for each export.
     pub(crate) fn device(&self) -> u64 {
         self.origin.number
     }
 
-    /// True when both are reached through the same session, so that one request can name both.
+    /// Returns true if both are reached through the same session, so that one request can name both.
     pub(crate) fn same_server(&self, other: &Self) -> bool {
         self.origin.transport == other.origin.transport
     }
 
-    /// True when both are in the same export.
+    /// Returns true if both are in the same export.
     pub(crate) fn same_export(&self, other: &Self) -> bool {
         self.origin.number == other.origin.number
     }
@@ -220,7 +221,7 @@ impl fmt::Display for Place {
     }
 }
 
-/// `directory/name`, or just the name in an empty directory.
+/// Returns `directory/name`, or just the name if the directory is empty.
 pub(crate) fn join(directory: &[u8], name: &[u8]) -> Vec<u8> {
     let mut path = Vec::with_capacity(directory.len() + 1 + name.len());
     path.extend_from_slice(directory);
@@ -231,12 +232,12 @@ pub(crate) fn join(directory: &[u8], name: &[u8]) -> Vec<u8> {
     path
 }
 
-/// The last name of a path, slashes after it left out; empty for a path of slashes only.
+/// Returns the last name of a path without trailing slashes. Empty for a path of slashes only.
 pub(crate) fn last_name(path: &[u8]) -> &[u8] {
     path.rsplit(|b| *b == b'/').find(|name| !name.is_empty()).unwrap_or(b"")
 }
 
-/// All before the last name, with the slash.
+/// Returns everything before the last name, including the slash.
 pub(crate) fn parent(path: &[u8]) -> &[u8] {
     let trimmed = path.iter().rposition(|b| *b != b'/').map_or(0, |last| last + 1);
     let name_at = path[..trimmed].iter().rposition(|b| *b == b'/').map_or(0, |slash| slash + 1);

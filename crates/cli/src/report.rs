@@ -1,4 +1,4 @@
-//! How commands tell what failed: one line each on standard error, and the exit status.
+//! How commands report failures: one line each on standard error, and the exit status.
 
 use indicatif::ProgressBar;
 use rustix::fs::OFlags;
@@ -9,10 +9,10 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use towline_client::{Errno, Error};
 
-/// What a shell reports for a program ended by SIGPIPE, which Rust programs ignore.
+/// The exit status that a shell reports for a program ended by SIGPIPE, a signal that Rust programs ignore.
 const STATUS_PIPE: i32 = 141;
 
-/// A failed operation, and on which object when that is not the obvious one.
+/// A failed operation, with the object it failed on if that is not obvious.
 #[derive(Debug)]
 pub(crate) struct Failure {
     subject: Option<String>,
@@ -20,28 +20,29 @@ pub(crate) struct Failure {
     text: String,
 }
 
-/// Result of an operation of a command.
+/// The result of an operation of a command.
 pub(crate) type Outcome<T> = Result<T, Failure>;
 
 impl Failure {
-    /// A failure that is no error number.
+    /// A failure without an error number.
     pub(crate) fn new(text: impl Into<String>) -> Self {
         Self { subject: None, errno: None, text: text.into() }
     }
 
-    /// Names the object, unless it was named before.
+    /// Names the object, unless it has been named already.
     pub(crate) fn about(mut self, subject: impl Display) -> Self {
         self.subject.get_or_insert_with(|| subject.to_string());
         self
     }
 
-    /// Adds to the message.
+    /// Appends to the message.
     pub(crate) fn with(mut self, more: impl Display) -> Self {
         self.text = format!("{}; {more}", self.text);
         self
     }
 
-    /// Says what an error number means here, where nobody said more and its own words mislead.
+    /// Explains an error number whose usual message would mislead, unless the message has been extended
+    /// already.
     fn explained(self) -> Self {
         if self.errno == Some(Errno::EXDEV) && self.text == Errno::EXDEV.to_string() {
             return self.with("a symbolic link or \"..\" leads out of the export");
@@ -49,12 +50,12 @@ impl Failure {
         self
     }
 
-    /// True when it is this error number.
+    /// Returns true if the failure has this error number.
     pub(crate) fn is(&self, errno: Errno) -> bool {
         self.errno == Some(errno)
     }
 
-    /// True when the object's file system cannot do it or this user may not.
+    /// Returns true if the object's file system does not support the operation or the user lacks permission.
     pub(crate) fn is_refusal(&self) -> bool {
         [Errno::EPERM, Errno::EACCES, Errno::EOPNOTSUPP, Errno::ENOSYS].iter().any(|e| self.is(*e))
     }
@@ -77,7 +78,8 @@ impl From<Errno> for Failure {
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
-        // Only what the server says is said of the file: one that cannot be reached, or was started anew, says nothing.
+        // Only an answer of the server is about the file. A server that cannot be reached, or that was
+        // restarted, says nothing about it.
         let errno = if let Error::Errno(errno) = error { Some(errno) } else { None };
         Self { subject: None, errno, text: error.to_string() }
     }
@@ -100,14 +102,15 @@ impl From<rustix::io::Errno> for Failure {
     }
 }
 
-/// Prints a line on standard output, for what reads it at once.
+/// Prints a line on standard output and flushes it, for programs that read it at once.
 pub(crate) fn say(text: impl Display) -> Result<(), String> {
     let mut out = io::stdout().lock();
     let said = writeln!(out, "{text}").and_then(|()| out.flush());
     printed(said).map_err(|failure| failure.to_string())
 }
 
-/// The result of writing to standard output: a reader that went away ends the program quietly, as SIGPIPE would.
+/// Handles the result of writing to standard output. If the reader has gone away, ends the program quietly,
+/// as SIGPIPE would.
 pub(crate) fn printed(result: io::Result<()>) -> Outcome<()> {
     match result.and_then(|()| writable()) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => std::process::exit(STATUS_PIPE),
@@ -115,8 +118,8 @@ pub(crate) fn printed(result: io::Result<()>) -> Outcome<()> {
     }
 }
 
-/// The error of writing to a standard output that is closed, or open only for reading, which std does not tell. What takes the
-/// place of closed streams (`launch/system.rs`) can only be read.
+/// Fails if standard output is closed or open only for reading, which std does not report. The descriptor
+/// that replaces a closed stream (`launch/system.rs`) is read-only.
 pub(crate) fn writable() -> io::Result<()> {
     static FOUND: OnceLock<bool> = OnceLock::new();
     let is_writable = FOUND.get_or_init(|| {
@@ -126,13 +129,13 @@ pub(crate) fn writable() -> io::Result<()> {
     if *is_writable { Ok(()) } else { Err(rustix::io::Errno::BADF.into()) }
 }
 
-/// Prints a line on standard error, in one piece, since programs of a run write there, too. A line that cannot be written
-/// is lost: what the program does goes on where the disk with its log is full.
+/// Prints a line on standard error in one write, since programs of a run write there, too. If the line cannot
+/// be written, it is lost: the program continues even if the disk with its log is full.
 pub(crate) fn note(text: impl Display) {
     let _ = io::stderr().write_all(format!("{text}\n").as_bytes());
 }
 
-/// Prints the failures of one command, from any thread, and remembers that there were some.
+/// Prints the failures of one command, from any thread, and remembers whether there were any.
 pub(crate) struct Report {
     command: &'static str,
     failed: AtomicBool,
@@ -140,18 +143,18 @@ pub(crate) struct Report {
 }
 
 impl Report {
-    /// For the command of this name.
+    /// Creates the report of the command with this name.
     pub(crate) fn new(command: &'static str) -> Self {
         Self { command, failed: AtomicBool::new(false), bar: OnceLock::new() }
     }
 
-    /// From now on prints above this bar.
+    /// Prints above this progress bar from now on.
     pub(crate) fn print_above(&self, bar: ProgressBar) {
-        // A second bar would be a mistake here, but only a cosmetic one.
+        // A second bar would be a bug, but only a cosmetic one.
         let _ = self.bar.set(bar);
     }
 
-    /// Prints a failure about `subject` (or what the failure itself names).
+    /// Prints a failure about `subject`, or about the object that the failure itself names.
     pub(crate) fn error(&self, subject: impl Display, failure: Failure) {
         self.failed.store(true, Ordering::Relaxed);
         self.line(format_args!("{}", failure.explained().about(subject)));
@@ -162,7 +165,7 @@ impl Report {
         self.line(format_args!("{subject}: {text}"));
     }
 
-    /// Prints a remark about nothing in particular.
+    /// Prints a remark without a subject.
     pub(crate) fn remark(&self, text: impl Display) {
         self.line(format_args!("{text}"));
     }
@@ -175,12 +178,12 @@ impl Report {
         }
     }
 
-    /// Keeps the value or prints the failure.
+    /// Returns the value, or prints the failure.
     pub(crate) fn check<T>(&self, subject: impl Display, result: Outcome<T>) -> Option<T> {
         result.map_err(|failure| self.error(subject, failure)).ok()
     }
 
-    /// Deals with the result of writing to standard output, as [`printed`] does; a failure ends the program, too.
+    /// Handles the result of writing to standard output as [`printed`] does. A failure also ends the program.
     pub(crate) fn output(&self, result: io::Result<()>) {
         if let Err(failure) = printed(result) {
             self.error("standard output", failure);

@@ -1,4 +1,4 @@
-//! `towline stats`: a server's counters and stage times as tables.
+//! `towline stats`: shows a server's counters and stage times as tables.
 
 use crate::remote::Remotes;
 use crate::report::{Failure, Outcome, Report};
@@ -22,10 +22,10 @@ Exit status: 0 shown, 1 the server could not be asked, 2 wrong usage.";
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// As the server sends it, one line.
+    /// Print the server's statistics as one line of JSON.
     #[arg(long)]
     json: bool,
-    /// Ask again every so many seconds and show rates.
+    /// Ask again every SECS seconds and show rates.
     #[arg(long, value_name = "SECS", value_parser = seconds)]
     watch: Option<Duration>,
     /// The server.
@@ -77,18 +77,18 @@ fn show(args: &Args, report: &Report) -> Outcome<()> {
     }
 }
 
-/// Values that only grow or are levels, by name.
+/// Counters and levels by name.
 type Numbers = BTreeMap<String, f64>;
 
-/// A row of a table of histograms: its name and figures.
+/// A row in a table of histograms: its name and its figures.
 type Row = (String, Map<String, Value>);
 
-/// What statistics consist of, whatever the server calls it.
+/// The contents of a server's statistics. It works for any names, since it goes by the types of the values.
 #[derive(Default)]
 struct Found {
     numbers: Numbers,
     texts: BTreeMap<String, String>,
-    /// Groups of histograms.
+    /// Histograms by group.
     stages: BTreeMap<String, Vec<Row>>,
 }
 
@@ -155,13 +155,13 @@ impl Found {
     }
 }
 
-/// A group of figures that contains a quantile.
+/// Returns true for a group of figures that contains a quantile.
 fn is_histogram(fields: &Map<String, Value>) -> bool {
     fields.keys().any(|key| key.starts_with("p50") || key.starts_with("p99"))
         && fields.values().all(Value::is_number)
 }
 
-/// Columns of a table of histograms, in the order in which they are read.
+/// The columns of a table of histograms, in reading order.
 fn columns(histograms: &[Row]) -> Vec<String> {
     const ORDER: [&str; 7] = ["count", "min", "mean", "p50", "p9", "p99", "max"];
     let mut columns: Vec<String> = Vec::new();
@@ -182,7 +182,7 @@ fn joined(name: &str, key: &str) -> String {
     if name.is_empty() { key.to_owned() } else { format!("{name}.{key}") }
 }
 
-/// Whole numbers as such, others with one digit, or two significant ones when small.
+/// Formats whole numbers without decimals, numbers below 1 with two decimals and all others with one.
 fn figure(number: f64) -> String {
     if number.fract() == 0.0 && number.abs() < 1e15 {
         format!("{number:.0}")
@@ -193,7 +193,7 @@ fn figure(number: f64) -> String {
     }
 }
 
-/// Names to the left, figures to the right.
+/// Aligns names to the left and figures to the right.
 fn aligned(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| {

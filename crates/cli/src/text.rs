@@ -1,4 +1,4 @@
-//! How names, sizes, modes and attributes are shown.
+//! Formats names, sizes, modes and attributes for display.
 
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
@@ -7,12 +7,12 @@ use towline_wire::attr::{
     TYPE_BLOCK, TYPE_CHARACTER, TYPE_DIRECTORY, TYPE_FIFO, TYPE_SOCKET, TYPE_SYMLINK,
 };
 
-/// The name as it is, or, for a terminal, with everything that could upset it escaped.
+/// Returns the name unchanged or, for a terminal, with everything escaped that could upset it.
 pub(crate) fn shown(name: &[u8], terminal: bool) -> Vec<u8> {
     if terminal { escaped(name).into_bytes() } else { name.to_vec() }
 }
 
-/// The name as text: control characters and bytes that are not UTF-8 are escaped as in C.
+/// Returns the name as text, with control characters and bytes that are not UTF-8 escaped as in C.
 pub(crate) fn escaped(name: &[u8]) -> String {
     let mut text = String::with_capacity(name.len());
     for chunk in name.utf8_chunks() {
@@ -32,7 +32,8 @@ pub(crate) fn escaped(name: &[u8]) -> String {
     text
 }
 
-/// A number of bytes with a unit of powers of 1024, as `ls -h` rounds: up, one digit below ten.
+/// Formats a number of bytes with a unit (powers of 1024) as `ls -h` does: rounded up, with one decimal below
+/// ten.
 pub(crate) fn human(bytes: u64) -> String {
     const UNITS: &[u8] = b"KMGTPE";
     if bytes < 1024 {
@@ -40,7 +41,7 @@ pub(crate) fn human(bytes: u64) -> String {
     }
     let mut unit = 0;
     let mut scale = 1024_u64;
-    // 1023.1 of one unit is shown rounded up, so it has to be 1.0 of the next.
+    // 1023.1 of one unit would be rounded up to 1024, so it must be shown as 1.0 of the next.
     while unit + 1 < UNITS.len() && bytes.div_ceil(scale) >= 1024 {
         unit += 1;
         scale <<= 10;
@@ -54,7 +55,7 @@ pub(crate) fn human(bytes: u64) -> String {
     }
 }
 
-/// The ten characters of `ls -l`.
+/// The ten characters that `ls -l` shows for a mode.
 pub(crate) fn mode(mode: u32) -> String {
     let mut text = String::with_capacity(10);
     text.push(type_letter(mode));
@@ -102,7 +103,7 @@ pub(crate) fn device(rdev: u64) -> (u32, u32) {
     (rustix::fs::major(rdev), rustix::fs::minor(rdev))
 }
 
-/// A name in JSON: text, and its bytes in hexadecimal where text cannot hold them.
+/// Adds a name to a JSON object as text, and also in hexadecimal if it is not valid UTF-8.
 pub(crate) fn json_name(object: &mut Map<String, Value>, key: &str, name: &[u8]) {
     object.insert(key.to_owned(), String::from_utf8_lossy(name).into());
     if std::str::from_utf8(name).is_err() {
@@ -111,7 +112,7 @@ pub(crate) fn json_name(object: &mut Map<String, Value>, key: &str, name: &[u8])
     }
 }
 
-/// All attributes in JSON.
+/// Adds all attributes to a JSON object.
 pub(crate) fn json_attr(object: &mut Map<String, Value>, attr: &Attr) {
     let time = |t: &towline_client::Timestamp| json!([t.seconds, t.nanoseconds]);
     let fields = json!({
@@ -126,14 +127,14 @@ pub(crate) fn json_attr(object: &mut Map<String, Value>, attr: &Attr) {
     }
 }
 
-/// Names of users or groups of this machine.
+/// The names of this machine's users and groups.
 pub(crate) struct Owners {
     users: HashMap<u32, String>,
     groups: HashMap<u32, String>,
 }
 
 impl Owners {
-    /// Reads them; with `numeric` none, so that numbers are shown.
+    /// Reads the names. With `numeric` it reads none, so that numbers are shown.
     pub(crate) fn load(numeric: bool) -> Self {
         let read = |path| {
             let text = if numeric { None } else { std::fs::read_to_string(path).ok() };
@@ -142,12 +143,12 @@ impl Owners {
         Self { users: read("/etc/passwd"), groups: read("/etc/group") }
     }
 
-    /// Name or number of a user.
+    /// Returns the name of a user, or else the number.
     pub(crate) fn user(&self, uid: u32) -> String {
         self.users.get(&uid).cloned().unwrap_or_else(|| uid.to_string())
     }
 
-    /// Name or number of a group.
+    /// Returns the name of a group, or else the number.
     pub(crate) fn group(&self, gid: u32) -> String {
         self.groups.get(&gid).cloned().unwrap_or_else(|| gid.to_string())
     }

@@ -1,35 +1,36 @@
-//! Points in time as text, in the zone of this machine (`TZ`, or `/etc/localtime`).
+//! Formats points in time in the time zone of this machine (`TZ`, or `/etc/localtime`).
 
 use jiff::tz::TimeZone;
 use towline_client::Timestamp;
 
-/// Seconds of half a year: beyond it `ls -l` shows the year instead of the time of day.
+/// Half a year in seconds: for older times `ls -l` shows the year instead of the time of day.
 const RECENT_SECONDS: i64 = 15_778_476;
 
-/// Where the clocks show what is printed.
+/// The time zone in which times are shown.
 #[derive(Debug)]
 pub(crate) struct Zone(TimeZone);
 
 impl Zone {
-    /// The zone of this machine; UTC where it cannot be found.
+    /// The time zone of this machine, or UTC if it cannot be determined.
     pub(crate) fn local() -> Self {
         Self(TimeZone::system())
     }
 
-    /// Like `Mar  7 14:05`, or `Mar  7  2019` for what is not recent: always 12 characters for
-    /// years of four digits.
+    /// Formats like `Mar  7 14:05`, or `Mar  7  2019` for times that are not recent: always 12 characters for
+    /// years with four digits.
     pub(crate) fn brief(&self, time: Timestamp, now: i64) -> String {
         let age = now.saturating_sub(time.seconds);
         let recent = (0..RECENT_SECONDS).contains(&age);
         self.shown(time, if recent { "%b %e %H:%M" } else { "%b %e  %Y" })
     }
 
-    /// Like `2026-03-07 14:05:01.123456789 +0100`.
+    /// Formats like `2026-03-07 14:05:01.123456789 +0100`.
     pub(crate) fn full(&self, time: Timestamp) -> String {
         self.shown(time, "%Y-%m-%d %H:%M:%S.%9N %z")
     }
 
-    /// Years of more than four digits have no date: seconds since 1970 stand for it, as in `ls`.
+    /// Formats the time. Years with more than four digits have no date: seconds since 1970 are shown instead,
+    /// as in `ls`.
     fn shown(&self, time: Timestamp, format: &str) -> String {
         let nanoseconds = i32::try_from(time.nanoseconds).unwrap_or(0);
         match jiff::Timestamp::new(time.seconds, nanoseconds) {
@@ -39,7 +40,7 @@ impl Zone {
     }
 }
 
-/// Seconds since 1970, now.
+/// The current time in seconds since 1970.
 pub(crate) fn now() -> i64 {
     jiff::Timestamp::now().as_second()
 }

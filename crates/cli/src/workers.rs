@@ -1,7 +1,7 @@
 //! Threads that share one piece of work.
 
-/// Does some work on so many threads at once, of which the caller's is one. Where the system allows no more of
-/// them, those that there are do all of it.
+/// Runs `work` on `workers` threads at once, the caller's included. If the system allows fewer threads, those
+/// that could be started do all the work.
 pub(crate) fn together(workers: usize, work: impl Fn() + Sync) {
     std::thread::scope(|scope| {
         for _ in 1..workers {

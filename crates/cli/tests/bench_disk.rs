@@ -1,4 +1,4 @@
-//! `towline bench disk` measures what it says it does.
+//! `towline bench disk` measures what it claims to measure.
 #![allow(clippy::unwrap_used)] // a test that cannot go on should say where
 
 use serde_json::Value;
@@ -61,7 +61,7 @@ fn the_experiments_of_the_paper() {
     assert_eq!(of("plain", false), &reads | &more);
     assert_eq!(of("plain", true), set(&["staged", "synchronised", "disk"]));
     assert!(points.iter().all(|p| p["bytes_per_s"].as_f64().unwrap() > 0.0), "{points:?}");
-    // What a read waits for is no longer than the read.
+    // The first data of a read arrives no later than its end.
     for point in points.iter().filter(|point| point["first_data_us"].is_f64()) {
         assert!(point["first_data_us"].as_f64() <= point["request_us"].as_f64(), "{point}");
     }
@@ -94,7 +94,7 @@ fn a_load_on_every_kind_of_server() {
         std::thread::sleep(std::time::Duration::from_millis(10));
     }
     let load = |arguments: &[&str]| -> Value {
-        // The disks are shorter than what is used of longer ones.
+        // The disks are shorter than the default span.
         let text = bench(&[arguments, &["--depth", "4"]].concat());
         assert!(text.starts_with("#start\n#end\n"), "{text}");
         serde_json::from_str(text.lines().last().unwrap()).unwrap()
@@ -123,11 +123,11 @@ fn a_load_on_every_kind_of_server() {
         let found = load(&[&shared, more, &["--secs", "0.05"]].concat());
         let (ops, moved) = (found["ops"].as_u64().unwrap(), found["bytes"].as_u64().unwrap());
         assert!(ops >= 5 * 4 && moved == ops * size, "{more:?}: {found}");
-        // Zero is told where the last one began when the others had ended.
+        // Zero is reported if the last client began when the others had ended.
         let of = |name: &str| found[name].as_f64().unwrap();
         assert!(of("fastest") >= of("slowest") && of("slowest") >= 0.0, "{found}");
     }
-    // A disk that is known to be slow is measured to be slow.
+    // A disk that is known to be slow is measured as slow.
     let slow =
         load(&["--server", &format!("towline+shm:///slow?socket={socket}"), "--secs", "0.5"]);
     assert!(slow["ops"].as_u64().unwrap() <= 100, "{slow}");
@@ -157,10 +157,10 @@ fn lengths_of_fragments_are_swept() {
     let rows: serde_json::Value =
         serde_json::from_str(&std::fs::read_to_string(&json).unwrap()).unwrap();
     let rows = rows.as_array().unwrap();
-    // 8 MiB do not fit into the span.
+    // Reads of 8 MiB do not fit into the span.
     assert_eq!(rows.len(), 3, "{text}");
     for row in rows {
-        // What the disk is known to need, and what is measured needs no less.
+        // The time that the disk is known to need; no measurement can be shorter.
         let alone = 200.0 + 1e6 / 1024.0;
         let of = |name: &str| row[name].as_f64().unwrap();
         assert!(of("measured_us") > alone && of("formula_us") > of("formula_short_us") - 1e-6);
@@ -181,7 +181,7 @@ fn what_cannot_be_measured_is_refused() {
     refused(&["--paper", "--fragments", "64K", "--disks", "stripe"], "plain and delay");
 }
 
-/// What would be ignored is named, with what it cannot be given with.
+/// An argument that would be ignored is named, together with those that it conflicts with.
 #[test]
 fn what_belongs_to_another_measurement_is_refused() {
     let refused = |arguments: &[&str]| {

@@ -1,4 +1,4 @@
-//! The commands besides `cp` as their users run them.
+//! The commands other than `cp`, as users run them.
 #![allow(clippy::unwrap_used)]
 
 mod support;
@@ -57,7 +57,7 @@ fn links_that_lead_nowhere_are_listed_themselves() {
         let url = world.url("dir/link");
         assert_eq!(text(&["ls", &url]), format!("{url}\n"), "{target}");
         assert!(text(&["ls", "-l", &url]).ends_with(&format!(" {url} -> {target}\n")));
-        // Not what is behind them.
+        // With a trailing slash, the target is meant, which cannot be listed.
         assert!(bad(1, &["ls", &format!("{url}/")]).contains(&url), "{target}");
         fs::remove_file(link).unwrap();
     }
@@ -86,7 +86,7 @@ fn a_large_directory_is_listed_whole_and_removed() {
     let world = World::new();
     let directory = world.local("served/many");
     fs::create_dir_all(directory.join("sub")).unwrap();
-    // More than fit into one answer.
+    // More entries than fit into one answer.
     for index in 0..9000 {
         fs::write(directory.join(format!("file-with-a-rather-long-name-{index:05}")), b"").unwrap();
     }
@@ -127,7 +127,7 @@ fn deep_trees_are_copied_listed_and_removed() {
     let world = World::new();
     let name = "d".repeat(200);
     let top = world.local("deep");
-    // Paths of 3 KiB: more than one request for two of them.
+    // Paths of 3 KiB: two of them do not fit into one request.
     fs::create_dir_all(top.join([name.as_str(); 15].join("/"))).unwrap();
     fs::write(top.join([name.as_str(); 15].join("/")).join("leaf"), b"leaf").unwrap();
     for export in ["dir", "mem"] {
@@ -166,7 +166,7 @@ fn names_are_made_moved_and_linked() {
         assert!(bad(1, &["mv", &url("moved"), &url(again)]).contains("same file"), "{again}");
         assert_eq!(text(&["cat", &url("moved"), &url("hard")]), "contentscontents");
     }
-    // What cannot be linked to replaces nothing.
+    // A target that cannot be linked to replaces nothing.
     let dir = |path: &str| world.url(&format!("dir/{path}"));
     for url in [&url as &dyn Fn(&str) -> String, &dir] {
         good(&["mkdir", "-p", &url("a/b")]);
@@ -183,7 +183,7 @@ fn names_are_made_moved_and_linked() {
     let complaint = bad(1, &["mv", &url("one/same"), &url("two/same"), &url("both")]);
     assert!(complaint.contains("two/same: not moved"), "{complaint}");
     assert_eq!(text(&["cat", &url("two/same"), &url("both/same")]), "contentscontents");
-    // Of a file only the link to it would stay.
+    // Only the link to the file would remain.
     assert!(bad(1, &["mv", &url("soft"), &url("moved")]).contains("would be lost"));
     assert_eq!(text(&["cat", &url("moved")]), "contents");
     good(&["ln", "-sf", "hard", &url("soft")]);
@@ -191,7 +191,7 @@ fn names_are_made_moved_and_linked() {
     assert!(text(&["stat", &url("soft")]).contains("-> hard"));
     assert!(text(&["stat", "-L", &url("soft")]).contains("Links: 2"));
     bad(1, &["mv", "-n", &url("moved"), &url("soft")]);
-    // Links in a circle, and out of the export, are replaced like others.
+    // Links that form a circle or lead out of the export are replaced like others.
     for text in ["circle", "/etc"] {
         good(&["ln", "-s", text, &url("circle")]);
         good(&["ln", "-sf", "moved", &url("circle")]);
@@ -207,7 +207,7 @@ fn holes_are_summed_without_being_read() {
     let world = World::new();
     let path = world.local("served/sparse");
     let file = fs::File::create(&path).unwrap();
-    // Read at 10 GB/s it would take two minutes.
+    // Reading it all at 10 GB/s would take two minutes.
     file.set_len(1 << 40).unwrap();
     file.write_all_at(&noise(100_000, 4), 3 << 38).unwrap();
     let sum_of = |name: &str| text(&["sum", name]).split_once(' ').unwrap().0.to_owned();
@@ -215,7 +215,7 @@ fn holes_are_summed_without_being_read() {
     assert_eq!(sum_of(&world.url("dir/sparse")), whole);
     good(&["cp", path.to_str().unwrap(), &world.url("mem/sparse")]);
     assert_eq!(sum_of(&world.url("mem/sparse")), whole);
-    // A byte at its end is told apart, and so is one that is missing.
+    // One more byte at the end, or one less, changes the sum.
     file.write_all_at(b"!", (1 << 40) - 1).unwrap();
     assert_ne!(sum_of(&world.url("dir/sparse")), whole);
     file.set_len((1 << 40) - 1).unwrap();
@@ -286,7 +286,7 @@ fn what_cannot_be_printed_is_told() {
             assert!(said.contains("standard output: bad file descriptor"), "{closed}: {said}");
         }
     }
-    // Nothing is to be printed.
+    // These commands have nothing to print.
     for command in ["mkdir", "ls"] {
         let script = "exec \"$0\" \"$@\" >&-";
         let done = Command::new("sh")
@@ -309,14 +309,14 @@ fn what_is_not_there_is_told_with_what_to_do() {
         assert!(complaint.contains("cannot connect"), "{complaint}");
         assert!(complaint.contains("there is no such socket"), "{complaint}");
     }
-    // That there is no server does not say that there is no file.
+    // A missing server does not mean that the file is missing.
     for socket in ["/no/socket", "/etc/passwd/socket"] {
         let complaint = bad(1, &["rm", "-rf", &format!("towline+unix:///d/x?socket={socket}")]);
         assert!(complaint.contains("cannot connect"), "{complaint}");
     }
     let complaint = bad(1, &["disk", "info", "ftp://host/disk"]);
     assert!(complaint.contains("towline://HOST/DISK"), "{complaint}");
-    // Something else listens there.
+    // Another kind of server listens there.
     let other = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = other.local_addr().unwrap().port();
     let hangs_up = std::thread::spawn(move || drop(other.accept()));
@@ -382,7 +382,7 @@ fn a_tour_that_is_interrupted_leaves_nothing_behind() {
         told.read_line(&mut line).unwrap();
         let place = line.split_once("process: ").unwrap().1.split_once("/tree ").unwrap().0;
         assert!(fs::exists(place).unwrap(), "{line}");
-        // Or its reader goes away.
+        // Its reader goes away; without a signal, that ends it.
         drop(told);
         if let Some(signal) = signal {
             let pid = rustix::process::Pid::from_child(&tour);

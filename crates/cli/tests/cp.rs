@@ -1,4 +1,4 @@
-//! `towline cp` as its users run it: everything arrives, nothing is ever half there.
+//! `towline cp` as users run it: everything arrives, and no file is ever half copied.
 #![allow(clippy::unwrap_used)]
 
 mod support;
@@ -17,7 +17,7 @@ use support::{TOWLINE, World, bad, good, names, noise, run, set_mode, text};
 
 const LARGE: usize = 20 << 20;
 
-/// A tree with everything in it that a copy has to bring along.
+/// Creates a tree with everything that a copy must preserve.
 fn make_tree(top: &Path) {
     fs::create_dir_all(top.join("sub/empty")).unwrap();
     for (index, size) in [0, 1, 4096, 16 * 1024, 16 * 1024 + 1, 300_000, 1 << 20].iter().enumerate()
@@ -37,7 +37,7 @@ fn make_tree(top: &Path) {
     set_mode(&top.join("sub/file2"), 0o400);
     set_mode(&top.join("sub/file3"), 0o4755);
     set_mode(&top.join("sub"), 0o2750);
-    // Not every file system of a test machine has them.
+    // Not every file system of a test machine supports them.
     let flags = XattrFlags::empty();
     let _ = rustix::fs::lsetxattr(top.join("large"), "user.note", b"kept", flags);
     for (index, name) in ["large", "sub/file1", "link", "sub/empty", "sub"].iter().enumerate() {
@@ -61,7 +61,7 @@ struct Entry {
     note: Vec<u8>,
 }
 
-/// Everything about a tree that a copy with `-a` keeps.
+/// Describes everything in a tree that `cp -a` keeps.
 fn describe(top: &Path) -> BTreeMap<Vec<u8>, Entry> {
     let mut found = BTreeMap::new();
     let mut stack = vec![top.to_owned()];
@@ -120,7 +120,7 @@ fn assert_same(before: &BTreeMap<Vec<u8>, Entry>, after: &BTreeMap<Vec<u8>, Entr
     assert_eq!(names(before), names(after));
     for (name, entry) in before {
         let (name, other) = (String::from_utf8_lossy(name), &after[name]);
-        // Contents apart: nobody wants to read 20 MiB of failure.
+        // Compared separately, so that a failure does not print 20 MiB.
         assert!(entry.contents == other.contents, "{name}: contents differ");
         assert_eq!(entry.mode, other.mode, "{name}: {:o} {:o}", entry.mode, other.mode);
         assert_eq!(entry.links, other.links, "{name}");
@@ -187,7 +187,7 @@ fn what_is_too_large_for_its_place_leaves_no_part() {
     fs::write(world.local("served/large"), noise(LARGE, 9)).unwrap();
     fs::create_dir(world.local("target")).unwrap();
     let target = world.local("target/large").display().to_string();
-    // In units of 512 or 1024 bytes, as the shell wants it.
+    // In units of 512 or 1024 bytes, depending on the shell.
     let limited = Command::new("sh")
         .args(["-c", "ulimit -f 8192 && exec \"$@\"", "sh", TOWLINE, "cp", "--resume"])
         .args([&world.url("dir/large"), &target])
@@ -289,17 +289,17 @@ fn two_sources_do_not_take_one_place() {
     let complaint = bad(1, &["cp", &one, &two, &mem]);
     assert!(complaint.contains(&format!("{two}: not copied")), "{complaint}");
     assert_eq!(text(&["cat", &world.url("mem/same")]), "one");
-    // Twice the same is a slip that harms nobody, and directories become one.
+    // Naming a source twice is a harmless mistake, and directories are merged.
     let output = run(&["cp", &two, &two, &mem]);
     assert!(output.status.success() && !output.stderr.is_empty());
     good(&["cp", "-r", &path("one/sub"), &path("two/sub"), &mem]);
     assert_eq!(text(&["ls", &world.url("mem/sub")]), "one\ntwo\n");
-    // Of files in them the last one stays.
+    // Of files with the same name, the last one stays.
     good(&["cp", "-r", &path("one/."), &path("two/."), &mem]);
     assert_eq!(text(&["cat", &world.url("mem/same")]), "two");
 }
 
-/// As in a tree that was copied and not finished.
+/// As in a tree from an unfinished copy.
 #[test]
 fn files_with_the_names_of_parts_are_copied_too() {
     let world = World::new();
@@ -321,12 +321,12 @@ fn a_directory_is_not_copied_into_itself_without_end() {
     good(&["mkdir", "-p", &world.url("mem/a/b")]);
     let complaint = bad(1, &["cp", "-r", &world.url("mem/a"), &world.url("mem/a/b")]);
     assert!(complaint.contains("into itself"), "{complaint}");
-    // The same directory from two sides.
+    // The same directory, locally and remotely.
     fs::create_dir_all(world.local("served/c/d")).unwrap();
     let source = world.local("served/c");
     good(&["cp", "-r", source.to_str().unwrap(), &world.url("dir/c/new")]);
     assert_eq!(names(&world.local("served/c/new")), ["d"]);
-    // So many that the target is filled while it is found in the source.
+    // Enough files that the target is filled before it is found in the source.
     (0..2000).for_each(|n| fs::write(source.join(n.to_string()), "").unwrap());
     for source in [source.to_str().unwrap(), &world.through("unix", "dir/c")] {
         let complaint = bad(1, &["cp", "-r", source, &world.url("dir/c/d")]);
@@ -342,7 +342,7 @@ fn a_link_that_cannot_be_made_replaces_nothing() {
     fs::create_dir(&source).unwrap();
     fs::write(source.join("one"), b"new").unwrap();
     fs::hard_link(source.join("one"), source.join("other")).unwrap();
-    // Which of the two is copied and which is linked to it is not said.
+    // It is unspecified which of the two is copied and which is linked to it.
     for (in_the_way, file) in [("one", "other"), ("other", "one")] {
         let target = world.local(&format!("served/{in_the_way}"));
         fs::create_dir_all(target.join(in_the_way)).unwrap();
@@ -351,7 +351,7 @@ fn a_link_that_cannot_be_made_replaces_nothing() {
         bad(1, &["cp", "-a", &from, &world.url(&format!("dir/{in_the_way}"))]);
         assert_eq!(fs::read(target.join(file)).unwrap(), b"new", "copied under its own name");
         assert_eq!(fs::read_dir(&target).unwrap().count(), 2, "nothing is left beside them");
-        // To this a link can be made, but it is no copy.
+        // A link to this can be made, but it is not a copy.
         fs::remove_dir(target.join(in_the_way)).unwrap();
         let fifo = target.join(in_the_way);
         rustix::fs::mknodat(CWD, &fifo, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
@@ -372,7 +372,7 @@ fn devices_and_pipes_are_read_and_written_in_place() {
     assert!(!fs::metadata("/dev/null").unwrap().is_file());
     let out = good(&["cp", &world.url("mem/source"), "/dev/stdout"]);
     assert!(out == noise(3 << 20, 5));
-    // A directory stands for a stream that is closed: nothing is to appear in it.
+    // A closed stream is replaced by a directory: nothing may be created in it.
     let script = "exec \"$0\" cp \"$1\" /dev/stdout >&-";
     let closed =
         Command::new("sh").args(["-c", script, TOWLINE, &world.url("mem/source")]).output();
@@ -389,7 +389,7 @@ fn devices_and_pipes_are_read_and_written_in_place() {
     assert_eq!(text(&["cat", &target]), "through a pipe");
 }
 
-/// Of what the kernel makes up while it is read the size says nothing.
+/// The size of a file that the kernel generates when it is read means nothing.
 #[test]
 fn files_whose_size_says_nothing_are_copied_to_their_end() {
     let world = World::new();
@@ -406,7 +406,7 @@ fn files_whose_size_says_nothing_are_copied_to_their_end() {
     }
 }
 
-/// Files of `/sys` have the size of a page, and few bytes.
+/// Files in `/sys` have the size of a page, but hold few bytes.
 #[test]
 fn files_that_end_before_their_size_are_copied_and_summed() {
     let source = Path::new("/sys/kernel/mm/transparent_hugepage");
@@ -424,7 +424,7 @@ fn files_that_end_before_their_size_are_copied_and_summed() {
     assert_eq!(crc(file).split(' ').next(), crc(&copy).split(' ').next());
     let complaint = bad(1, &["cp", "--verify", file, &world.url("dir/verified")]);
     assert!(complaint.contains("its size says nothing"), "{complaint}");
-    // So is what nobody knows the size of, and what has none but holes.
+    // So is a file of unknown size, and one that consists only of a hole.
     text(&["sum", "/proc/version"]);
     let hole = world.local("hole");
     fs::File::create(&hole).unwrap().set_len(100_000).unwrap();
@@ -432,7 +432,7 @@ fn files_that_end_before_their_size_are_copied_and_summed() {
     assert_eq!(good(&["cat", &copy]), vec![0; 100_000]);
 }
 
-/// As by any others in a tree, wherever the links lead.
+/// Like any other files in a tree, wherever the links lead.
 #[test]
 fn links_are_replaced_by_files_whose_size_says_nothing() {
     let source = Path::new("/proc/sys/kernel/keys/maxkeys");
@@ -458,7 +458,7 @@ fn progress_is_told_in_lines_where_there_is_no_terminal() {
     assert!(told.starts_with("1 files, 4.9K bytes in "), "{told}");
 }
 
-/// Stacks of such a size make every start of a thread fail, as it does where memory or threads are limited.
+/// Thread stacks of this size make every start of a thread fail, as a limit on memory or threads does.
 #[test]
 fn a_copy_needs_no_threads() {
     let world = World::new();
@@ -480,7 +480,7 @@ fn a_copy_needs_no_threads() {
     }
 }
 
-/// Depths below which no path can name a file: the system takes 4095 bytes.
+/// At this depth no path can name a file: the system accepts 4095 bytes.
 #[test]
 fn trees_deeper_than_the_longest_path_are_copied() {
     const DEPTH: usize = 60;
@@ -504,7 +504,7 @@ fn trees_deeper_than_the_longest_path_are_copied() {
         }
         rustix::fs::symlinkat("small", &here, "link").unwrap();
         rustix::fs::linkat(&here, "small", &here, "twin", AtFlags::empty()).unwrap();
-        // Not every file system of a test machine has them.
+        // Not every file system of a test machine supports them.
         let path = format!("/proc/self/fd/{}/small", here.as_raw_fd());
         let _ = rustix::fs::lsetxattr(path, "user.note", b"kept", XattrFlags::empty());
         rustix::fs::mkdirat(&here, &*name, Mode::from_raw_mode(0o750)).unwrap();

@@ -1,4 +1,4 @@
-//! Modes, attributes and access control lists, as `cp` keeps them.
+//! How `cp` preserves modes, attributes and access control lists.
 #![allow(clippy::unwrap_used)]
 
 mod support;
@@ -66,9 +66,9 @@ fn what_is_replaced_keeps_its_mode_and_links_are_written_through() {
 const ACCESS_LIST: &str = "system.posix_acl_access";
 const DEFAULT_LIST: &str = "system.posix_acl_default";
 
-/// An access control list by which a user named there may write, and the group may not.
+/// Returns an access control list that lets a named user write, but not the group.
 fn access_list() -> Vec<u8> {
-    // Of version 2: tag, permissions and, for users by name, who: `acl(5)`, `linux/posix_acl_xattr.h`.
+    // Version 2: tag, permissions and, for named users, the user: `acl(5)`, `linux/posix_acl_xattr.h`.
     let mut list = 2u32.to_le_bytes().to_vec();
     for (tag, permissions, id) in [
         (1u16, 6u16, u32::MAX),
@@ -84,7 +84,7 @@ fn access_list() -> Vec<u8> {
     list
 }
 
-/// A list of a file; empty where there is none.
+/// Returns a list of a file, empty if it has none.
 fn list_of(file: &Path, name: &str) -> Vec<u8> {
     let mut value = [0; 100];
     let length = rustix::fs::lgetxattr(file, name, &mut value).unwrap_or(0);
@@ -123,7 +123,8 @@ fn access_control_lists_are_kept_with_the_mode() {
         assert!(list_of(&copy.join("plain"), ACCESS_LIST).is_empty());
         assert_eq!(list_of(&copy.join("below"), DEFAULT_LIST), list);
     }
-    // Where there are no such lists the group gets what it had, not what others had.
+    // Where there are no access control lists, the group keeps its permissions and does not get those of
+    // others.
     for what in ["-p", "-a"] {
         let target = world.url(&format!("mem/small{what}"));
         good(&["cp", what, &world.url("dir/tree/small"), &target]);
@@ -131,7 +132,8 @@ fn access_control_lists_are_kept_with_the_mode() {
     }
 }
 
-/// The group's bits of the mode of a file with an access control list say what all that it names may have at most.
+/// The group bits in the mode of a file with an access control list limit the permissions of everyone it
+/// names.
 #[test]
 fn what_is_replaced_keeps_its_access_control_list() {
     let world = World::new();

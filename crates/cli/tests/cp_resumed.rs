@@ -1,4 +1,4 @@
-//! `towline cp` that is killed, interrupted, or goes on with what one before it left.
+//! `towline cp` that is killed or interrupted, or resumes what an earlier copy left.
 #![allow(clippy::unwrap_used)]
 
 mod support;
@@ -43,7 +43,7 @@ fn a_killed_copy_leaves_no_half_file_and_goes_on() {
     assert!(left.is_err(), "the note is gone");
 }
 
-/// Small files are finished, and what is left of a large one is told.
+/// Small files are finished; the part of a large one is reported.
 #[test]
 fn an_interrupted_copy_says_what_it_leaves() {
     use rustix::process::{Pid, Signal, kill_process};
@@ -60,7 +60,7 @@ fn an_interrupted_copy_says_what_it_leaves() {
     let server = process(world.server_id());
     let part = served.join(".large.towline-part");
     let (tree, target) = (source.to_str().unwrap(), world.url("dir/target"));
-    // What is copied when the signals come, which wait for each other.
+    // Sends these signals one by one to a copy in progress. Returns its complaint.
     let interrupted = |signals: &[Signal], server_answers: bool| {
         let mut copy = Command::new(TOWLINE);
         copy.args(["cp", "-r", "--resume", &format!("{tree}/."), &target]).stderr(Stdio::piped());
@@ -91,7 +91,7 @@ fn an_interrupted_copy_says_what_it_leaves() {
     } else {
         assert!(said.contains("the incomplete copy was removed") && left.is_empty(), "{said}");
     }
-    // A server that does not answer.
+    // With a server that does not answer.
     let _ = fs::remove_file(&part);
     let said = interrupted(&[Signal::INT, Signal::TERM], false);
     assert!(said.contains("ended at once: parts may be left"), "{said}");
@@ -100,7 +100,7 @@ fn an_interrupted_copy_says_what_it_leaves() {
     assert!(fs::read(served.join("large")).unwrap() == data, "contents differ");
 }
 
-/// Whether a request was carried out that its server saw and did not answer nobody knows.
+/// If a server received a request but did not answer, nobody knows whether it was carried out.
 #[test]
 fn files_that_are_there_stay_when_the_server_is_started_anew() {
     use rustix::process::{Pid, Signal, kill_process};
@@ -124,7 +124,7 @@ fn files_that_are_there_stay_when_the_server_is_started_anew() {
         });
         assert!(copy.try_wait().unwrap().is_none(), "faster than the test");
         kill_process(Pid::from_raw(world.server_id() as i32).unwrap(), Signal::STOP).unwrap();
-        // What is asked now is not answered.
+        // Requests are not answered from now on.
         std::thread::sleep(Duration::from_millis(100));
         world.restart();
     }
@@ -133,14 +133,14 @@ fn files_that_are_there_stay_when_the_server_is_started_anew() {
     assert_eq!(missing, 0, "files were removed");
 }
 
-/// A directory without leave to write is one in which the next run has something to do, too.
+/// In a directory without write permission, the next run has work to do, too.
 #[test]
 fn closed_directories_are_gone_on_with() {
     let world = World::new();
     let (tree, target) = (world.local("served/tree"), world.local("target"));
     fs::create_dir_all(tree.join("closed")).unwrap();
     let copy = || {
-        // Root is to need leave, too.
+        // Root must need permission, too.
         let mut command = Command::new("setpriv");
         command.args(["--bounding-set=-dac_override", TOWLINE]);
         if !rustix::process::geteuid().is_root() {
@@ -163,7 +163,7 @@ fn closed_directories_are_gone_on_with() {
     }
 }
 
-/// Small files have parts of their own for each copy, which nobody goes on with.
+/// Each copy has its own parts of small files, which no other copy resumes.
 #[test]
 fn resume_removes_what_killed_copies_left() {
     let world = World::new();
@@ -209,7 +209,7 @@ fn parts_of_this_version_are_continued() {
     let mut data = noise(5 << 20, 3);
     fs::write(&source, &data).unwrap();
     let part = served.join(".target.towline-part");
-    // What was copied before is not looked at again.
+    // Bytes that were copied before are not checked again.
     data[..3 << 20].fill(7);
     fs::write(&part, &data[..3 << 20]).unwrap();
     let status = fs::metadata(&source).unwrap();

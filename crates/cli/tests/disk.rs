@@ -1,4 +1,4 @@
-//! `towline disk` as its users run it.
+//! `towline disk` as users run it.
 #![allow(clippy::unwrap_used)] // a test that cannot go on should say where
 
 mod support;
@@ -14,7 +14,7 @@ use tempfile::TempDir;
 
 const MIB: u64 = 1 << 20;
 
-/// A process that ends with the test.
+/// A process that is killed at the end of the test.
 struct Running(Child);
 
 impl Drop for Running {
@@ -35,7 +35,7 @@ impl Place {
         self.0.path().join(name).to_str().unwrap().to_owned()
     }
 
-    /// A file of this length with some data, and holes.
+    /// Creates a file of this length with some data and holes.
     fn sparse(&self, name: &str, size: u64) -> String {
         let path = self.path(name);
         let file = File::create(&path).unwrap();
@@ -52,7 +52,7 @@ impl Place {
         path
     }
 
-    /// A file of this length without holes.
+    /// Creates a file of this length without holes.
     fn full(&self, name: &str, size: u64) -> String {
         let path = self.path(name);
         let block: Vec<u8> = (0..MIB).map(|at| (at % 251) as u8).collect();
@@ -113,7 +113,7 @@ impl Place {
             .unwrap()
     }
 
-    /// Lines of all journals.
+    /// Returns the number of lines in all journals.
     fn noted(&self) -> usize {
         let Ok(journals) = std::fs::read_dir(self.path("state/towline/copies")) else { return 0 };
         let lines =
@@ -164,7 +164,7 @@ fn disks_are_shown_mapped_copied_and_resized() {
     let nbd: Value = serde_json::from_str(&nbd).unwrap();
     assert!(nbd["size"] == size && nbd["can_multi_conn"] == true, "{nbd}");
 
-    // A sparse file through every kind of end and back: the same bytes, still sparse.
+    // A sparse file goes through every kind of end and back: the bytes are the same, and it is still sparse.
     let local = place.sparse("local", size);
     let shm = img.replace("+unix", "+shm");
     for (from, to) in [
@@ -184,7 +184,7 @@ fn disks_are_shown_mapped_copied_and_resized() {
         let taken = allocated(&place.path(copy));
         assert!(taken < 4 * MIB, "{taken} bytes are allocated for the sparse {copy}");
     }
-    // What was there before is gone where the source has holes.
+    // Old data is gone where the source has holes.
     let full = place.full("full", size);
     place.copy(&[&full, &img]);
     assert!(same(&full, &place.path("served")) && allocated(&place.path("served")) >= size);
@@ -207,7 +207,7 @@ fn disks_are_shown_mapped_copied_and_resized() {
     assert!(small.contains("25165824 bytes are too few for 33554432"), "{small}");
     let shrunk = place.disk(&["resize", "--shrink", &img, "-16M"]).unwrap();
     assert_eq!(shrunk, "33554432 -> 16777216 bytes\n");
-    // Somebody else made it longer.
+    // Another process has made it longer.
     File::options().write(true).open(place.path("served")).unwrap().set_len(size).unwrap();
     assert_eq!(place.disk(&["resize", &img]).unwrap(), "25165824 -> 25165824 bytes\n");
     assert_eq!(place.noted(), 0, "nothing is left to be gone on with");
@@ -223,7 +223,7 @@ fn disks_are_shown_mapped_copied_and_resized() {
     assert!(nbd.contains(r#""size":1048576"#), "{nbd}");
 }
 
-/// Where a filter of a container forbids to ask what is in memory.
+/// A container's filter may forbid asking what is in memory.
 #[test]
 fn a_disk_is_read_without_preadv2() {
     if !have("python3") {
@@ -260,7 +260,7 @@ fn what_cannot_be_copied_is_refused_with_a_reason() {
         (&["copy", &local, &local][..], "the same disk"),
         (&["copy", &img, &img], "the same disk"),
         (&["copy", &nbd, &nbd], "the same disk"),
-        // The file that the server has the disk from, which would be emptied first.
+        // The file behind the server's disk, which would be emptied first.
         (&["copy", &img, &local], "the same disk"),
         (&["copy", "--resume", &img, &local], "the same disk"),
         (&["copy", &img, &hard], "it is served"),
@@ -287,7 +287,7 @@ fn what_cannot_be_copied_is_refused_with_a_reason() {
         assert!(error.contains(expected), "{arguments:?}: {error}");
     }
     assert!(std::fs::read(&local).unwrap() == before);
-    // What cannot be had is named once.
+    // An end that cannot be reached is named once.
     let nowhere = format!("nbd+unix:///a?socket={missing}");
     for arguments in [&["info", &nowhere][..], &["bench", &nowhere], &["copy", &local, &nowhere]] {
         let error = place.disk(arguments).unwrap_err();
@@ -303,21 +303,21 @@ fn what_cannot_be_copied_is_refused_with_a_reason() {
             .spawn()
             .unwrap(),
     );
-    // It hangs up when it has seen enough.
+    // The program stops reading when it has seen enough.
     let _ = child.0.stdin.take().unwrap().write_all(&vec![7; 6 << 20]);
     let mut said = String::new();
     child.0.stderr.take().unwrap().read_to_string(&mut said).unwrap();
     assert!(!child.0.wait().unwrap().success() && said.contains("too few"), "{said}");
 }
 
-/// `/dev/nvme0n1` of two machines is not one disk.
+/// `/dev/nvme0n1` on two machines is not one disk.
 #[test]
 fn disks_of_two_machines_are_not_the_same() {
     let place = Place::new();
     let mut servers = Vec::new();
     std::fs::create_dir(place.path("mount")).unwrap();
     for name in ["one", "two"] {
-        // The same path and inode, and another boot.
+        // The same path and inode, but another boot.
         let script = "
 cat /proc/sys/kernel/random/uuid >$1.boot
 mount --bind $1.boot /proc/sys/kernel/random/boot_id && mount -t tmpfs none mount || exit 1
@@ -352,7 +352,7 @@ fn streams_come_and_go_in_order() {
     let out = File::create(place.path("out")).unwrap();
     let done = place.command(&["copy", &place.url("img"), "-"]).stdout(out).status().unwrap();
     assert!(done.success() && same(&local, &place.path("out")));
-    // From a pipe, into a file that grows with it, and into a disk that is longer.
+    // From a pipe into a file that grows, and into a disk that is longer.
     for target in [place.path("in"), place.url("a")] {
         let mut child = Running(
             place
@@ -395,7 +395,7 @@ fn a_copy_that_was_killed_goes_on() {
     assert!(busy.contains("under way"), "{busy}");
     drop(running);
     assert!(!same(&served, &target));
-    // One piece that was copied changes while nobody looks; NBD cannot tell, the checksums do.
+    // A copied piece changes unnoticed. NBD cannot report that, but the checksums reveal it.
     let mut journals = std::fs::read_dir(place.path("state/towline/copies")).unwrap();
     let journal = std::fs::read_to_string(journals.next().unwrap().unwrap().path()).unwrap();
     let piece: Value = serde_json::from_str(journal.lines().nth(1).unwrap()).unwrap();
@@ -407,7 +407,7 @@ fn a_copy_that_was_killed_goes_on() {
     assert_eq!(done["copied_again"], MIB, "{done}");
     assert!(same(&served, &target));
     assert_eq!(place.noted(), 0);
-    // Nothing is left to go on with where another disk was copied to the same target meanwhile.
+    // There is nothing to resume after another disk was copied to the same target.
     drop(start());
     let other = place.path("other");
     std::fs::write(&other, vec![7; size as usize]).unwrap();
@@ -456,7 +456,7 @@ fn a_server_that_is_killed_in_the_middle_of_a_copy() {
     let disks = [format!("img={served}")];
     let server = place.serve(&disks);
     let img = place.url("img");
-    // There: half of it has arrived when the server goes.
+    // To the server: half of the data has arrived when the server goes.
     let mut child = Running(
         place.command(&["copy", "--verify", "-", &img]).stdin(Stdio::piped()).spawn().unwrap(),
     );
@@ -471,7 +471,7 @@ fn a_server_that_is_killed_in_the_middle_of_a_copy() {
     drop(input);
     assert!(child.0.wait().unwrap().success());
     assert!(same(&source, &served));
-    // Back, over both protocols: it is killed when some of it has been read.
+    // From the server, over both protocols: the server is killed when some of the data has been read.
     let mut server = Some(server);
     for from in [img, place.nbd("img")] {
         let mut child =
@@ -485,14 +485,14 @@ fn a_server_that_is_killed_in_the_middle_of_a_copy() {
         assert!(child.0.wait().unwrap().success());
         assert!(back == bytes, "other bytes from {from}");
     }
-    // A reader that has enough is no error.
+    // A reader that stops reading is not an error.
     let mut command = place.command(&["copy", &place.url("img"), "-"]);
     let mut child = Running(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap());
     child.0.stdout.take().unwrap().read_exact(&mut [0; 10]).unwrap();
     let mut said = String::new();
     child.0.stderr.take().unwrap().read_to_string(&mut said).unwrap();
     assert_eq!((child.0.wait().unwrap().code(), &*said), (Some(141), ""), "as of SIGPIPE");
-    // An NBD server that comes back may have forgotten what it was given: that is a failure.
+    // An NBD server that comes back may have lost what it was given, so the copy fails.
     let mut child = Running(
         place
             .command(&["copy", "-", &place.nbd("img")])

@@ -1,4 +1,4 @@
-//! `towline disk copy` from the NBD servers of others: sparse sources stay sparse, and their holes are not read.
+//! `towline disk copy` from other NBD servers: sparse sources stay sparse, and their holes are not read.
 #![allow(clippy::unwrap_used)] // a test that cannot go on should say where
 
 use serde_json::Value;
@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 const TOWLINE: &str = env!("CARGO_BIN_EXE_towline");
 const MIB: u64 = 1 << 20;
 const SIZE: u64 = 64 * MIB;
-/// Where there is data: its first byte, and how many.
+/// Ranges with data: the first byte and the length.
 const DATA: [(u64, u64); 3] = [(0, MIB), (20 * MIB + 4096, 2 * MIB), (SIZE - 4096, 4096)];
 
-/// A process that ends with the test.
+/// A process that is killed at the end of the test.
 struct Running(Child);
 
 impl Drop for Running {
@@ -46,7 +46,7 @@ fn start(program: &str, arguments: &[&str], socket: &Path) -> Running {
     let child = command.args(arguments).stdin(Stdio::null()).stdout(Stdio::null());
     let mut running = Running(child.spawn().unwrap());
     let end = Instant::now() + Duration::from_secs(60);
-    // Not by connecting: some of them serve one connection only.
+    // Do not try to connect: some of the servers serve only one connection.
     while !socket.exists() {
         assert!(Instant::now() < end, "{program} does not listen after a minute");
         assert!(running.0.try_wait().unwrap().is_none(), "{program} ended");
@@ -79,7 +79,7 @@ fn copied(directory: &Path, socket: &Path, what: &str) {
     std::fs::remove_file(&target).unwrap();
 }
 
-/// A `qemu-nbd` that serves one connection and ends: extents are asked for on the connection that reads.
+/// This `qemu-nbd` serves one connection and ends, so the connection that reads must also ask for extents.
 #[test]
 fn images_of_qemu_nbd_stay_sparse() {
     if !exists("qemu-nbd") || !exists("qemu-img") {
@@ -105,7 +105,7 @@ fn images_of_qemu_nbd_stay_sparse() {
     }
 }
 
-/// The server's own log says what was read.
+/// The server's own log shows what was read.
 #[test]
 fn holes_of_nbdkit_are_not_read() {
     if !exists("nbdkit") {
@@ -141,7 +141,7 @@ fn holes_of_nbdkit_are_not_read() {
     assert!(read > 0 && read <= 6 * MIB, "{read} bytes were read:\n{said}");
 }
 
-/// One without structured replies, which cannot tell holes: all is read, and the zeroes are found.
+/// Without structured replies, a server cannot report holes: everything is read, and zeros are detected.
 #[test]
 fn servers_that_know_no_extents_are_copied_from() {
     if !exists("nbdkit") {
@@ -157,7 +157,7 @@ fn servers_that_know_no_extents_are_copied_from() {
     copied(directory.path(), &socket, "nbdkit without structured replies");
 }
 
-/// A disk without bytes is served, shown and copied like any other; the tools of others serve them, too.
+/// A disk of length zero is served, shown and copied like any other. Other tools serve one, too.
 #[test]
 fn a_disk_without_bytes_is_a_disk() {
     let directory = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! `towline disk copy --resume` where source or target were changed between runs that were interrupted.
+//! `towline disk copy --resume` after source or target were changed between interrupted runs.
 #![allow(clippy::unwrap_used)]
 
 mod support;
@@ -14,7 +14,7 @@ use tempfile::TempDir;
 const MIB: u64 = 1 << 20;
 const SIZE: u64 = 48 * MIB;
 
-/// A process that ends with the test.
+/// A process that is killed at the end of the test.
 struct Running(Child);
 
 impl Drop for Running {
@@ -24,7 +24,7 @@ impl Drop for Running {
     }
 }
 
-/// A file without zeroes, served as the disk `slow`, and a place for copies of it.
+/// A file without zero bytes, served as the disk `slow`, and a place for copies of it.
 struct Place {
     directory: TempDir,
     _server: Running,
@@ -60,14 +60,14 @@ impl Place {
         command.arg(slow).arg(self.path("target")).env("XDG_STATE_HOME", self.path("state"));
     }
 
-    /// Lets a copy run until something is so, and kills it.
+    /// Lets a copy run until a condition holds, and kills it.
     fn killed(&self, mut command: Command, what: &str, mut is_so: impl FnMut() -> bool) {
         let mut copy = Running(command.stdout(Stdio::null()).spawn().unwrap());
         wait_until(what, || is_so() || copy.0.try_wait().unwrap().is_some());
         assert!(copy.0.try_wait().unwrap().is_none(), "it was too fast to be killed");
     }
 
-    /// What is noted, line by line: first of what copy, then each piece.
+    /// Returns the lines of the journal: first the one that identifies the copy, then one for each piece.
     fn noted(&self) -> Vec<Value> {
         let journals = fs::read_dir(self.path("state/towline/copies")).into_iter().flatten();
         let text: String =
@@ -75,7 +75,7 @@ impl Place {
         text.lines().map_while(|line| serde_json::from_str(line).ok()).collect()
     }
 
-    /// Goes on until it is done, after which target and source are the same.
+    /// Resumes the copy to its end, after which target and source must be the same.
     fn finished(&self) -> Value {
         let done = self.copy(true).output().unwrap();
         assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
@@ -96,14 +96,15 @@ fn holds(file: &Path, offset: u64, byte: u8) -> bool {
     found == [byte]
 }
 
-/// A run that was interrupted copied what stood there in between, and ended before it noted that.
+/// An interrupted run copied an intermediate state of the source, and ended before it recorded that.
 #[test]
 fn a_source_that_is_what_it_was_again() {
     let place = Place::new();
     let (source, target) = (place.path("source"), place.path("target"));
     place.killed(place.copy(false), "something is noted", || place.noted().len() > 4);
     let noted = place.noted();
-    // Each is overwritten by another thread, and none has noted it.
+    // A different copy thread overwrites each of these, and none has recorded its piece when the copy is
+    // killed.
     let pieces: Vec<_> =
         noted[1..4].iter().map(|piece| piece["offset"].as_u64().unwrap()).collect();
     let bytes = [0, 2, 3];
@@ -120,7 +121,7 @@ fn a_source_that_is_what_it_was_again() {
     assert!(done["from_earlier"].as_u64().unwrap() >= MIB, "{done}");
 }
 
-/// A hole is not read, but known from the extents.
+/// A hole is not read, since the extents report it.
 #[test]
 fn a_hole_that_is_filled_again() {
     let place = Place::new();
@@ -135,7 +136,7 @@ fn a_hole_that_is_filled_again() {
     place.finished();
 }
 
-/// A copy that begins anew fails while it empties the target and its journal.
+/// A new copy fails while it empties the target and its journal.
 #[test]
 fn a_target_that_was_emptied() {
     if !have("strace") {

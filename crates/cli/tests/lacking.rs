@@ -1,5 +1,5 @@
-//! What the program says, and does, where a machine lacks what it usually has: in mount namespaces of
-//! their own, where that is possible.
+//! What the program does where a machine lacks something it usually has, if possible in separate mount
+//! namespaces.
 
 #![allow(clippy::unwrap_used)] // a test that cannot go on should say where
 
@@ -10,8 +10,8 @@ use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::process::{Command, Stdio};
 use support::{TOWLINE, World, forbidding, have, noise};
 
-/// Runs a script in a mount namespace: its exit status, and all that it said. `None`, which is said, where that is
-/// impossible.
+/// Runs a script in a mount namespace. Returns its exit status and output. Prints a message and returns
+/// `None` if that is impossible.
 fn apart(script: &str, arguments: &[&str]) -> Option<(i32, String)> {
     let user: &[&str] = if rustix::process::geteuid().is_root() { &[] } else { &["-r"] };
     let unshare = |script: &str| {
@@ -35,7 +35,7 @@ fn a_server_without_proc_says_so() {
     let Some((status, said)) = apart(script, &[]) else { return };
     assert_eq!(status, 1, "{said}");
     assert!(said.contains("has to be mounted at /proc"), "{said}");
-    // What could not be tried is not said to be missing.
+    // A feature that could not be tried is not reported as missing.
     let script = "mount -t tmpfs none /proc && exec \"$0\" doctor";
     let Some((_, said)) = apart(script, &[]) else { return };
     let uring = said.split_once("io_uring").unwrap().1.split_once("SEND_ZC").unwrap().0;
@@ -68,7 +68,7 @@ fn a_run_without_room_says_where() {
     }
 }
 
-/// Without the library's part of the run, remote names would be taken for local ones.
+/// Without the library's state of the run, remote names would be taken for local ones.
 #[test]
 fn a_program_without_room_for_the_run_does_not_begin() {
     let world = World::new();
@@ -84,14 +84,14 @@ fn a_program_without_room_for_the_run_does_not_begin() {
     assert_eq!((output.status.code(), output.stdout.len()), (Some(125), 0), "{said}");
 }
 
-/// Requests are served without them, and the log says so once.
+/// Requests are served without more threads, and the log says so once.
 #[test]
 fn a_lack_of_threads_and_processes_is_told() {
     let world = World::new();
     let place = world.local("place");
     fs::create_dir_all(place.join("tree")).unwrap();
     (0..5).for_each(|n| fs::write(place.join(format!("tree/{n}")), b"file").unwrap());
-    // The limit of processes is none for root.
+    // The limit on processes does not apply to root.
     let mut command = Command::new("setpriv");
     if rustix::process::geteuid().is_root() {
         fs::set_permissions(&place, fs::Permissions::from_mode(0o777)).unwrap();
@@ -115,7 +115,7 @@ kill $!; wait $!";
     assert_eq!(said.matches("a thread for blocking work").count(), 1, "{said}");
 }
 
-/// Where there is no `/dev/null` either.
+/// Even where there is no `/dev/null`.
 #[test]
 fn closed_streams_need_no_devices() {
     let world = World::new();
@@ -125,7 +125,7 @@ fn closed_streams_need_no_devices() {
     assert!(world.local("served/new").is_dir());
 }
 
-/// A state with holes on a full disk, where to touch it would end the server.
+/// A state file with holes on a full disk, where touching them would kill the server.
 #[test]
 fn a_state_without_room_is_kept_and_told() {
     let script = "mount -t tmpfs -o size=2m none /mnt && cd /mnt || exit
@@ -143,7 +143,8 @@ kill $(cat /proc/$!/task/$!/children); wait; ls b";
     assert!(!said.contains("damaged"), "{said}");
 }
 
-/// The folder for runs may be on a disk, whose file systems have shorter files than those in memory.
+/// The folder for runs may be on a disk, whose file systems have a lower limit on file lengths than those in
+/// memory.
 #[test]
 fn programs_map_files_where_the_folder_for_runs_is_on_a_disk() {
     if Command::new("python3").arg("--version").stdout(Stdio::null()).status().is_err() {
@@ -176,8 +177,9 @@ with open(sys.argv[1], 'r+b') as f:
     assert_eq!(&written[70000..70005], b"there");
 }
 
-/// A user may have only so many queues of events, which many runs and servers at once use up: mappings are filled on demand all the
-/// same, and what is left is closed as soon as there is a queue again.
+/// The number of inotify queues per user is limited, and many runs and servers at once can use them up.
+/// Mappings are filled on demand anyway, and files that were left are closed as soon as there is a queue
+/// again.
 #[test]
 fn runs_begin_without_a_queue_of_events() {
     let number = "/proc/sys/user/max_inotify_instances";
@@ -210,13 +212,14 @@ for i in $(seq 100); do (flock 9) 9>>lock$i; flock -n lock$i echo free && break;
     }
 }
 
-/// What a script says on a remote directory when these system calls fail for it, and what it complains of.
+/// Runs a script on a remote directory while these system calls fail for it. Returns its output and its
+/// complaints.
 fn without(calls: &[libc::c_long], url: &str, script: &str) -> (String, String) {
     let mut command = Command::new("timeout");
     command.args(["100", TOWLINE, "run", "--at", &format!("/towline-lacking={url}"), "--"]);
     for call in calls {
         let filter = forbidding(*call);
-        // One starts the next, which it is given by its path.
+        // Each filter starts the next one, whose path it is given.
         command.arg("/usr/bin/env").arg(filter.get_program()).args(filter.get_args());
     }
     let output = command.args(["/bin/sh", "-c", script]).stdin(Stdio::null()).output().unwrap();
@@ -224,7 +227,7 @@ fn without(calls: &[libc::c_long], url: &str, script: &str) -> (String, String) 
     (text(&output.stdout), text(&output.stderr))
 }
 
-/// Filters of programs may forbid a system call that only the library makes.
+/// A program's filter may forbid a system call that only the library makes.
 #[test]
 fn programs_that_may_not_wait_reach_their_files() {
     if !have("python3") || !have("flock") {
@@ -250,7 +253,7 @@ for i in $(seq 40); do [ -e missing$i ] || echo $i >>list; done
     }
 }
 
-/// Nor sleep instead, with and without one of the two ways.
+/// Programs that may not sleep instead either, with and without one of the two calls for it.
 #[test]
 fn programs_that_may_not_sleep_wait_all_the_same() {
     if !have("python3") || !have("flock") {

@@ -1,4 +1,4 @@
-//! The rules of the NBD text, tried on `towline serve --disk` with disks of every kind.
+//! Checks the rules of the NBD specification on `towline serve --disk` with every kind of disk.
 #![allow(clippy::unwrap_used)] // a test that cannot go on should say where
 
 use nbd_conformance::launch::Launched;
@@ -9,7 +9,7 @@ use nbd_conformance::uri::Location;
 use std::path::Path;
 use std::time::Duration;
 
-/// Large enough that the largest payload, 32 MiB, is not the whole disk.
+/// So large that the longest payload, 32 MiB, is not the whole disk.
 const SIZE: u64 = 40 << 20;
 
 fn file(directory: &Path, name: &str) -> String {
@@ -18,7 +18,7 @@ fn file(directory: &Path, name: &str) -> String {
     path.to_str().unwrap().to_owned()
 }
 
-/// Tries every rule on a disk, for instance `mem:40M`.
+/// Checks every rule on a disk, for instance `mem:40M`.
 fn conforms(disk: &str) {
     let disk = format!("disk={disk}");
     let words = [env!("CARGO_BIN_EXE_towline"), "serve", "--disk", &disk, "--nbd", "unix://$sock"];
@@ -69,7 +69,7 @@ fn stripes() {
 
 #[test]
 fn file_direct() {
-    // Not on tmpfs, which knows no direct access.
+    // Not on tmpfs, which does not support direct access.
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     conforms(&format!("{}:direct", file(directory.path(), "a")));
 }

@@ -1,4 +1,4 @@
-//! Each NBD client that people use, on each kind of disk: cached, direct, read-direct, memory, stripe.
+//! Common NBD clients on every kind of disk: cached, direct, read-direct, memory, stripe.
 #![allow(clippy::unwrap_used)] // a test that cannot go on should say where
 
 mod support;
@@ -13,7 +13,7 @@ const TOWLINE: &str = env!("CARGO_BIN_EXE_towline");
 const MIB: usize = 1 << 20;
 const SIZE: usize = 32 * MIB;
 
-/// Runs a program, which must succeed; what it prints.
+/// Runs a program, which must succeed. Returns its output.
 fn run(program: &str, arguments: &[&str]) -> String {
     let output = Command::new("timeout")
         .args(["120", program])
@@ -37,7 +37,7 @@ struct World {
 
 impl World {
     fn new() -> Self {
-        // Not in memory: files there may have no O_DIRECT.
+        // Not in memory: files there may not support O_DIRECT.
         let directory = TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         let shown = directory.path().to_str().unwrap().to_owned();
         let file = |name: &str, size: usize| {
@@ -71,14 +71,14 @@ impl World {
         self.path(name).to_str().unwrap().to_owned()
     }
 
-    /// The URI of each disk, over TCP and over the Unix socket in turn.
+    /// Returns the URI of each disk, over TCP and the Unix socket in turn.
     fn uris(&self) -> Vec<String> {
         let unix = |disk: &str| format!("nbd+unix:///{disk}?socket={}", self.shown("socket"));
         let tcp = |disk: &str| format!("nbd://{}/{disk}", self.tcp);
         vec![tcp("cached"), unix("direct"), tcp("read-direct"), unix("mem"), tcp("stripe")]
     }
 
-    /// A file of `SIZE` bytes, a part of which holds data; what it holds.
+    /// Creates a file of `SIZE` bytes that partly holds data. Returns its path and contents.
     fn image(&self) -> (String, Vec<u8>) {
         let mut data = vec![0; SIZE];
         for range in [3 * MIB..5 * MIB, 9 * MIB + 4096..9 * MIB + 8192, 30 * MIB..SIZE] {
@@ -93,7 +93,7 @@ impl World {
 
 impl Drop for World {
     fn drop(&mut self) {
-        // It may have ended by itself, which its tests have noticed.
+        // It may have ended by itself, which the test has noticed.
         let _ = self.server.kill();
         let _ = self.server.wait();
     }
@@ -239,7 +239,7 @@ h.shutdown()
 
 #[test]
 fn python_binding() {
-    // The first python3 may be one of the user's own, which has not the distribution's packages.
+    // The first python3 may be the user's own, without the distribution's packages.
     let has_it = |python: &&str| {
         let tried = Command::new(python).args(["-c", "import nbd"]).output();
         tried.is_ok_and(|output| output.status.success())
@@ -255,8 +255,8 @@ fn python_binding() {
     }
 }
 
-/// A file system is made on each disk through FUSE (nbdfuse), filled, checked and read back; with
-/// `fuse2fs` it is also mounted, but for direct disks.
+/// Creates a file system on each disk through FUSE (nbdfuse), fills, checks and reads it. With `fuse2fs` it
+/// is also mounted, except on direct disks.
 #[test]
 fn a_file_system_on_each_disk() {
     let programs = ["nbdfuse", "fusermount3", "mke2fs", "e2fsck", "debugfs"];
@@ -276,8 +276,8 @@ fn a_file_system_on_each_disk() {
         fs::write(tree.join(format!("deep/er/{number}")), content(number)).unwrap();
     }
     for (at, uri) in world.uris().iter().enumerate() {
-        // Direct disks take whole blocks alone; the driver also writes its superblock of 1 KiB by
-        // parts, and nbdfuse passes that on.
+        // Direct disks accept only whole blocks. The driver also writes parts of its superblock of 1 KiB, and
+        // nbdfuse passes them on.
         let mounts = have_driver && ![1, 4].contains(&at);
         let directory = world.path(&format!("fuse{at}"));
         fs::create_dir(&directory).unwrap();
@@ -316,7 +316,7 @@ fn a_file_system_on_each_disk() {
     }
 }
 
-/// A FUSE file system in the foreground, unmounted and waited for at the end.
+/// A FUSE file system in the foreground, which is unmounted and awaited when dropped.
 struct Mounted {
     child: Child,
     point: PathBuf,
@@ -348,7 +348,7 @@ impl Drop for Mounted {
             }
             std::thread::sleep(std::time::Duration::from_millis(100));
         }
-        // Only after a failure that is told already.
+        // Needed only after a failure that has been reported already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -1,5 +1,5 @@
-//! Servers and clients that are killed in the midst of things (`SIGKILL`), and a server that has no
-//! descriptors left. What was answered is there afterwards.
+//! Servers and clients that are killed (`SIGKILL`) during their work, and a server without free descriptors.
+//! Answered writes survive.
 #![allow(clippy::unwrap_used)] // a test that cannot go on should say where
 
 use std::io::{BufRead, BufReader, Read, Write};
@@ -13,7 +13,7 @@ const TOWLINE: &str = env!("CARGO_BIN_EXE_towline");
 const MIB: u64 = 1 << 20;
 const SIZE: u64 = 16 * MIB;
 const BLOCK: u64 = 16 * 1024;
-/// Each writer has blocks of its own.
+/// Each writer has its own blocks.
 const WRITERS: u64 = 3;
 
 /// A server of one disk on a Unix socket.
@@ -21,7 +21,7 @@ struct Server(Child);
 
 impl Server {
     fn start(disk: &str, socket: &Path, before: &[&str]) -> Self {
-        // Left by the one that was killed.
+        // Left by the server that was killed.
         let _ = std::fs::remove_file(socket);
         let nbd = format!("unix://{}", socket.display());
         let words = [before, &[TOWLINE, "serve", "--disk", disk, "--nbd", &nbd]].concat();
@@ -43,7 +43,7 @@ impl Drop for Server {
     }
 }
 
-/// A client in the simple form.
+/// A client with simple replies.
 struct Client(UnixStream);
 
 impl Client {
@@ -91,8 +91,8 @@ fn contents(block: u64, round: u64) -> Vec<u8> {
     (block << 32 | round).to_le_bytes().repeat(BLOCK as usize / 8)
 }
 
-/// Writes its blocks again and again until the connection breaks; the last round of each block that
-/// was answered, and of the one that was not.
+/// Writes its blocks again and again until the connection breaks. Returns the last answered round of each
+/// block, and the block and round of the unanswered write.
 fn write_until_killed(
     socket: &Path,
     writer: u64,
@@ -116,7 +116,7 @@ fn write_until_killed(
     (answered, None)
 }
 
-/// The disks that are killed: all whose contents outlive a server.
+/// Returns the disks to test: all whose contents survive a server.
 fn disks(directory: &Path) -> Vec<String> {
     let file = |name: &str, size: u64| -> PathBuf {
         let path = directory.join(name);
@@ -135,7 +135,7 @@ fn disks(directory: &Path) -> Vec<String> {
 
 #[test]
 fn what_was_answered_survives_the_death_of_the_server() {
-    // Not in memory: files there may have no O_DIRECT.
+    // Not in memory: files there may not support O_DIRECT.
     let directory = tempfile::TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let socket = directory.path().join("socket");
     let rounds = if std::env::var_os("TOWLINE_LONG").is_some() { 30 } else { 2 };
@@ -144,7 +144,7 @@ fn what_was_answered_survives_the_death_of_the_server() {
         for round in 0..rounds {
             let mut server = Server::start(&disk, &socket, &[]);
             let from = (round + 1) << 16;
-            // However slow the machine is, each of them has written something when it is killed.
+            // Kill the server only after each writer has written something, however slow the machine is.
             let (begun, has_begun) = channel();
             let outcomes: Vec<_> = std::thread::scope(|scope| {
                 let writers: Vec<_> = (0..WRITERS)
@@ -179,7 +179,7 @@ fn what_was_answered_survives_the_death_of_the_server() {
                             found == before,
                             "{disk}: block {block} is not what was answered"
                         ),
-                        // Of the one that was under way each byte is old or new.
+                        // In the block of the unanswered write, each byte is old or new.
                         Some((_, round)) => {
                             let after = contents(block, round);
                             let right =
@@ -195,7 +195,7 @@ fn what_was_answered_survives_the_death_of_the_server() {
     }
 }
 
-/// The body of a client that is a process of its own; it is killed.
+/// The body of a client in its own process, which is killed.
 #[test]
 #[ignore = "started by the test below as a process of its own"]
 fn a_client_to_be_killed() {
@@ -213,7 +213,7 @@ fn clients_are_killed_under_load() {
     for disk in disks(directory.path()) {
         let _server = Server::start(&disk, &socket, &[]);
         let blocks = SIZE / BLOCK / WRITERS;
-        // Somebody else's blocks, which are written all the while.
+        // The blocks of another client, which writes them all the time.
         let mut client = Client::connect(&socket).unwrap();
         for round in 1..=times {
             let mut victims: Vec<Child> = (0..2)
@@ -244,7 +244,7 @@ fn clients_are_killed_under_load() {
                 assert!(found == contents(block, round), "{disk}: block {block} in round {round}");
             }
         }
-        // Of what the dead wrote, each block is whole or made of words that they sent.
+        // Each block of the killed clients consists of words that they sent, or zeros.
         for block in 0..blocks {
             let found = client.read(block * BLOCK, BLOCK).unwrap();
             for word in found.as_chunks::<8>().0 {
@@ -255,8 +255,8 @@ fn clients_are_killed_under_load() {
     }
 }
 
-/// With no descriptors left new clients wait, and are served when others are gone, though no
-/// further client comes and rings.
+/// If no descriptors are left, new clients wait. They are served when others have gone, without another
+/// client that wakes the server.
 #[test]
 fn clients_wait_for_descriptors() {
     let directory = tempfile::tempdir().unwrap();

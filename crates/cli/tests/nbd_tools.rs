@@ -1,4 +1,4 @@
-//! The NBD clients that people use, against `towline serve`: libnbd's tools, qemu's, fio.
+//! Common NBD clients against `towline serve`: the tools of libnbd and qemu, and fio.
 #![allow(clippy::unwrap_used)] // a test that cannot go on should say where
 
 mod support;
@@ -11,8 +11,8 @@ use tempfile::TempDir;
 
 const MIB: usize = 1 << 20;
 
-/// A server with an image of 32 MiB, of which 4 MiB from 8 MiB on hold data, as `cached` and
-/// `direct`, and with a disk in memory and a stripe.
+/// A server with an image of 32 MiB as `cached` and `direct`, with data in the 4 MiB from 8 MiB on, and with
+/// a disk in memory and a stripe.
 struct World {
     server: Child,
     directory: TempDir,
@@ -22,7 +22,7 @@ struct World {
 
 impl World {
     fn new() -> Self {
-        // Not in memory: files there may have no O_DIRECT.
+        // Not in memory: files there may not support O_DIRECT.
         let directory = TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         let path = |name: &str| directory.path().join(name);
         let mut data = vec![0; 32 * MIB];
@@ -86,7 +86,7 @@ fn write_sparse(path: &Path, data: &[u8]) {
     }
 }
 
-/// Runs a program, which must succeed, and gives what it prints.
+/// Runs a program, which must succeed. Returns its output.
 fn run(program: &str, arguments: &[&str]) -> String {
     let output = Command::new("timeout")
         .args(["60", program])
@@ -206,7 +206,7 @@ fn qemu_tools() {
     assert!(fs::read(&image).unwrap() == world.data);
 }
 
-/// qemu takes the context for a dirty bitmap: what was written shows as data.
+/// qemu treats the context as a dirty bitmap: written blocks show as data.
 #[test]
 fn qemu_reads_what_was_written() {
     if !have("qemu-img") || !have("qemu-io") {

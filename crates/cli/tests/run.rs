@@ -1,4 +1,4 @@
-//! `towline run`: the same scripts on a local directory and on a remote one say the same.
+//! `towline run`: a script prints the same on a local and on a remote directory.
 
 #![allow(clippy::unwrap_used)] // a test that cannot go on should say where
 
@@ -10,7 +10,7 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use support::{TOWLINE, World, have};
 
-/// Where the remote directory is for the programs; it does not exist here.
+/// The remote directory's path for the programs; it does not exist locally.
 const PREFIX: &str = "/towline-run-test";
 
 fn shell(script: &str, directory: &str, scratch: &Path, remote: Option<&str>) -> Output {
@@ -35,8 +35,8 @@ fn shell(script: &str, directory: &str, scratch: &Path, remote: Option<&str>) ->
         .unwrap()
 }
 
-/// Runs a script on a local directory and under `run`, over TCP and through the Unix socket, and
-/// compares what it says, how it ends and what files it leaves.
+/// Runs a script on a local directory and under `run`, over TCP and over the Unix socket, and compares its
+/// output, its exit status and the files it leaves.
 fn same(script: &str) {
     let world = World::new();
     let local = world.local("local");
@@ -229,7 +229,7 @@ fn a_project_is_built() {
 
 #[test]
 fn editors_and_other_languages() {
-    // What is not installed says the same on both sides.
+    // A program that is not installed gives the same message on both sides.
     for program in ["perl", "vim", "node", "rsync"] {
         have(program);
     }
@@ -249,7 +249,7 @@ fn editors_and_other_languages() {
     );
 }
 
-/// What is read ahead must not be believed when somebody else of the run changed it.
+/// Data that was read ahead must not be used after another process of the run has changed the file.
 #[test]
 fn what_is_read_ahead_is_not_stale_within_a_run() {
     if !have("python3") {
@@ -310,9 +310,9 @@ fn wrong_use_is_explained_and_statuses_passed_on() {
     fs::write(&script, text).unwrap();
     let touch = ["touch", marked.to_str().unwrap(), PREFIX];
     let goes_there = ["sh", script.to_str().unwrap()];
-    // Often, since the program may be loaded before that is known, or after.
+    // Repeated often, since the program may be loaded before that is known, or after.
     for report in [&[][..], &["--report"]].into_iter().cycle().take(20) {
-        // Told of the prefix, and not.
+        // With and without the prefix in the arguments.
         for command in [&touch[..], &goes_there] {
             let (code, complaint) = status(&[report, &["--at", &gone, "--"], command].concat());
             let told = complaint.contains("has no export \"none\"");
@@ -348,7 +348,8 @@ fn a_directory_is_served_for_the_time_of_a_run() {
     assert_eq!(fs::read(served.join("made")).unwrap(), b"x\n");
 }
 
-/// Of what the kernel makes up while it is read the size says nothing, and reads are short before the end.
+/// The size of a file that the kernel generates when it is read means nothing, and reads may be short before
+/// the end.
 #[test]
 fn files_whose_size_says_nothing_are_read_to_their_end() {
     let expected = fs::read("/proc/kallsyms").unwrap_or_default();

@@ -1,5 +1,5 @@
-//! `towline run`: programs in C that say all they see say the same on a local directory and on a
-//! remote one. Each is a list of cases (`programs/*.c`).
+//! `towline run`: C programs that print everything they see print the same on a local and on a remote
+//! directory. Each is a list of cases (`programs/*.c`).
 
 #![allow(clippy::unwrap_used)] // a test that cannot go on should say where
 
@@ -43,13 +43,13 @@ fn what_others_do_in_the_midst_of_a_call_behaves() {
     same(Libc::Shared, "between.c", &[]);
 }
 
-/// How often a process has a file of this machine open.
+/// Returns how often a process has a local file open.
 fn opened(process: u32, file: &Path) -> usize {
     let all = fs::read_dir(format!("/proc/{process}/fd")).unwrap();
     all.flatten().filter(|fd| fs::read_link(fd.path()).is_ok_and(|to| to == file)).count()
 }
 
-/// Also when the process that closed the last of them asks for nothing more.
+/// Even if the process that closed the last of them makes no more requests.
 #[test]
 fn what_is_closed_is_closed_on_the_server() {
     let world = World::new();
@@ -126,7 +126,7 @@ fn limits_of_the_length_of_files_are_kept() {
     same(Libc::Shared, "limits.c", &[]);
 }
 
-/// Over TCP, where nothing but the server says who may connect.
+/// Over TCP, where only the server decides who may connect.
 #[test]
 fn processes_that_become_another_user_behave() {
     same_over(&["tcp"], Libc::Shared, "users.c", &[]);
@@ -187,7 +187,7 @@ fn files_are_made_as_the_user_for_files() {
     assert_eq!(said, "1 2, 1 2\n", "{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// With the server of the run itself: it is root's, but gives others their own rights.
+/// With the run's own server, which is root's but gives other users their own rights.
 #[test]
 fn other_users_have_their_rights_where_the_run_serves() {
     if !rustix::process::geteuid().is_root() {
@@ -239,7 +239,7 @@ fn background_programs_keep_their_files() {
     assert_eq!(fs::read_to_string(world.local("served/done")).unwrap(), "one two\n");
 }
 
-/// Those who find nothing of the run in memory: static programs, and such as have just been executed.
+/// Programs that have nothing of the run in memory: static ones, and those that have just been executed.
 #[test]
 fn background_programs_without_the_library_keep_the_run() {
     let world = World::new();
@@ -258,21 +258,21 @@ fn background_programs_without_the_library_keep_the_run() {
     let script = "mkfifo $HERE/go; $HERE/wait $HERE/go > /dev/null 2>&1 &";
     let output = under_run(&world, script);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    // For both, so that it does not wait for the other side.
+    // Opened for both, so that it does not wait for the other side.
     let mut go = fs::File::options().read(true).write(true).open(world.local("go")).unwrap();
     std::io::Write::write_all(&mut go, b"\n").unwrap();
     wait_until("the background program has finished", || world.local("done").exists());
     assert_eq!(fs::read_to_string(world.local("done")).unwrap(), "one\n");
 }
 
-/// What the shell has closed, ignores or blocks is so for the program, too, and nothing else.
+/// Everything that the shell has closed, ignored or blocked is so for the program, and nothing else.
 #[test]
 fn programs_start_as_they_would_alone() {
     let world = World::new();
     let at = format!("{}={}", world.local("at").display(), world.url("dir"));
     let script = "trap '' PIPE USR1; umask 027; exec 7</dev/null; ulimit -n 200
         $@ sh -c 'grep -E \"^(Sig(Blk|Ign|Cgt)|Umask)\" /proc/self/status; ulimit -n; cd /proc/self/fd; echo *'";
-    // The second two begin another way than plain ones.
+    // The last two are not plain command lines and start in another way.
     let runs = [
         format!("{TOWLINE} run --at {at} --"),
         format!("{TOWLINE} run --at {at} --at /else{} --", &at[at.find('=').unwrap()..]),
@@ -291,7 +291,7 @@ fn programs_start_as_they_would_alone() {
     }
 }
 
-/// Closed streams stay harmless: what is written to one must not land in a file of the run.
+/// Closed streams do no harm: data written to one must not end up in a file of the run.
 #[test]
 fn closed_streams_do_no_harm() {
     let world = World::new();
@@ -355,7 +355,7 @@ fn libraries_load_from_there() {
     assert_eq!(said, wanted, "{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// The functions that the library takes over.
+/// Returns the functions that the library takes over.
 fn taken_over() -> Vec<&'static str> {
     let table = include_str!("../../preload/src/table.rs");
     let mut names: Vec<&str> = table
@@ -367,7 +367,7 @@ fn taken_over() -> Vec<&'static str> {
     names
 }
 
-/// True when a name is `pattern`, in which a star stands for anything.
+/// Returns true if a name matches `pattern`, in which a star stands for anything.
 fn fits(name: &str, pattern: &str) -> bool {
     match pattern.split_once('*') {
         None => name == pattern,

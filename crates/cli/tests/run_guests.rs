@@ -1,5 +1,5 @@
-//! `towline run`: programs that bring a libc of their own, or none, are hosted: they say and leave the
-//! same on a local directory and on a remote one, as others do (`run_conformance.rs`).
+//! `towline run`: programs with their own libc, or none, are hosted. They print and leave the same on a local
+//! and on a remote directory, as others do (`run_conformance.rs`).
 
 #![allow(clippy::unwrap_used)] // a test that cannot go on should say where
 
@@ -10,7 +10,7 @@ use std::process::Command;
 use support::compare::{Libc, compiled, finished, same};
 use support::{TOWLINE, World};
 
-/// False where nothing can be hosted, which is said.
+/// Returns whether programs can be hosted. If not, prints that the test is skipped.
 fn can_host() -> bool {
     let can = towline_instance::can_host();
     if !can {
@@ -86,7 +86,7 @@ fn walks_behave() {
     same_as_guest(Libc::Static, "walks.c");
 }
 
-/// However it is started: by `towline run`, by a shell, from a remote directory, for a script.
+/// A guest may be started by `towline run`, by a shell, from a remote directory or for a script.
 #[test]
 fn guests_are_hosted_however_they_are_started() {
     if !can_host() || !Libc::Static.is_here() {
@@ -128,13 +128,13 @@ fn guests_are_hosted_however_they_are_started() {
         let (said, code) = run(&[], &command);
         assert_eq!((said.as_str(), code), ("again with 3: 12345\n", Some(7)), "{command:?}");
     }
-    // A script's interpreter: its arguments are the option, the script, and the script's arguments.
+    // The interpreter of a script: its arguments are the option, the script and the script's arguments.
     let local = world.local("script");
     for command in [vec![local.to_str().unwrap(), name], vec!["sh", "-c", "$AT/script $FILE"]] {
         let (said, code) = run(&[], &command);
         assert_eq!((said.as_str(), code), ("again with 4: 12345\n", Some(7)), "{command:?}");
     }
-    // What is not there, and what may not be executed.
+    // Programs that do not exist or cannot be executed.
     let (said, code) = run(&[], &["sh", "-c", "$HERE/none $FILE"]);
     assert_eq!(code, Some(127), "{said}");
     fs::write(world.local("cut"), &fs::read(&program).unwrap()[..200]).unwrap();

@@ -14,13 +14,13 @@ use std::sync::mpsc;
 use std::time::Duration;
 use support::{TOWLINE, World, forbidding, keeper, noise, text};
 
-/// Where the remote directory is for the programs; it does not exist here.
+/// The remote directory's path for the programs; it does not exist locally.
 const PREFIX: &str = "/towline-maps-test";
-/// Longest that anything may take, on a busy machine.
+/// How long anything may take, on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 const LENGTH: u64 = 1 << 30;
 
-/// False, and says so, where this cannot be tried.
+/// Returns whether this can be tested. If not, prints that the test is skipped.
 fn possible() -> bool {
     if Command::new("python3").arg("--version").stdout(Stdio::null()).status().is_err() {
         println!("SKIPPED: python3 is not installed");
@@ -34,7 +34,7 @@ fn possible() -> bool {
     usable
 }
 
-/// A file of 1 GiB with a few marks, and holes.
+/// Creates a file of 1 GiB with a few marks and holes.
 fn big(path: &Path) {
     let file = fs::File::create(path).unwrap();
     file.set_len(LENGTH).unwrap();
@@ -43,7 +43,7 @@ fn big(path: &Path) {
     }
 }
 
-/// A program for Python under `run`, with the path of a remote file.
+/// Starts a Python program under `run` with the path of a remote file.
 fn python(url: &str, script: &str) -> Child {
     Command::new(TOWLINE)
         .args(["run", "--at", &format!("{PREFIX}={url}"), "--", "python3", "-c", script])
@@ -55,7 +55,7 @@ fn python(url: &str, script: &str) -> Child {
         .unwrap()
 }
 
-/// Its end, which must come in time, with what it says.
+/// Waits for its end, which must come in time. Returns its status and output.
 fn ended(mut child: Child) -> (std::process::ExitStatus, String, String) {
     let (tell, told) = mpsc::channel();
     let id = child.id();
@@ -79,14 +79,14 @@ fn ended(mut child: Child) -> (std::process::ExitStatus, String, String) {
     }
 }
 
-/// The sum of some counters of the server.
+/// Returns the sum of some of the server's counters.
 fn counted(world: &World, names: &[&str]) -> u64 {
     let told: serde_json::Value =
         serde_json::from_str(&text(&["stats", "--json", &world.url("")])).unwrap();
     names.iter().map(|name| told["counters"][name].as_u64().unwrap()).sum()
 }
 
-/// Bytes that the server has sent, by whatever way.
+/// Returns the bytes that the server has sent, in whatever way.
 fn sent(world: &World) -> u64 {
     counted(world, &["bytes_sent_copied", "bytes_sent_file", "bytes_sent_in_place", "bytes_lent"])
 }
@@ -181,7 +181,7 @@ print('done')
     }
 }
 
-/// As the kernel writes what a process stored that is killed.
+/// As the kernel writes back what a killed process has stored.
 #[test]
 fn what_a_killed_program_stored_is_written() {
     if !possible() {
@@ -203,7 +203,7 @@ signal.pause()
 ";
     let (status, _, complaint) = ended(python(&world.through("unix", "dir"), script));
     assert_eq!(status.signal(), Some(libc::SIGKILL), "{status}: {complaint}");
-    // Who writes it goes on behind the program.
+    // The keeper writes it after the program has ended.
     let file = fs::File::open(&path).unwrap();
     let read = |at| {
         let mut bytes = [0; 7];
@@ -219,7 +219,7 @@ signal.pause()
     panic!("{:?} {:?}", read(5 << 20), read(6 << 20));
 }
 
-/// Maps the file, touches a page, says so, waits for a line, and touches another.
+/// Maps the file, touches a page, prints a line, waits for a line, and touches another page.
 const TOUCHES_TWICE: &str = r"
 import mmap, os, sys
 fd = os.open(sys.argv[1], os.O_RDONLY)
@@ -231,12 +231,12 @@ assert m[1 << 26:(1 << 26) + 7] == b'mark  1'
 print('done')
 ";
 
-/// What it says first.
+/// Returns its first line.
 fn touched(child: &mut Child) -> String {
     let mut line = String::new();
     let mut reader = BufReader::new(child.stdout.take().unwrap());
     reader.read_line(&mut line).unwrap();
-    // All that follows is one line, which is not read before this one is complete.
+    // Only one line follows, which is not written before this one has been read.
     assert!(reader.buffer().is_empty());
     child.stdout = Some(reader.into_inner());
     line
@@ -254,13 +254,14 @@ fn a_program_ends_when_nobody_fills_its_pages() {
     let program = child.id();
     let keeper = keeper(program).unwrap();
     assert!(Command::new("kill").args(["-9", &keeper]).status().unwrap().success());
-    // Whatever it does: touch a page, or wait for something else.
+    // Whatever it does: touching a page, or waiting for something else.
     let (status, said, _) = ended(child);
     assert_eq!(status.signal(), Some(libc::SIGBUS), "{status}");
     assert_eq!(said, "", "the program went on");
 }
 
-/// Old filters of containers forbid `clone3` so that nobody can make threads. Files are read when they are mapped then.
+/// Old filters of containers forbid `clone3`, so that threads cannot be created. Files are then read when
+/// they are mapped.
 #[test]
 fn programs_map_files_where_their_keeper_can_have_no_thread() {
     if !possible() {
@@ -273,7 +274,7 @@ fn programs_map_files_where_their_keeper_can_have_no_thread() {
 with open(sys.argv[1], 'rb') as file:
     for access in (mmap.ACCESS_READ, mmap.ACCESS_COPY):
         sys.stdout.buffer.write(mmap.mmap(file.fileno(), 0, access=access))";
-    // How far the program is when its keeper gives up is different each time.
+    // The program's progress when its keeper gives up differs each time.
     for _ in 0..8 {
         let output = forbidding(libc::SYS_clone3)
             .args([TOWLINE, "run", "--at"])
@@ -303,7 +304,7 @@ fn a_page_that_cannot_be_read_raises_sigbus() {
     assert!(status.success(), "{complaint}");
     let mut child = python(&url, TOUCHES_TWICE);
     touched(&mut child);
-    // What the file held goes with the memory export of the server.
+    // The file's contents disappear with the server's memory export.
     let mut world = world;
     world.restart();
     writeln!(child.stdin.as_mut().unwrap()).unwrap();
@@ -328,8 +329,9 @@ fn a_page_that_is_waited_for_comes_when_the_server_does() {
     assert_eq!(said, "done\n", "{status}: {complaint}");
 }
 
-/// Databases map gigabytes from the beginning. Also where nothing is read when it is touched: the folder for runs is on a disk,
-/// whose files no userfaultfd serves (where it is none here, this is tried with one).
+/// Databases map gigabytes from the start. This also covers runs where nothing is read when it is touched,
+/// because the folder for runs is on a disk, whose files userfaultfd does not support (if it is not on a disk
+/// here, userfaultfd is used).
 #[test]
 fn what_is_mapped_behind_the_end_of_a_file_takes_no_memory() {
     if Command::new("python3").arg("--version").stdout(Stdio::null()).status().is_err() {

@@ -1,5 +1,6 @@
-//! `towline run`: programs do the same with a remote directory as with one that is mounted at the prefix's name, so that
-//! the kernel itself says what a border is like: also random programs of system calls (`programs/random.c`).
+//! `towline run`: programs behave the same with a remote directory and with one mounted at the prefix's path,
+//! where the kernel itself defines how the boundary behaves. Also with random programs of system calls
+//! (`programs/random.c`).
 
 #![allow(clippy::unwrap_used)] // a test that cannot go on should say where
 
@@ -11,8 +12,8 @@ use std::process::Command;
 use support::compare::{Libc, compiled, finished, tree};
 use support::{TOWLINE, World};
 
-/// A directory of a file system of its own, if there is one: links and renames do not reach it from
-/// elsewhere, as they do not reach a remote tree.
+/// Returns a directory on another file system, if there is one: links and renames cannot reach it from
+/// elsewhere, just as they cannot reach a remote tree.
 fn other_file_system(world: &World) -> Option<tempfile::TempDir> {
     use std::os::unix::fs::MetadataExt;
     let device = |path: &Path| fs::metadata(path).map(|found| found.dev()).ok();
@@ -24,8 +25,8 @@ fn other_file_system(world: &World) -> Option<tempfile::TempDir> {
     tempfile::tempdir_in(other).ok()
 }
 
-/// True where a directory can be mounted at another name, in a name space of its own: that is what a
-/// prefix is like, so programs do the same on both.
+/// Returns whether a directory can be mounted at another path in a separate namespace. A prefix is like such
+/// a mount, so programs must behave the same on both.
 fn can_mount(world: &World) -> bool {
     let at = world.local("mountable");
     fs::create_dir(&at).unwrap();
@@ -40,10 +41,10 @@ fn can_mount(world: &World) -> bool {
     mounted
 }
 
-/// All kinds of steps of random programs.
+/// Number of kinds of steps in random programs.
 const KINDS: u32 = 56;
 
-/// Runs random programs of these seeds on both sides, which draw from the first kinds of steps.
+/// Runs random programs with these seeds on both sides, using the first `kinds` kinds of steps.
 fn random(seeds: impl Iterator<Item = u64>, steps: u32, kinds: u32) {
     let world = World::new();
     let Some(outside) = other_file_system(&world) else { return };
@@ -54,8 +55,8 @@ fn random(seeds: impl Iterator<Item = u64>, steps: u32, kinds: u32) {
     for seed in seeds {
         println!("random {seed} {steps} {kinds}");
         let turn = seed as usize;
-        // An export of its own. Names of one length on
-        // both sides, as those of links are, and room above, which programs reach by `..`.
+        // Each has its own export. Names have the same length on both sides, since those of links have, and
+        // there are directories above, which programs reach with `..`.
         let own = World::new();
         let sides = ["l", "r"].map(|side| {
             let parent = outside.path().join(format!("side-{side}-{seed}/a/b"));
@@ -66,7 +67,7 @@ fn random(seeds: impl Iterator<Item = u64>, steps: u32, kinds: u32) {
             fs::write(out.join("o"), "outer").unwrap();
             (parent.join("data"), out)
         });
-        // Or a directory in an export, with other things above it than there are here.
+        // Or a directory within an export, with other things above it than there are locally.
         let (export, served) =
             if turn.is_multiple_of(2) { ("dir", "") } else { ("dir/deep/data", "deep/data") };
         let served = own.local("served").join(served);
@@ -131,8 +132,8 @@ fn random(seeds: impl Iterator<Item = u64>, steps: u32, kinds: u32) {
     }
 }
 
-/// Links and `..` that lead out of a prefix lead to what is beside it here, whatever is beside its
-/// directory in the export: as in a mounted directory.
+/// Links and `..` that lead out of a prefix lead to its local surroundings, whatever surrounds its directory
+/// in the export: as in a mounted directory.
 #[test]
 fn nothing_leads_above_a_prefix_on_the_server() {
     let world = World::new();
@@ -155,7 +156,7 @@ fn nothing_leads_above_a_prefix_on_the_server() {
         exec 5< d/e; (cd /proc/self/fd/5/ && cat ../../up 2>&1 | sed 's,.*: ,,')
         find -L . -name beside -o -name t | sort; grep -rs beside . | sort
         echo done"#;
-    // What each side finds where it is: the one word differs on the server, above the prefix.
+    // What each side finds in its surroundings: one word differs above the directory on the server.
     let prepare = |above: &Path, word: &str| {
         fs::create_dir_all(above.join("into")).unwrap();
         fs::create_dir(above.join("data")).unwrap();
@@ -202,12 +203,12 @@ fn nothing_leads_above_a_prefix_on_the_server() {
     assert_eq!(there, "there beside\n");
 }
 
-/// Working in a directory that was removed by way of a link; a name with a slash behind it, across a border;
-/// links in an open local directory that lead to us; directories known by paths with links; what is wrong
-/// with either name of two; `..` of a removed directory; a name linked with a slash behind it; names relative to
-/// links that are open; reads and copies of nothing from directories; what is linked by a local link with a slash
-/// behind it that leads to us; an open directory that was renamed by a name with a link in it; a file to be created
-/// by links that lead round and end with a slash.
+/// Cases that once differed: a working directory that was removed by way of a link; a name with a trailing
+/// slash across a boundary; links in an open local directory that lead to remote files; directories known by
+/// paths with links; errors in either name of two; `..` of a removed directory; a link made at a name with a
+/// trailing slash; names relative to open links; reads and copies of nothing from directories; targets of
+/// local links with a trailing slash that lead to remote files; an open directory that was renamed by a name
+/// with a link in it; a file to be created through links that form a circle and end with a slash.
 #[test]
 fn random_programs_that_once_differed() {
     let seeds = [
@@ -233,8 +234,8 @@ fn random_programs_that_once_differed() {
     random([860_000_233, 131_300_516].into_iter(), 1500, 56);
 }
 
-/// In the long tier the seeds are drawn, and `TOWLINE_LONG` says how many hundreds; the line in front of a
-/// failure tells which, and `TOWLINE_SEED` begins there.
+/// In the long tier the seeds are random, and `TOWLINE_LONG` gives their number in hundreds. The line before
+/// a failure names the seed, and `TOWLINE_SEED` starts with it.
 #[test]
 fn random_programs_do_the_same() {
     let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().expect(name));
@@ -244,8 +245,8 @@ fn random_programs_do_the_same() {
     random(first..first + 100 * length, 1500, KINDS);
 }
 
-/// File systems that are mounted in an export number their files alike: no two of them are taken for one, neither by
-/// programs of a run nor by our own commands.
+/// File systems mounted in an export may use the same inode numbers. Neither programs of a run nor Towline's
+/// commands may take two files for one.
 #[test]
 fn files_of_two_file_systems_in_one_export_are_two() {
     let world = World::new();

@@ -1,4 +1,4 @@
-//! `towline run`, the net behind the symbols: programs that make system calls themselves.
+//! `towline run`, the safety net behind the replaced symbols: programs that make system calls themselves.
 
 #![allow(clippy::unwrap_used)] // a test that cannot go on should say where
 
@@ -11,9 +11,9 @@ use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 use support::{TOWLINE, World};
 
-/// Where the remote directory is for the programs; it does not exist here.
+/// The remote directory's path for the programs; it does not exist locally.
 const PREFIX: &str = "/towline-net-test";
-/// Longest that a program may take, on a busy machine.
+/// How long a program may take, on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(300);
 
 /// Compiles a program of `tests/programs`.
@@ -32,7 +32,7 @@ fn compile(world: &World, name: &str, flags: &[&str]) -> PathBuf {
     program
 }
 
-/// Runs a command to its end, or fails with words.
+/// Runs a command to its end. Panics with a message if it takes too long.
 fn finish(command: &mut Command) -> Output {
     let mut child =
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
@@ -58,7 +58,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// True when the kernel can trap system calls; says it when not.
+/// Returns whether the kernel can trap system calls. If not, prints that the test is skipped.
 fn has_trap() -> bool {
     let has = towline_instance::has_trap();
     if !has {
@@ -79,7 +79,7 @@ fn system_calls_without_libc_are_answered() {
     fs::create_dir(&local).unwrap();
     let expected = finish(Command::new(program).arg(&local));
     assert!(expected.status.success(), "{}", text(&expected.stdout));
-    // All but the length of the working directory's name.
+    // Everything except the length of the working directory's name.
     let lines = |output: &Output| {
         let all = text(&output.stdout);
         all.lines().filter(|line| !line.starts_with("getcwd")).collect::<Vec<_>>().join("\n")
@@ -107,7 +107,7 @@ fn threads_signals_and_children_without_libc_are_armed() {
 fn once(world: &World, options: &[&str], wrapper: &[&str], arguments: &[&str]) -> Output {
     let program = compile(world, "once", &[]);
     let script = format!("echo {PREFIX}/file | \"$@\"");
-    // The shell would be told of the prefix by its script; it is in the environment of neither.
+    // The shell would see the prefix in an inline script; with a file, it is in neither program's arguments.
     fs::write(world.local("script"), script).unwrap();
     let mut command: Vec<&str> = Vec::from(wrapper);
     let (script, program) = (world.local("script"), program.to_str().unwrap().to_owned());
@@ -123,10 +123,10 @@ fn a_process_is_armed_when_it_knows_of_something_remote() {
         return;
     }
     let world = World::new();
-    // Nothing says that this process will want remote files: it pays nothing, and finds none.
+    // Nothing hints that this process will use remote files: it pays nothing and finds none.
     let got = once(&world, &[], &[], &[]);
     assert_eq!(text(&got.stdout), "open: -2\nopen: -2\n");
-    // From the first remote file on, also in new threads.
+    // Trapped from the first remote file on, also in new threads.
     let got = once(&world, &[], &[], &["with libc"]);
     assert_eq!(text(&got.stdout), "open: -2\n5: hello\n5: hello\n");
     // A hint is an argument or a variable of the environment.
@@ -198,7 +198,7 @@ fn a_report_says_what_was_taken_over_and_what_slipped_through() {
 fn programs_out_of_reach_are_told_of_before_they_run() {
     let world = World::new();
     let program = compile(&world, "once", &["-static"]);
-    // Where calls cannot be trapped nothing can be hosted.
+    // Nothing can be hosted where system calls cannot be trapped.
     let wrapper = compile(&world, "without_trap", &[]);
     let under_run = |world: &World, program: &[&str]| {
         let mut command = Command::new(&wrapper);
@@ -213,11 +213,11 @@ fn programs_out_of_reach_are_told_of_before_they_run() {
         let wanted = format!("towline: run: {program} is statically linked");
         text.contains(&wanted) && text.contains(end) && text.contains("towline cp")
     };
-    // By `run` itself.
+    // Started by `run` itself.
     let got = under_run(&world, &[program, &file]);
     assert!(told(&got, "; not started:"), "{}", text(&got.stderr));
     assert_eq!((got.status.code(), text(&got.stdout)), (Some(126), String::new()));
-    // By a child that executes, spawns, or looks for it.
+    // Started by a child that executes it, spawns it or looks it up.
     let spawn = "import os, sys\ntry: os.posix_spawn(sys.argv[1], sys.argv[1:], os.environ)\n\
                  except PermissionError: sys.exit(44)";
     let by_name = format!("PATH={}:$PATH; once {file}; exit $?", world.path.display());
@@ -235,15 +235,15 @@ fn programs_out_of_reach_are_told_of_before_they_run() {
         assert!(told(&got, "; not started:"), "{command:?}: {}", text(&got.stderr));
         assert_eq!(got.status.code(), Some(status), "{command:?}: {}", text(&got.stderr));
     }
-    // In a remote directory it runs, as it may want nothing there.
+    // In a remote directory it is started, since it may not use remote files.
     let script = format!("cd {PREFIX} && echo /etc/hostname | {program} > /dev/null");
     let got = under_run(&world, &["sh", "-c", &script]);
     assert!(told(&got, "remote files: use"), "{}", text(&got.stderr));
     assert_eq!(got.status.code(), Some(0));
-    // Elsewhere nothing is said.
+    // Elsewhere there is no message.
     let got = under_run(&world, &["sh", "-c", &format!("echo /etc/hosts | {program}")]);
     assert_eq!((got.status.code(), text(&got.stderr)), (Some(0), String::new()));
-    // A remote one, too.
+    // A remote program, too.
     fs::copy(program, world.local("served/once")).unwrap();
     let remote = format!("{PREFIX}/once");
     let got = under_run(&world, &["sh", "-c", &format!("{remote} {file}; exit $?")]);
@@ -299,7 +299,7 @@ fn check_tells_what_works() {
         use std::os::unix::fs::PermissionsExt;
         fs::set_permissions(&dynamic, fs::Permissions::from_mode(0o4755)).unwrap();
         assert_eq!(obstacle(&dynamic).as_deref(), Some("privileged"));
-        // What is hosted would not get its rights.
+        // A hosted program would not get its rights.
         std::os::unix::fs::chown(&fixed, Some(1), Some(1)).unwrap();
         fs::set_permissions(&fixed, fs::Permissions::from_mode(0o4755)).unwrap();
         assert_eq!(obstacle(&fixed).as_deref(), Some("privileged"));
@@ -307,7 +307,7 @@ fn check_tells_what_works() {
         println!("SKIPPED: only root can make a program of somebody else setuid");
     }
 
-    // As text, and what cannot be examined.
+    // As text, and with files that cannot be examined.
     let output = finish(Command::new(TOWLINE).args(["check", "sh"]));
     assert_eq!((output.status.code(), text(&output.stdout).as_str()), (Some(0), "sh: works\n"));
     for (name, complaint) in [
@@ -322,7 +322,7 @@ fn check_tells_what_works() {
     }
 }
 
-/// Of a program that is started again and again, as some are for each window.
+/// A program may be started again and again; some are started for each window.
 #[test]
 fn unreached_programs_are_told_of_once() {
     use std::os::unix::fs::{PermissionsExt, chown};
@@ -342,8 +342,9 @@ fn unreached_programs_are_told_of_once() {
     assert_eq!(told.matches("/privileged is setuid").count(), 1, "{told}");
 }
 
-/// By their names, by those relative to a remote working directory, and by system calls without libc: they are watched, but
-/// have no handles. What a remote link leads to here is as any local file.
+/// Files are named by path, by path relative to a remote working directory, and by system calls without libc.
+/// They can be watched, but have no handles. A local file to which a remote link leads is like any local
+/// file.
 #[test]
 fn remote_files_are_watched_and_have_no_handles() {
     let world = World::new();
@@ -408,7 +409,7 @@ fn go_programs_work_with_libc_and_without() {
     let plain = plain.replace("// #include <stdlib.h>\nimport \"C\"\n", "");
     let other = world.local("plain.go");
     fs::write(&other, plain.replace("C.abs(-1)", "1")).unwrap();
-    // The last one names the dynamic linker of glibc, but none of its libraries.
+    // The last one names glibc's dynamic linker, but none of its libraries.
     let ways = [
         ("libc", &source, "1", "exe"),
         ("static", &other, "0", "exe"),

@@ -1,5 +1,5 @@
-//! `towline run` with programs and libraries that take over functions of libc themselves, or that have
-//! much of their own between libc and the program.
+//! `towline run` with programs and libraries that replace libc functions themselves, or that have much code
+//! of their own between libc and the program.
 
 #![allow(clippy::unwrap_used)] // a test that cannot go on should say where
 
@@ -10,10 +10,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use support::{TOWLINE, World};
 
-/// Where the remote directory is for the programs; it does not exist here.
+/// The remote directory's path for the programs; it does not exist locally.
 const PREFIX: &str = "/towline-run-test";
 
-/// Runs a script in a directory; what it says, and how it ends. It is ended after two minutes.
+/// Runs a script in a directory. Returns its output and exit status. It is killed after two minutes.
 fn script(start: &Command, text: &str, directory: &str, scratch: &Path) -> (String, Option<i32>) {
     let output = again(start)
         .args(["sh", "-c", &format!("cd {directory} || exit 99\n{text}")])
@@ -26,7 +26,7 @@ fn script(start: &Command, text: &str, directory: &str, scratch: &Path) -> (Stri
     (String::from_utf8_lossy(&text).replace(directory, "HERE"), output.status.code())
 }
 
-/// The same program with the same arguments.
+/// Returns a copy of the command: the same program with the same arguments.
 fn again(command: &Command) -> Command {
     let mut again = Command::new(command.get_program());
     again.args(command.get_args());
@@ -107,7 +107,7 @@ fn fakeroot_works_outside_and_inside() {
     let mut inside = limited();
     inside.args([TOWLINE, "run", "--at", &at, "--", "fakeroot"]);
     for (place, start) in [("inside", &inside), ("outside", &outside)] {
-        // Owners and devices of remote files are what the server says.
+        // The server decides the owners and devices of remote files.
         let got = script(start, WORK, PREFIX, &world.path);
         let end = expected.0.find("7 8\n").unwrap();
         assert_eq!((got.0.as_str(), got.1), (&expected.0[..end], Some(0)), "fakeroot {place}");
@@ -145,7 +145,7 @@ fn java_uses_files() {
     }
 }
 
-/// The names below a directory.
+/// Returns the names below a directory.
 fn names(directory: &Path) -> Vec<PathBuf> {
     let mut all = Vec::new();
     for entry in fs::read_dir(directory).unwrap() {

@@ -1,4 +1,4 @@
-//! `towline run`: how often programs ask the server.
+//! `towline run`: how many requests programs make.
 
 #![allow(clippy::unwrap_used)] // a test that cannot go on should say where
 
@@ -8,14 +8,14 @@ use std::fs;
 use std::process::Command;
 use support::{TOWLINE, World, have, under_run};
 
-/// How many operations of a kind the server has been asked for.
+/// Returns how many operations of a kind the server has received.
 fn operations(world: &World, kind: &str) -> u64 {
     let output = Command::new(TOWLINE).args(["stats", "--json", &world.url("")]).output().unwrap();
     let told: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     told["operations"][kind].as_u64().unwrap_or(0)
 }
 
-/// How many of a kind the server is asked for by a script that succeeds.
+/// Returns how many operations of a kind the server receives from a script, which must succeed.
 fn asked(world: &World, kind: &str, script: &str) -> u64 {
     let before = operations(world, kind);
     let output = under_run(world, &format!("{script}; exit $?"));
@@ -23,13 +23,14 @@ fn asked(world: &World, kind: &str, script: &str) -> u64 {
     operations(world, kind) - before
 }
 
-/// The first bytes come with opening, all others by one read; who then asks once more is told of the end without.
+/// The first bytes come with the open, all others with one read. The next read returns the end of the file
+/// without a request.
 #[test]
 fn a_file_is_read_to_its_end_by_one_read() {
     let world = World::new();
     fs::write(world.local("served/f"), vec![b'x'; 50_000]).unwrap();
     let reads = || operations(&world, "Read");
-    // Where the machine is busy, what came with opening may be too old when it is used.
+    // On a busy machine, the bytes that came with the open may be too old when they are used.
     let fewest = (0..50).map(|_| {
         let before = reads();
         let output = under_run(&world, "cat $AT/f; exit $?");
@@ -37,7 +38,7 @@ fn a_file_is_read_to_its_end_by_one_read() {
         reads() - before
     });
     assert!(fewest.into_iter().any(|count| count == 1));
-    // Who asks after that is told of what was added.
+    // A later read sees what was added since.
     let script = "exec 3< $AT/f; cat <&3 | wc -c; printf more >> $HERE/served/f; cat <&3 | wc -c";
     let output = under_run(&world, script);
     assert_eq!(String::from_utf8_lossy(&output.stdout), "50000\n4\n");
@@ -51,27 +52,27 @@ fn a_directory_whose_names_are_known_is_not_asked_for_again() {
     let look = "i=0; while [ $i -lt 40 ]; do [ -d $AT/d ] || exit 1; i=$((i + 1)); done";
     let asked = |first: &str| asked(&world, "Stat", &format!("{first}; {look}"));
     assert!(asked(":") >= 40, "who only looks at it waits for a change");
-    // Where the machine is busy, what is known may be too old when it is used.
+    // On a busy machine, cached data may be too old when it is used.
     let names = "for n in $AT/d/*; do [ -e $n ] || exit 1; done";
     assert!((0..50).any(|_| asked(names) < 20));
-    // What the run itself changes is seen at once.
+    // Changes by the run itself are seen at once.
     let script = format!(
         "{names}; stat -c %h $AT/d; [ -d $AT/d ] && mkdir $AT/d/in && [ -d $AT/d/in ] && stat -c %h $AT/d"
     );
     assert_eq!(String::from_utf8_lossy(&under_run(&world, &script).stdout), "2\n3\n");
 }
 
-/// Who reads on in short pieces is given them out of longer ones.
+/// A program that reads on in short pieces gets them from longer ones.
 #[test]
 fn short_reads_in_order_are_few_requests() {
     let world = World::new();
     fs::write(world.local("served/f"), vec![b'x'; 4 << 20]).unwrap();
-    // Where the machine is busy, what was read ahead may be too old when it is used.
+    // On a busy machine, data read ahead may be too old when it is used.
     let in_order = "dd if=$AT/f bs=4k of=/dev/null status=none";
     assert!((0..50).any(|_| asked(&world, "Read", in_order) < 20));
 }
 
-/// Directories may be so long that what came with their beginning is too old before their end is looked at.
+/// In a very long directory, data from the beginning of the listing may be too old before the end is used.
 #[test]
 fn names_of_long_directories_are_asked_for_together() {
     if !have("python3") {
@@ -105,12 +106,12 @@ for place, name in enumerate(os.listdir(os.open(\".\", os.O_RDONLY))):
     if place == 2000: time.sleep(1.1)
     os.lstat(name)";
     for script in [after_a_pause, while_listed, by_the_open_directory, in_the_working_directory] {
-        // Where the machine is busy, what is known may be too old when it is used.
+        // On a busy machine, cached data may be too old when it is used.
         assert!((0..10).any(|_| asked(script) < NAMES / 10), "{script}");
     }
 }
 
-/// Who knows names from elsewhere is told of a part of the directory, and then of the next.
+/// A program that knows the names from elsewhere gets a part of the directory, and then the next.
 #[test]
 fn names_in_an_order_of_their_own_are_asked_for_together_too() {
     if !have("python3") {
@@ -124,13 +125,14 @@ fn names_in_an_order_of_their_own_are_asked_for_together_too() {
         let look = format!("[os.path.lexists(\"d/%d\" % n) for n in {names}]");
         asked(&world, "Stat", &format!("cd $AT && python3 -c 'import os; {look}'"))
     };
-    // Where the machine is busy, what is known may be too old when it is used.
+    // On a busy machine, cached data may be too old when it is used.
     assert!((0..10).any(|_| asked("range(6000)") < NAMES / 3));
-    // Those that are not there are asked for one by one.
+    // Missing names are requested one by one.
     assert!(asked("range(6000, 7000)") >= 1000);
 }
 
-/// From 10,000 names on they would be sorted by inode and asked for one by one, if the file system were not known to be remote.
+/// From 10,000 names on, walkers would sort them by inode and request them one by one, if they did not know
+/// that the file system is remote.
 #[test]
 fn walks_of_trees_take_names_in_the_order_in_which_they_are_listed() {
     const NAMES: u64 = 12_000;
@@ -142,7 +144,7 @@ fn walks_of_trees_take_names_in_the_order_in_which_they_are_listed() {
     }
 }
 
-/// What comes with the listing of an open directory is nothing about a path that leads elsewhere by now.
+/// Attributes from the listing of an open directory do not apply to a path that leads elsewhere by now.
 #[test]
 fn a_directory_that_took_the_place_of_a_listed_one_is_seen_after_a_second() {
     if !have("python3") {

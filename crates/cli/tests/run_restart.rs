@@ -1,4 +1,4 @@
-//! The server is killed in the middle of `tar x`: a new one takes over, and nothing is lost.
+//! The server is killed in the middle of `tar x`. A new one takes over, and nothing is lost.
 
 #![allow(clippy::unwrap_used)] // a test that cannot go on should say where
 
@@ -11,13 +11,13 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use support::{TOWLINE, noise};
 
-/// Where the remote directory is for the programs; it does not exist here.
+/// The remote directory's path for the programs; it does not exist locally.
 const PREFIX: &str = "/towline-restart-test";
-/// Longest that anything may take, on a busy machine.
+/// How long anything may take, on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 const FILES: usize = 600;
 
-/// A folder that goes away.
+/// A folder that is removed when dropped.
 struct Place(PathBuf);
 
 impl Drop for Place {
@@ -26,13 +26,13 @@ impl Drop for Place {
     }
 }
 
-/// A server that goes away.
+/// A server that is killed when dropped.
 struct Server(Child);
 
 impl Server {
     fn start(place: &Path) -> Self {
         let shown = place.to_str().unwrap();
-        // The socket of the one that was killed.
+        // The socket of the server that was killed.
         let _ = fs::remove_file(place.join("socket"));
         let mut child = Command::new(TOWLINE)
             .args(["serve", "--dir", &format!("d={shown}/served")])
@@ -60,7 +60,8 @@ fn count(directory: &Path) -> usize {
     output.stdout.iter().filter(|b| **b == b'\n').count()
 }
 
-/// Names, types, modes, owners, times to the second (tar keeps no more) and sums of all files.
+/// Describes a directory: names, types, modes, owners, times to the second (tar keeps no more) and checksums
+/// of all files.
 fn described(directory: &Path) -> String {
     let script = "find . -printf '%p %y %m %U %G %s %l ' -type d -printf '\\n' -o -printf '%TY%Tj%TH%TM\\n' | sort
         find . -type f | sort | xargs cksum";
@@ -78,7 +79,7 @@ fn tar_goes_on_when_the_server_is_killed_and_comes_back() {
     for number in 0..FILES {
         let folder = place.0.join(format!("tree/{}", number % 17));
         fs::create_dir_all(&folder).unwrap();
-        // Some are longer than what rides in one request.
+        // Some are too long to be sent with one request.
         let length = if number % 10 == 0 { 300_000 } else { 100 + number * 7 };
         fs::write(folder.join(format!("f{number}")), noise(length, number as u32)).unwrap();
     }
@@ -123,7 +124,7 @@ fn tar_goes_on_when_the_server_is_killed_and_comes_back() {
     assert_eq!(described(&place.0.join("served/part/out/tree")), described(&place.0.join("tree")));
 }
 
-/// What a program starts has connections of its own, and so none while the server is away.
+/// A program started by another makes its own connections, which it cannot while the server is away.
 #[test]
 fn programs_that_begin_while_the_server_is_away_wait_for_it() {
     let place = std::env::temp_dir().join(format!("towline-away-{}", std::process::id()));
@@ -134,7 +135,7 @@ fn programs_that_begin_while_the_server_is_away_wait_for_it() {
     fs::write(place.0.join("served/one"), "one\n").unwrap();
     let server = Server::start(&place.0);
     let url = format!("towline+unix:///d?socket={}/socket", place.0.display());
-    // Descriptor 5 is open in programs that have not asked for it before.
+    // Descriptor 5 is open in programs that have not used it before.
     let script = "exec 5<one; echo ready; read go; cat one; cat <&5; cat one <&5";
     let mut shell = Command::new(TOWLINE)
         .args(["run", "--at", &format!("{PREFIX}={url}"), "--", "sh", "-c"])
@@ -148,7 +149,7 @@ fn programs_that_begin_while_the_server_is_away_wait_for_it() {
     assert_eq!(lines.next().as_deref(), Some("ready"));
     drop(server);
     shell.stdin.take().unwrap().write_all(b"\n").unwrap();
-    // Time enough to find nobody there; with less the test is easier to pass.
+    // Long enough to find no server; with less, the test is easier to pass.
     std::thread::sleep(Duration::from_millis(300));
     let _server = Server::start(&place.0);
     let rest: Vec<String> = lines.collect();

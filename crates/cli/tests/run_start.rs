@@ -1,5 +1,5 @@
-//! How `towline run` begins: plain command lines are dealt with before the dynamic linker is loaded (`launch`),
-//! all others by the program.
+//! How `towline run` starts: `launch` handles plain command lines before the dynamic linker is loaded, and
+//! the program handles all others.
 
 #![allow(clippy::unwrap_used)] // a test that cannot go on should say where
 
@@ -19,14 +19,14 @@ fn text(output: &Output) -> String {
     String::from_utf8_lossy(&both).into_owned()
 }
 
-/// A folder for the runs of a test alone.
+/// Creates a folder for the runs of one test.
 fn home(world: &World) -> std::path::PathBuf {
     let home = world.local("home");
     fs::create_dir(&home).unwrap();
     home
 }
 
-/// The program of the run may be remote itself, as may be what runs it, or what a link leads to.
+/// The program of the run may itself be remote, as may its interpreter or the target of a link.
 #[test]
 fn a_run_begins_with_a_remote_program() {
     use std::os::unix::fs::{PermissionsExt, symlink};
@@ -39,14 +39,14 @@ fn a_run_begins_with_a_remote_program() {
     fs::create_dir(served.join("bin")).unwrap();
     fs::copy("/bin/sh", served.join("bin/shell")).unwrap();
     program(&served.join("bin/tool"), &format!("#!{PREFIX}/bin/shell\necho tool \"$@\"; exit 7\n"));
-    // Where programs come from is not only remote.
+    // Programs need not come from a remote directory.
     symlink("/bin/sh", served.join("bin/link")).unwrap();
     program(
         &world.local("own-script"),
         &format!("#!{PREFIX}/bin/shell\necho script \"$@\"; exit 7\n"),
     );
     symlink(format!("{PREFIX}/bin/tool"), world.local("link")).unwrap();
-    // One of the same name, behind it in the path.
+    // Another program with the same name, later in the path.
     fs::create_dir(world.local("bin")).unwrap();
     for name in ["bin/tool", "bin/own-script"] {
         program(&world.local(name), "#!/bin/sh\necho not this one\n");
@@ -79,7 +79,8 @@ fn a_run_begins_with_a_remote_program() {
                 text(&output)
             );
         }
-        // However programs of the run start the script, also with another one of its name behind it.
+        // Programs of the run may start the script in any way, also with another one of its name later in the
+        // path.
         let by_python = "import os, sys, subprocess\n\
             program, name = sys.argv[1], os.path.basename(sys.argv[1])\n\
             os.environ['PATH'] = os.path.dirname(program) + ':' + os.path.dirname(program) + '/bin:/bin'\n\
@@ -144,7 +145,7 @@ fn whichever_way_a_run_begins_its_program_finds_the_same() {
     };
     let script = script.to_str().unwrap();
     for command in [&["sh", "-c", &seen, "0", "a", "b c"][..], &[script, "x"]] {
-        // The first one of a new program is never plain: the library is not there yet.
+        // The first run of a new version is never plain, since the library's file does not exist yet.
         let expected = text(&run(&["--at", &at(&format!("{PREFIX}/"))], command));
         assert!(expected.starts_with("12345 "), "{expected}");
         assert!(
@@ -159,12 +160,12 @@ fn whichever_way_a_run_begins_its_program_finds_the_same() {
             assert_eq!(text(&run(options, command)), expected, "{options:?}");
         }
     }
-    // Other libraries stay, behind ours.
+    // Other preloaded libraries stay, after Towline's.
     let mut with = Command::new(TOWLINE);
     with.args(["run", "--at", &at(PREFIX), "--", "sh", "-c", "echo $LD_PRELOAD"]);
     let with = with.env("XDG_RUNTIME_DIR", &home).env("LD_PRELOAD", "libm.so.6").output().unwrap();
     assert!(text(&with).ends_with(".so:libm.so.6\n"), "{}", text(&with));
-    // All that is left is the library.
+    // Only the library is left.
     let runs = || {
         let entries = fs::read_dir(&home).unwrap().chain(
             fs::read_dir(&home)
@@ -181,7 +182,7 @@ fn whichever_way_a_run_begins_its_program_finds_the_same() {
     }
 }
 
-/// A server far away, or a busy one, takes its time to answer the first word.
+/// A distant or busy server takes its time for the first answer.
 #[test]
 fn a_run_waits_for_a_server_that_is_slow() {
     let world = World::new();
@@ -189,19 +190,21 @@ fn a_run_waits_for_a_server_that_is_slow() {
     let at = format!("{PREFIX}={}", world.url("dir"));
     let file = format!("{PREFIX}/file");
     let mut run = Command::new(TOWLINE);
-    // Once before, since the first one of a new program is never plain.
+    // Run once before, since the first run of a new version is never plain.
     run.args(["run", "--at", &at, "--", "cat", &file]);
     assert_eq!(text(&run.output().unwrap()), "12345");
     let server = rustix::process::Pid::from_raw(world.server_id() as i32).unwrap();
     rustix::process::kill_process(server, rustix::process::Signal::STOP).unwrap();
     let running = run.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    // Longer than the library waits before it looks whether its keeper is there; with less the test is easier to pass.
+    // Longer than the library waits before it checks that its keeper is there; with less, the test is easier
+    // to pass.
     std::thread::sleep(Duration::from_millis(500));
     rustix::process::kill_process(server, rustix::process::Signal::CONT).unwrap();
     assert_eq!(text(&running.wait_with_output().unwrap()), "12345");
 }
 
-/// What of its standard streams a program finds open, and how `cat` of a remote file ends there, is as without us.
+/// A program finds the same standard streams open as without Towline, and `cat` of a remote file ends the
+/// same way.
 #[test]
 fn streams_that_are_closed_stay_closed() {
     let world = World::new();
@@ -257,8 +260,9 @@ fn the_program_itself_is_reached_and_can_be_started_by_the_linker() {
     assert!(text(&check).contains(": works"), "{}", text(&check));
 }
 
-/// The keeper of the run is nobody's child, or, where the program is given all orphans, one that it does
-/// not see; nor does it learn of the process between the two, however late that ends; and the program is who was started.
+/// The keeper of the run is an orphan or, if the program adopts orphans, a child that the program does not
+/// see. Nor does the program notice the process between the two, however late that ends. The program keeps
+/// the process that was started.
 #[test]
 fn programs_have_no_children_but_their_own() {
     let world = World::new();
@@ -281,7 +285,7 @@ fn programs_have_no_children_but_their_own() {
             let line = [line, &[how]].concat();
             assert_eq!(said(&[&[alone, "takes-orphans"], &line[..]].concat()), "1 1", "{line:?}");
             assert_eq!(said(&line), "0 1", "{line:?}");
-            // The process between ends the later.
+            // On one processor, the process between ends later.
             for _ in 0..5 {
                 let line = [&[alone, "one-processor"], &line[..]].concat();
                 assert_eq!(said(&line), "0 1", "{line:?}");

@@ -1,4 +1,4 @@
-//! `towline run`: what is asked of the server without waiting for the answer happens all the same.
+//! `towline run`: requests whose answers the program does not wait for are carried out all the same.
 
 #![allow(clippy::unwrap_used)] // a test that cannot go on should say where
 
@@ -8,11 +8,11 @@ use std::fs;
 use std::process::{Command, Stdio};
 use support::{TOWLINE, World};
 
-/// Where the remote directory is for the programs; it does not exist here.
+/// The remote directory's path for the programs; it does not exist locally.
 const PREFIX: &str = "/towline-unanswered-test";
 
-/// Runs a program for Python with three arguments: the prefix, the same directory on this machine,
-/// and the number of the server's process. It has to print `done`.
+/// Runs a Python program with three arguments: the prefix, the same directory's local path, and the server's
+/// process number. It must print `done`.
 fn python(transport: &str, script: &str) {
     if Command::new("python3").arg("--version").stdout(Stdio::null()).status().is_err() {
         println!("SKIPPED: python3 is not installed");

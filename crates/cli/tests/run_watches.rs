@@ -1,5 +1,5 @@
-//! `towline run`: programs that watch remote files are told what others do to them. What they are told of their own doing is compared
-//! with a local directory in `run_conformance.rs` and `run_guests.rs`.
+//! `towline run`: programs that watch remote files see what others do to them. `run_conformance.rs` and
+//! `run_guests.rs` compare the events of their own actions with a local directory.
 
 #![allow(clippy::unwrap_used)] // a test that cannot go on should say where
 
@@ -17,22 +17,22 @@ use std::time::Duration;
 use support::compare::{Libc, compiled, finished};
 use support::{TOWLINE, World, good, have, keeper, names, under_run, wait_until};
 
-/// Longest that anything may take, on a busy machine.
+/// How long anything may take, on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// A program under `run` that prints what it is told, line by line.
+/// A program under `run` that prints each event as a line.
 struct Watcher {
     child: Child,
     lines: Receiver<String>,
 }
 
 impl Watcher {
-    /// Watches with `programs/watcher.c` below an export.
+    /// Watches below an export with `programs/watcher.c`.
     fn start(world: &World, program: &Path, export: &str, arguments: &[&str]) -> Self {
         Self::start_through(world, &[("at", world.through("tcp", export))], program, arguments)
     }
 
-    /// The same with these prefixes; `AT` in arguments stands for the first.
+    /// Like [`Self::start`], with these prefixes; `AT` in arguments stands for the first.
     fn start_through(
         world: &World,
         prefixes: &[(&str, String)],
@@ -65,19 +65,19 @@ impl Watcher {
         Self { child, lines }
     }
 
-    /// The next line.
+    /// Returns the next line.
     fn next(&self) -> String {
         self.lines.recv_timeout(PATIENCE).expect("nothing more is told")
     }
 
-    /// These lines come next.
+    /// Checks that these lines come next.
     fn expect(&self, expected: &[&str]) {
         for line in expected {
             assert_eq!(self.next(), *line, "of {expected:?}");
         }
     }
 
-    /// All lines up to one, without those that repeat the one before.
+    /// Returns all lines up to `last`, except those that repeat the line before.
     fn until(&self, last: &str) -> Vec<String> {
         let mut lines: Vec<String> = Vec::new();
         loop {
@@ -103,7 +103,7 @@ impl Drop for Watcher {
     }
 }
 
-/// As inotify tells it of a local directory, except that a path that is truncated is opened by the server for that.
+/// The events are those of a local directory, except that the server opens a path to truncate it.
 #[test]
 fn what_others_do_in_an_exported_directory_is_told() {
     let world = World::new();
@@ -112,7 +112,7 @@ fn what_others_do_in_an_exported_directory_is_told() {
     fs::create_dir_all(folder.join("before")).unwrap();
     fs::write(folder.join("old"), "text").unwrap();
     let watcher = Watcher::start(&world, &program, "dir", &["AT/folder"]);
-    // On the server's machine.
+    // By programs on the server's machine.
     fs::create_dir(folder.join("made")).unwrap();
     fs::write(folder.join("old"), "other text").unwrap();
     fs::rename(folder.join("old"), folder.join("new")).unwrap();
@@ -169,7 +169,7 @@ fn what_others_do_in_an_export_in_memory_is_told() {
     watcher.ends();
 }
 
-/// As `run_conformance.rs` finds it of a directory.
+/// `run_conformance.rs` checks the same for an exported directory.
 #[test]
 fn a_program_in_an_export_in_memory_is_told_what_it_is_told_locally() {
     let world = World::new();
@@ -186,7 +186,8 @@ fn a_program_in_an_export_in_memory_is_told_what_it_is_told_locally() {
     assert_eq!((told.as_str(), code), (expected.as_str(), Some(0)));
 }
 
-/// Whoever is told of a change sees it: what the run knew of the file from before is forgotten.
+/// A program that sees the event of a change also sees the change: what the run has cached of the file is
+/// dropped.
 #[test]
 fn who_is_told_of_a_change_sees_it() {
     let world = World::new();
@@ -207,7 +208,7 @@ fn who_is_told_of_a_change_sees_it() {
     }
 }
 
-/// What happened while the server was away is found out, and what happens later is told.
+/// Events from while the server was away are found out, and later ones are reported.
 #[test]
 fn a_server_that_is_killed_is_watched_on_by_its_successor() {
     let mut world = World::new();
@@ -259,8 +260,8 @@ fn a_server_that_is_killed_is_watched_on_by_its_successor() {
     watcher.ends();
 }
 
-/// Who watches a directory, lists it, and then believes what it is told, knows its names, though they change all the time and the
-/// server is killed again and again.
+/// A program that watches a directory, lists it and then applies all events knows its names, although they
+/// change all the time and the server is killed again and again.
 #[test]
 fn who_believes_what_is_told_knows_all_names() {
     let mut world = World::new();
@@ -296,7 +297,7 @@ fn who_believes_what_is_told_knows_all_names() {
     }
 }
 
-/// Makes, renames and removes names in a directory, until it is over.
+/// Creates, renames and removes names in a directory until told to stop.
 fn change_names(folder: &Path, seed: u64, is_over: &AtomicBool) {
     let mut state = seed;
     let mut draw = move |below: u64| {
@@ -307,7 +308,7 @@ fn change_names(folder: &Path, seed: u64, is_over: &AtomicBool) {
     while !is_over.load(Ordering::Relaxed) {
         let mut name = || folder.join(format!("n{}", draw(60)));
         let (one, other) = (name(), name());
-        // What cannot be done tells nothing.
+        // Calls that fail cause no events.
         let _ = match draw(6) {
             0 => fs::File::create_new(one).map(drop),
             1 => fs::create_dir(one),
@@ -322,7 +323,8 @@ fn change_names(folder: &Path, seed: u64, is_over: &AtomicBool) {
     }
 }
 
-/// Two prefixes of one server, and two ways to it: all is told, and moves between them are moves.
+/// With two prefixes of one server, and two routes to it, all events are reported, and moves between the
+/// prefixes are moves.
 #[test]
 fn servers_with_several_prefixes_are_watched() {
     let world = World::new();
@@ -351,7 +353,7 @@ fn servers_with_several_prefixes_are_watched() {
     }
 }
 
-/// The run ends though something is watched, and leaves nothing behind.
+/// The run ends although files are watched, and leaves nothing behind.
 #[test]
 fn a_run_with_watches_ends_as_any() {
     let world = World::new();
@@ -376,7 +378,7 @@ fn a_run_with_watches_ends_as_any() {
     });
 }
 
-/// Programs look from time to time then.
+/// Programs then check from time to time instead.
 #[test]
 fn where_nobody_repeats_what_happens_there_is_no_room_for_watches() {
     let world = World::new();
@@ -387,7 +389,7 @@ fn where_nobody_repeats_what_happens_there_is_no_room_for_watches() {
     run.args(["run", "--at", &format!("{}={}", at.display(), world.url("dir")), "--", "sh", "-c"]);
     let shown = at.join("folder").display().to_string();
     let script = format!("cd {shown} && echo begun && read go; {} {shown}", program.display());
-    // What a keeper that is killed leaves behind goes with the rest.
+    // The files of a killed keeper are removed with the rest.
     fs::create_dir(world.local("runtime")).unwrap();
     run.env("XDG_RUNTIME_DIR", world.local("runtime"));
     let mut child = run.arg(script).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
@@ -419,7 +421,7 @@ fn other_users_watch_what_they_may_read() {
     }
     let at = world.local("at");
     let shown = |name: &str| format!("{}/{name}", at.display());
-    // The second one watches what root, who began the run, watches already.
+    // The second watcher watches a file that root, who started the run, watches already.
     let user = "setpriv --reuid 65534 --regid 65534 --clear-groups";
     let script = format!(
         "{0} {1} & {user} {0} {2} {3} {1} {4}; wait",
@@ -448,7 +450,7 @@ fn other_users_watch_what_they_may_read() {
     watcher.ends();
 }
 
-/// As others use it: a whole tree, of which parts come later.
+/// A typical use: a whole tree, parts of which appear later.
 #[test]
 fn inotifywait_watches_remote_trees() {
     if !have("inotifywait") {

@@ -1,5 +1,4 @@
-//! `towline serve` as those know it who run it: service managers, configuration files, signals,
-//! Prometheus.
+//! `towline serve` as administrators use it: service managers, configuration files, signals, Prometheus.
 
 #![allow(clippy::unwrap_used)] // a test that cannot go on should say where
 
@@ -18,13 +17,13 @@ use std::time::Duration;
 use support::{TOWLINE, World, bad, good, noise, text};
 use tempfile::TempDir;
 
-/// How long a server may take to do what it is told, on a busy machine.
+/// How long a server may take to do as told, on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 struct Serving {
     child: Child,
     complaints: BufReader<ChildStderr>,
-    /// Gone with this; until then it is watched.
+    /// Dropping it ends the thread that limits the server's time.
     _watched: mpsc::Sender<()>,
 }
 
@@ -34,7 +33,7 @@ impl Serving {
         let complaints = BufReader::new(child.stderr.take().unwrap());
         let pid = rustix::process::Pid::from_child(&child);
         let (watched, end) = mpsc::channel::<()>();
-        // Whoever waits for it in vain is told by the end of its output.
+        // A reader that waits too long sees the end of the server's output.
         std::thread::spawn(move || {
             if end.recv_timeout(2 * PATIENCE) == Err(mpsc::RecvTimeoutError::Timeout) {
                 let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
@@ -43,7 +42,7 @@ impl Serving {
         Self { child, complaints, _watched: watched }
     }
 
-    /// Reads what it says on standard error up to a line with these words, which it returns.
+    /// Reads its standard error up to a line with these words, and returns that line.
     fn says(&mut self, words: &str) -> String {
         let mut said = String::new();
         loop {
@@ -61,7 +60,7 @@ impl Serving {
         rustix::process::kill_process(pid, signal).unwrap();
     }
 
-    /// Ends it as a service manager does; what else it had to say.
+    /// Ends it as a service manager does. Returns the rest of its output.
     fn end(mut self) -> String {
         self.signal(rustix::process::Signal::TERM);
         let mut rest = String::new();
@@ -91,7 +90,7 @@ fn a_service_manager_gives_the_socket_and_is_told_what_happens() {
     };
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("towline://{}/", listener.local_addr().unwrap());
-    // The number of the process is known to itself only.
+    // Only the process itself knows its number.
     let script = "export LISTEN_PID=$$; exec \"$0\" serve --mem m=1M 3<&0 </dev/null";
     let server = Serving::new(
         Command::new("sh")
@@ -103,7 +102,7 @@ fn a_service_manager_gives_the_socket_and_is_told_what_happens() {
     assert_eq!(message(), "READY=1\n");
     assert_eq!(text(&["ls", &url]), "m\n");
     server.signal(rustix::process::Signal::HUP);
-    // Without the time, `Type=notify-reload` takes the server for dead.
+    // Without the time, `Type=notify-reload` considers the server dead.
     let reloading = message();
     let time = reloading.strip_prefix("RELOADING=1\nMONOTONIC_USEC=").unwrap();
     assert!(time.trim_end().parse::<u64>().unwrap() > 0);
@@ -113,7 +112,7 @@ fn a_service_manager_gives_the_socket_and_is_told_what_happens() {
     assert!(rest.contains("shutting down"), "{rest}");
 }
 
-/// Nor for directories, which are asked for news in memory of a ring where there may be one.
+/// Nor for known directories: their inotify queues are checked through a ring only where rings are allowed.
 #[test]
 fn a_server_on_epoll_makes_no_ring() {
     let directory = TempDir::new().unwrap();
@@ -170,7 +169,7 @@ fn a_configuration_file_is_read_and_read_again() {
     assert_eq!(text(&["ls", &url("")]), "data\nflag\nmore\n");
     good(&["mkdir", &url("more/kept")]);
 
-    // With a mistake all stays as it was; without it, so does what is in memory.
+    // After a mistake, everything stays as it was. Without one, memory exports keep their contents.
     fs::write(&file, format!("{head}{data}{more}nonsense = 1\n")).unwrap();
     server.signal(rustix::process::Signal::HUP);
     server.says("keeping the old configuration");
@@ -190,7 +189,7 @@ fn a_configuration_file_is_read_and_read_again() {
     assert_eq!(text(&["ls", &url("")]), "flag\nmore\n");
     assert_eq!(text(&["ls", &url("more")]), "kept\n");
 
-    // Also when its size changes; and too large a one is a mistake.
+    // They keep them also when the size changes. A size that is too large is a mistake.
     let kibibytes = |path: &str| text(&["df", &url(path)]).lines().nth(1).unwrap().to_owned();
     for (size, shown) in [("3M", "3072 "), ("512K", "512 "), ("1M", "1024 ")] {
         fs::write(&file, format!("{head}[export.more]\nmem = \"{size}\"\n")).unwrap();
@@ -226,7 +225,7 @@ fn directories_that_were_replaced_are_opened_again() {
         server.signal(rustix::process::Signal::HUP);
         server.says("read the configuration again");
     };
-    // Nothing stands there: what was opened is kept.
+    // There is no directory at the path: the open one is kept.
     again(&mut server);
     assert_eq!(text(&["ls", &url("d")]), "old\n");
     fs::create_dir_all(served.join("new")).unwrap();
@@ -275,7 +274,7 @@ fn a_disk_with_other_options_is_the_same_disk() {
     server.end();
 }
 
-/// What a server that must not start has to say.
+/// Starts a server that must refuse to start. Returns its complaint.
 fn refused(arguments: &[&str]) -> String {
     let mut command = Command::new("timeout");
     command.args(["60", TOWLINE, "serve", "--mem", "m=1M"]).args(arguments);
@@ -340,7 +339,7 @@ fn a_file_that_is_no_socket_is_not_replaced_by_one() {
     let complaint = refused(&["--listen", &address]);
     assert!(complaint.contains("it is no socket"), "{complaint}");
     assert_eq!(std::fs::read(&path).unwrap(), b"kept");
-    // What a server that was killed has left behind is replaced.
+    // The socket that a killed server has left behind is replaced.
     std::fs::remove_file(&path).unwrap();
     drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
     let serve = ["serve", "--mem", "m=1M", "--listen", &address];
@@ -392,7 +391,7 @@ fn prometheus_is_answered() {
         stream.read_to_string(&mut answer).unwrap();
         answer
     };
-    // Those who say nothing, or never end, keep nobody waiting.
+    // Clients that send nothing, or never finish, keep no others waiting.
     let silent: Vec<_> = (0..300)
         .map(|_| {
             let mut stream = TcpStream::connect(address).unwrap();
@@ -415,8 +414,8 @@ fn prometheus_is_answered() {
     server.end();
 }
 
-/// Many clients at once on a server with few descriptors: each is served, or is told why not. Those that are
-/// served do not keep what they have while they wait for more.
+/// With many clients at once on a server with few descriptors, each is served or gets an error. Clients being
+/// served do not hold on to resources while they wait for more.
 #[test]
 fn clients_of_a_server_without_descriptors_come_to_an_end() {
     let directory = TempDir::new().unwrap();
@@ -446,13 +445,13 @@ fn clients_of_a_server_without_descriptors_come_to_an_end() {
         served += usize::from(output.status.success());
     }
     assert!(served > 0);
-    // The log is not filled with it: each core tells it once a minute.
+    // Each core logs this at most once a minute.
     let told = server.end().matches("cannot accept connections").count() as u64;
     let cores = std::thread::available_parallelism().unwrap().get() as u64;
     assert!(told <= cores * (1 + began.elapsed().as_secs() / 60), "told {told} times");
 }
 
-/// A server and a command go on where nothing can be told, as the disk with their log is full.
+/// A server and a command continue when nothing can be printed, because the disk with their log is full.
 #[test]
 fn where_nothing_can_be_told_all_goes_on() {
     let directory = TempDir::new().unwrap();
@@ -480,7 +479,7 @@ fn where_nothing_can_be_told_all_goes_on() {
     assert!(server.wait().unwrap().success());
 }
 
-/// A client that has no descriptors for shared memory does without.
+/// A client that has no descriptors for shared memory works without it.
 #[test]
 fn clients_without_descriptors_come_to_an_end() {
     let world = World::new();
@@ -503,7 +502,7 @@ fn clients_without_descriptors_come_to_an_end() {
     assert!(served > 0);
 }
 
-/// Names are bytes, and 64 KiB of stack (`ulimit -s`) are enough for the server and for all commands.
+/// Names are bytes, and a stack of 64 KiB (`ulimit -s`) is enough for the server and all commands.
 #[test]
 fn a_directory_of_any_name_is_served_on_a_short_stack() {
     let directory = TempDir::new().unwrap();
@@ -553,14 +552,14 @@ fn a_directory_of_any_name_is_served_on_a_short_stack() {
     done(&["--help"]);
     done(&["bench", "limits", "--help"]);
     done(&["doctor"]);
-    // What is wrong is told with the status that it has elsewhere.
+    // Errors end with the usual status.
     let status = short(&["ls".as_ref()]).stderr(Stdio::null()).status().unwrap();
     assert_eq!(status.code(), Some(2));
     assert_eq!(fs::read_dir(&served).unwrap().count(), 0);
     server.end();
 }
 
-/// A file that may not become longer is an error, and ends neither the server nor the client.
+/// Writing beyond the limit on file sizes is an error that ends neither the server nor the client.
 #[test]
 fn the_limit_of_file_sizes_is_told() {
     let world = World::new();
@@ -569,7 +568,7 @@ fn the_limit_of_file_sizes_is_told() {
     fs::create_dir(world.local("limited")).unwrap();
     let limited = |arguments: &[&str]| {
         let mut command = Command::new("sh");
-        // In units of 512 bytes, or of 1024 in some shells; in the midst of a piece.
+        // In units of 512 bytes, or 1024 in some shells; the limit lies within a piece.
         command.args(["-c", "ulimit -f 2148; exec \"$0\" \"$@\"", TOWLINE]).args(arguments);
         command.stdin(Stdio::null());
         command

@@ -1,4 +1,4 @@
-//! A server inside the program changes nothing for the programs that it starts, and knows who they are.
+//! A server within the program does not affect the programs that it starts, and knows who they are.
 
 #![allow(clippy::unwrap_used)] // a test that cannot go on should say where
 
@@ -9,7 +9,7 @@ use std::process::Command;
 
 const TOWLINE: &str = env!("CARGO_BIN_EXE_towline");
 
-/// Makes a file and directories by programs of a run, with a umask of 027 and then of 077.
+/// Creates a file and directories from programs of a run, with umask 027 and then 077.
 fn make_below(served: &Path) {
     let script = "umask 027; exec \"$0\" run --serve \"$1\" --at /d -- \
                   sh -c 'echo x > /d/f; mkdir /d/d; umask 077; mkdir /d/later'";
@@ -17,10 +17,10 @@ fn make_below(served: &Path) {
     assert!(run.success());
 }
 
-/// A directory that hands down an access control list decides alone, as locally.
+/// In a directory with a default access control list, that list alone counts, as locally.
 #[test]
 fn a_umask_does_not_count_where_access_control_lists_are_handed_down() {
-    // Entries of user, of the user 1234, group, mask and others: tag, rights, number.
+    // Entries of the owner, the user 1234, the group, the mask and others: tag, permissions, number.
     let entries = [
         (1_u16, 7_u16, u32::MAX),
         (2, 7, 1234),
@@ -55,7 +55,7 @@ fn programs_keep_their_umask_beside_an_embedded_server() {
     assert_eq!((mode("f"), mode("d"), mode("later")), (0o640, 0o750, 0o700));
 }
 
-/// Its first connection is made by the other user, whom the server believes no other name.
+/// Its first connection is made as the other user, and the server accepts no other identity on it.
 #[test]
 fn a_process_that_was_another_user_is_root_again() {
     let served = tempfile::tempdir().unwrap();

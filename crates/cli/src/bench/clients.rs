@@ -1,4 +1,4 @@
-//! One or many client processes, started together.
+//! Runs one or many client processes that start together.
 
 use super::local::Local;
 use super::processor::{Pinned, end_with_parent};
@@ -10,7 +10,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
-/// Prints a mark that tells the harness what to count, and gives it time to look before the
+/// Prints a mark that tells the harness what to count, and gives it time to take its figures before the
 /// measurement goes on.
 fn mark(text: &str) -> Result<(), String> {
     say(format_args!("#{text}"))?;
@@ -71,7 +71,8 @@ fn pin(args: &Args, number: usize) -> Result<Option<Pinned>, String> {
     Pinned::to(args.pin[number % args.pin.len()]).map(Some)
 }
 
-/// A client process: connects, says so, waits for the start, runs, and tells its parent.
+/// Runs a client process: connects, reports that it is ready, waits for the start, runs the workload and
+/// sends the result to its parent.
 fn work(args: &Args, number: usize) -> Result<(), String> {
     end_with_parent();
     let _pinned = pin(args, number)?;
@@ -79,7 +80,7 @@ fn work(args: &Args, number: usize) -> Result<(), String> {
     say("ready")?;
     let mut line = String::new();
     std::io::stdin().read_line(&mut line).map_err(|e| e.to_string())?;
-    // It comes when it comes, but all end at the same time.
+    // The start may arrive late, but all clients end at the same time.
     let end: f64 = line.trim().parse().map_err(|_| format!("client {number}: never started"))?;
     let measured = load.run((end - monotonic()).max(0.0))?;
     let text = serde_json::to_string(&measured.to_sent()).map_err(|e| e.to_string())?;
@@ -131,6 +132,7 @@ impl Process {
     }
 }
 
+/// Runs several client processes at the same time and collects their results.
 fn many(args: &Args) -> Result<Vec<Measured>, String> {
     let mut processes = Vec::new();
     for number in 0..args.procs {

@@ -1,5 +1,5 @@
-//! `towline bench disk`: a load on a disk of ours or of any NBD server, or the experiments of the
-//! gmblock paper.
+//! `towline bench disk`: puts a load on a disk of a Towline server or any NBD server, or runs the experiments
+//! of the gmblock paper.
 
 use super::disk_client::DiskClient;
 use super::nbd_client::{Client, Load, Order, Outcome, Place};
@@ -10,7 +10,7 @@ use std::sync::{Barrier, OnceLock};
 use std::time::{Duration, Instant};
 use towline_client::Url;
 
-/// What says something to a load only, and to the experiments only. `--span` and `--secs` are for both.
+/// Arguments that apply only to a load, and only to the experiments. `--span` and `--secs` apply to both.
 const OF_A_LOAD: [&str; 12] = [
     "nbd",
     "server",
@@ -31,14 +31,14 @@ const OF_EXPERIMENTS: [&str; 8] =
 /// Arguments of `bench disk`.
 #[derive(clap::Args)]
 pub(super) struct Args {
-    /// Run the experiments of the gmblock paper: bandwidth and latency by the way of the data,
-    /// size and number of requests, over NBD, and what a server at work costs its neighbours.
+    /// Run the experiments of the gmblock paper: bandwidth and latency by data path, request size and number
+    /// of requests, over NBD, and how much a busy server slows down its neighbours.
     #[arg(long, conflicts_with_all = OF_A_LOAD, required_unless_present_any = ["nbd", "server"])]
     paper: bool,
     /// Put a load on this NBD server: HOST:PORT or unix:///PATH.
     #[arg(long, value_name = "ADDRESS", conflicts_with = "coalesce", conflicts_with_all = OF_EXPERIMENTS)]
     nbd: Option<Place>,
-    /// Put a load on this disk of a Towline server, over a session of our own.
+    /// Put a load on this disk of a Towline server, over a Towline session.
     #[arg(long, value_name = "URL", conflicts_with_all = ["nbd", "export", "structured", "threads"],
           conflicts_with_all = OF_EXPERIMENTS)]
     server: Option<String>,
@@ -56,56 +56,56 @@ struct LoadArgs {
     export: String,
     #[command(flatten)]
     requests: Requests,
-    /// With --server: requests under way that may wait to be sent together; default: a quarter of
-    /// --depth.
+    /// With --server: requests under way that may wait to be sent together; default: a quarter of --depth.
     #[arg(long, value_name = "N")]
     coalesce: Option<u32>,
-    /// With --nbd: agree on structured replies, which may come in pieces and in any order.
+    /// With --nbd: use structured replies, which may come in pieces and in any order.
     #[arg(long)]
     structured: bool,
-    /// With --nbd: threads that share the connections; default: one for each.
+    /// With --nbd: threads that share the connections; default: one for each connection.
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
-    /// Of a load: run on this processor.
+    /// For a load: run on this processor.
     #[arg(long, value_name = "N")]
     pin: Option<usize>,
 }
 
-/// The requests of a load, as they are asked for here and by `disk bench`.
+/// The requests of a load: arguments of this command and of `disk bench`.
 #[derive(clap::Args)]
 #[group(skip)]
 pub(crate) struct Requests {
-    /// Of a load: write, else read: OVERWRITES THE CONTENTS OF THE DISK.
+    /// For a load: write instead of reading: OVERWRITES THE CONTENTS OF THE DISK.
     #[arg(long)]
     pub(crate) write: bool,
-    /// Of a load: at random places, else one after the other.
+    /// For a load: use random offsets instead of sequential ones.
     #[arg(long)]
     random: bool,
-    /// Of a load: bytes of a request.
+    /// For a load: bytes of each request.
     #[arg(long, value_parser = parse_bytes, default_value = "4K")]
     size: u64,
-    /// Of a load: requests of each connection under way.
+    /// For a load: requests under way on each connection.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) depth: usize,
-    /// Of a load: connections, each with a thread of its own unless told otherwise.
+    /// For a load: connections, each with its own thread by default.
     #[arg(long, value_name = "N", default_value_t = 1)]
     clients: usize,
 }
 
 /// A disk to put a load on.
 pub(crate) enum On<'a> {
-    /// Of any NBD server: its address, the name of the disk, and in which order pieces of reads may come.
+    /// A disk of any NBD server: the server's address, the name of the disk and the order in which pieces of
+    /// reads may come.
     Nbd(&'a Place, &'a str, Order),
-    /// Of a Towline server, with so many requests that may wait to be sent together.
+    /// A disk of a Towline server, and how many requests may wait to be sent together.
     Towline(&'a Url, u32),
 }
 
-/// What is asked of a disk.
+/// What to request from a disk.
 pub(crate) struct Asked<'a> {
     pub(crate) requests: &'a Requests,
-    /// Threads that share the connections to an NBD server; `None`: one for each.
+    /// Threads that share the connections to an NBD server; `None`: one for each connection.
     pub(crate) threads: Option<usize>,
-    /// Bytes of the disk that are used, at most all of it.
+    /// Bytes of the disk to use, at most all of it.
     pub(crate) span: u64,
     pub(crate) secs: f64,
 }
@@ -131,8 +131,8 @@ pub(super) fn run(args: &Args) -> Result<(), String> {
     say(found)
 }
 
-/// Puts a load on a disk. Gives rates and latencies, in bytes, seconds and microseconds. `mark` is told of its start
-/// and its end.
+/// Puts a load on a disk. Returns rates and latencies, in bytes, seconds and microseconds. Calls `mark` at
+/// the start and at the end.
 pub(crate) fn put(
     on: &On<'_>,
     asked: &Asked<'_>,
@@ -166,7 +166,7 @@ pub(crate) fn put(
     }
 }
 
-/// Connects as often as asked for and measures all at once. A request is at most so long.
+/// Opens all connections and measures them at the same time. A request may have at most `most` bytes.
 fn load<C: Send>(
     asked: &Asked<'_>,
     most: u64,
@@ -205,8 +205,8 @@ fn load<C: Send>(
         again: true,
         limit: Duration::from_secs_f64(secs),
     };
-    // Where processors are short, threads start one after the other: all wait for the last one, end at the
-    // same time, and what counts is the time from the first request to the last answer of any of them.
+    // If processors are scarce, threads start one after the other. So all wait for the last one and end at
+    // the same time, and the time counts from the first request of any of them to the last answer.
     let (run, all, end) = (&run, &Barrier::new(clients.div_ceil(each)), &OnceLock::new());
     mark("start")?;
     let results: Vec<(Instant, Result<Vec<Outcome>, String>, Instant)> =
@@ -233,8 +233,8 @@ fn load<C: Send>(
     Ok(summary(&outcomes.concat(), seconds))
 }
 
-/// Rates of all clients together, who were at work for that many seconds, latencies of all requests,
-/// and the rates of the slowest and the fastest client.
+/// Summarises the results: the rate of all clients together, which worked for `seconds`, latencies over all
+/// requests, and the rates of the slowest and the fastest client.
 fn summary(outcomes: &[Outcome], seconds: f64) -> serde_json::Value {
     let rates = rates_together(outcomes);
     let bytes: u64 = outcomes.iter().map(|outcome| outcome.bytes).sum();
@@ -255,15 +255,16 @@ fn summary(outcomes: &[Outcome], seconds: f64) -> serde_json::Value {
         "p10_us": at(&whole, 0.1),
         "p50_us": at(&whole, 0.5),
         "p99_us": at(&whole, 0.99),
-        // Our own client does not tell.
+        // Towline's own client does not measure this.
         "first_data_us": if first.is_empty() { None } else { Some(at(&first, 0.5)) },
         "slowest": rates.iter().copied().fold(f64::INFINITY, f64::min),
         "fastest": rates.iter().copied().fold(0.0, f64::max),
     })
 }
 
-/// Bytes a second of each client while all were at work: what the first ones do alone, until the last one has a processor, tells
-/// nothing of what a server gives to each, and of a client that came late the rate would be that of a moment.
+/// Returns the bytes per second of each client while all were at work. What the first clients reach alone,
+/// before the last one has a processor, does not show how the server shares its capacity; and the rate of a
+/// client that started late would cover only a moment.
 fn rates_together(outcomes: &[Outcome]) -> Vec<f64> {
     let began = outcomes.iter().filter_map(|outcome| outcome.began).max();
     let ended = outcomes.iter().filter_map(|outcome| outcome.answered.last()).max();
@@ -291,7 +292,8 @@ mod tests {
             let began = Some(start + second * began);
             Outcome { began, answered, bytes, ..Outcome::default() }
         };
-        // The third begins when half of the time is over; the last one gets less than the others then.
+        // The third client starts when half of the time is over; the last one gets less than the others from
+        // then on.
         let four = [client(0, 1..21), client(0, 2..21), client(10, 11..21), client(0, 1..16)];
         assert_eq!(rates_together(&four), [10.0, 10.0, 10.0, 5.0]);
         assert_eq!(rates_together(&[]), [0.0; 0]);

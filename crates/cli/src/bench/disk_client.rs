@@ -1,4 +1,4 @@
-//! A load on a disk over a session of our own.
+//! Puts a load on a disk over a Towline session.
 
 use super::nbd_client::{Load, Offsets, Outcome};
 use std::time::Instant;
@@ -11,7 +11,7 @@ pub(super) struct DiskClient {
 }
 
 impl DiskClient {
-    /// Connects; so many requests may wait to be sent together.
+    /// Connects. Up to `coalesce` requests may wait to be sent together.
     pub(super) fn connect(url: &Url, coalesce: u32) -> Result<Self, Error> {
         let mut options = Options::default();
         options.coalesce = coalesce;
@@ -25,7 +25,7 @@ impl DiskClient {
         self.disk.info().size
     }
 
-    /// Goes through the span until the limit.
+    /// Runs the load: covers the span, again and again if the load says so, until the time limit.
     pub(super) fn run(&mut self, load: Load) -> Result<Outcome, Error> {
         let start = Instant::now();
         let mut offsets = Offsets::new(load);
@@ -68,7 +68,7 @@ impl DiskClient {
 
 impl Drop for DiskClient {
     fn drop(&mut self) {
-        // Else the server keeps the session until its lease ends.
+        // Otherwise the server would keep the session until its lease ends.
         self.client.clone().close();
     }
 }

@@ -1,4 +1,4 @@
-//! What this machine can do at best, as one JSON object.
+//! `towline bench limits`: the best that this machine can do, as one JSON object.
 
 use super::processor;
 use super::raw::{self, Kind};
@@ -10,7 +10,7 @@ use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Bytes of a request and of the replies that carry attributes, or 4 KiB, beside them.
+/// Bytes of a request, and of a reply with attributes alone or with 4 KiB of data.
 const REQUEST_BYTES: usize = 60;
 const REPLIES: [(&str, usize); 2] = [("round_trip_us", 180), ("4k_round_trip_us", 4140)];
 /// Bytes of the file that is sent over and over.
@@ -19,15 +19,15 @@ const FILE_BYTES: usize = 64 << 20;
 /// Arguments of `bench limits`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Seconds for each.
+    /// Seconds for each measurement.
     #[arg(long, default_value_t = 0.3)]
     secs: f64,
-    /// A local directory to list and to stat.
+    /// Local directory to list and stat.
     #[arg(long, default_value = "/usr/bin")]
     dir: PathBuf,
 }
 
-/// Runs all and prints them.
+/// Runs all measurements and prints the results.
 pub(super) fn run(args: &Args) -> Result<(), String> {
     if !(0.001..=3600.0).contains(&args.secs) {
         return Err("--secs: expected 0.001 to 3600".into());
@@ -56,7 +56,8 @@ pub(super) fn run(args: &Args) -> Result<(), String> {
     say(Value::Object(found))
 }
 
-/// Medians with both ends on one processor, on two, and where the scheduler likes.
+/// Returns the median round trips with both ends on one processor, on two processors, and placed by the
+/// scheduler.
 fn round_trips(kind: Kind, reply: usize, secs: f64, usable: &[usize]) -> Result<Value, String> {
     let measure = |pin: Vec<usize>| {
         let args = raw::Args { request: REQUEST_BYTES, reply, pin, ..raw::Args::new(kind, secs) };
@@ -74,7 +75,7 @@ fn round_trips(kind: Kind, reply: usize, secs: f64, usable: &[usize]) -> Result<
     Ok(Value::Object(times))
 }
 
-/// Bytes a second one way, the two ends on different processors where there are two.
+/// Returns the bytes per second sent in one direction. The ends run on different processors if there are two.
 fn stream(secs: f64, usable: &[usize], sendfile: Option<PathBuf>) -> Result<Value, String> {
     let pin = if usable.len() > 1 { usable[..2].to_vec() } else { Vec::new() };
     let args = raw::Args { stream: true, sendfile, pin, ..raw::Args::new(Kind::Tcp, secs) };
@@ -82,7 +83,7 @@ fn stream(secs: f64, usable: &[usize], sendfile: Option<PathBuf>) -> Result<Valu
     Ok(json!(measured.read_bytes as f64 / measured.seconds))
 }
 
-/// A file whose pages are in memory.
+/// Creates a file whose pages are all in memory.
 fn warm_file() -> std::io::Result<std::fs::File> {
     let mut file =
         std::fs::File::from(rustix::fs::memfd_create("towline-bench", MemfdFlags::CLOEXEC)?);
@@ -90,7 +91,7 @@ fn warm_file() -> std::io::Result<std::fs::File> {
     Ok(file)
 }
 
-/// Copies 1 MiB pieces of a buffer larger than the caches.
+/// Copies a buffer larger than the caches in pieces of 1 MiB. Returns bytes per second.
 fn memcpy(length: Duration) -> f64 {
     let source = vec![1u8; 64 << 20];
     let mut target = vec![2u8; 64 << 20];
@@ -105,7 +106,7 @@ fn memcpy(length: Duration) -> f64 {
     bytes as f64 / start.elapsed().as_secs_f64()
 }
 
-/// Microseconds of a system call that does nothing.
+/// Returns the microseconds that a system call takes that does nothing.
 fn system_call(length: Duration) -> f64 {
     const BATCH: u32 = 1000;
     let (start, mut calls) = (Instant::now(), 0.0);

@@ -1,4 +1,5 @@
-//! The same workloads on a local directory, by plain system calls: what a server is compared with.
+//! The file workloads on a local directory with plain system calls: the figures that a server is compared
+//! with.
 
 use super::result::{Measured, monotonic};
 use super::tree::{self, Blocks, CREATE, FILE_BYTES, Names, ROUND, Random};
@@ -10,7 +11,7 @@ use std::time::{Duration, Instant};
 
 type Result<T> = std::result::Result<T, Errno>;
 
-/// A client of the local file system. One operation at a time, whatever `--qd` says.
+/// A client of the local file system. It runs one operation at a time, whatever `--qd` says.
 pub(super) struct Local {
     args: Args,
     number: u64,
@@ -28,7 +29,7 @@ impl Local {
         Ok(Self { args: args.clone(), number, root, random, measured: Measured::new() })
     }
 
-    /// Runs for so many seconds.
+    /// Runs the workload for this many seconds.
     pub(super) fn run(&mut self, secs: f64) -> std::result::Result<Measured, String> {
         let start = Instant::now();
         let end = start + Duration::from_secs_f64(secs);
@@ -103,7 +104,7 @@ impl Local {
 
     fn create_unlink(&mut self, end: Instant) -> Result<()> {
         let mut first = 0;
-        // Rounds are finished whatever the time, so that nothing is left behind.
+        // Every round is finished even if the time is up, so that no files are left behind.
         while Instant::now() < end {
             for count in first..first + ROUND {
                 let name = tree::new_name(self.number, count);

@@ -1,7 +1,7 @@
-//! `towline bench`: a load generator on the client library, and the limits of this machine.
+//! `towline bench`: a load generator that uses the client library, and the limits of this machine.
 //!
-//! Prints `#start` and `#end` around the measured time and one JSON object on the last line, so
-//! that other programs can run it beside the load generators of other systems.
+//! It prints `#start` and `#end` around the measured time and one JSON object on the last line, so that other
+//! programs can run it beside the load generators of other systems.
 
 mod clients;
 pub(crate) mod disk;
@@ -56,11 +56,11 @@ pub(crate) struct Args {
 enum What {
     /// File operations on a server.
     File(workload::Args),
-    /// Disks.
+    /// Load on a disk, or the experiments of the gmblock paper.
     Disk(disk::Args),
-    /// A raw round trip without Towline: what the others are compared with.
+    /// Raw round trips without Towline, to compare the other figures with.
     Net(raw::Args),
-    /// What this machine can do at best.
+    /// The limits of this machine.
     Limits(limits::Args),
 }
 

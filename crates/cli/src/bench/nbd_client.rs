@@ -1,4 +1,5 @@
-//! A small NBD client that keeps some requests under way and notes when each answer, and its first data, arrived.
+//! A small NBD client that keeps a number of requests under way and records when each answer and its first
+//! data arrive.
 
 use std::fs::File;
 use std::io::{self, BufReader, Read, Write};
@@ -8,14 +9,15 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use towline_net::address::connect_stream;
 
-/// Short replies come many at a time.
+/// Input buffer for short replies, many of which arrive at a time.
 const INPUT_BYTES: usize = 64 * 1024;
-/// Of longer ones only the header is looked at; the data goes straight to where it belongs.
+/// Input buffer for long replies: only the header goes through it. The data is received straight into its
+/// place.
 const HEADER_BYTES: usize = 256;
 const LONG_REPLY_BYTES: usize = 32 * 1024;
-/// Requests are collected up to this length.
+/// Requests are collected up to this length before they are sent.
 const OUTPUT_BYTES: usize = 64 * 1024;
-/// A server that says nothing for so long is stuck.
+/// A server that is silent for this long is considered stuck.
 pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Where a server listens: `HOST:PORT`, or `unix:///PATH`.
@@ -46,46 +48,47 @@ impl std::str::FromStr for Place {
     }
 }
 
-/// Whether the pieces of a read may come in any order.
+/// The order in which the pieces of a read may arrive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Order {
     /// Simple replies: one stream, in ascending order.
     Ascending,
-    /// Structured replies: pieces as they land.
+    /// Structured replies: pieces as the disk delivers them.
     Any,
 }
 
-/// What to ask for.
+/// The requests to make.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Load {
     pub(super) writes: bool,
-    /// At random places, until the limit.
+    /// Use random offsets, until the limit.
     pub(super) random: bool,
     /// Bytes of each request.
     pub(super) size: usize,
     pub(super) outstanding: usize,
-    /// Requests go through this many bytes of the disk, once.
+    /// Bytes of the disk that the requests cover, once.
     pub(super) span: u64,
-    /// And begin anew at its end.
+    /// Start again at the end of the span.
     pub(super) again: bool,
     pub(super) limit: Duration,
 }
 
-/// What came of it.
+/// The result of a load.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Outcome {
     pub(super) bytes: u64,
     pub(super) seconds: f64,
-    /// When it began.
+    /// When the load began.
     pub(super) began: Option<Instant>,
     pub(super) answered: Answered,
-    /// Microseconds of each request to its end, and of each read to its first data.
+    /// Microseconds from each request to the end of its answer, and from each read to its first data.
     pub(super) whole_us: Vec<f64>,
     pub(super) first_us: Vec<f64>,
 }
 
-/// How many requests were answered in each millisecond. The time of each would be memory that the client touches first, in pages that
-/// the kernel has to fill: of 300 thousand requests 5 MiB, as much again whenever they are moved to have room.
+/// Counts of answered requests, by millisecond. A list of times would be memory that the client touches for
+/// the first time, and the kernel would have to fill its pages: 5 MiB for 300 thousand requests, and as much
+/// again each time the list is moved to grow.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Answered {
     first: Option<Instant>,
@@ -94,7 +97,7 @@ pub(super) struct Answered {
 }
 
 impl Answered {
-    /// One more, and when.
+    /// Counts one request that was answered at this time.
     pub(super) fn note(&mut self, at: Instant) {
         let first = *self.first.get_or_insert(at);
         let millisecond = at.duration_since(first).as_millis() as usize;
@@ -105,12 +108,12 @@ impl Answered {
         self.last = Some(at);
     }
 
-    /// All of them.
+    /// Returns the number of answered requests.
     pub(super) fn count(&self) -> u64 {
         self.counts.iter().map(|count| u64::from(*count)).sum()
     }
 
-    /// Those after a moment and its millisecond.
+    /// Returns the number of requests answered after this moment and the rest of its millisecond.
     pub(super) fn after(&self, at: Instant) -> u64 {
         let skipped = match self.first.and_then(|first| at.checked_duration_since(first)) {
             Some(since) => since.as_millis() as usize + 1,
@@ -119,23 +122,23 @@ impl Answered {
         self.counts.iter().skip(skipped).map(|count| u64::from(*count)).sum()
     }
 
-    /// When the last one was answered.
+    /// Returns when the last request was answered.
     pub(super) fn last(&self) -> Option<Instant> {
         self.last
     }
 }
 
 struct Slot {
-    /// Data of a read; of a write the header and the data, so that both are one system call, one packet and one wake-up of
-    /// the server. The header in front also keeps the kernel from copying the data from where a page begins to 28 bytes
-    /// behind, which takes some processors three times as long.
+    /// The data of a read. For a write, the header and the data, so that both are one system call, one packet
+    /// and one wake-up of the server. The header in front also keeps the kernel from copying the data from
+    /// the start of a page to 28 bytes behind one, which takes some processors three times as long.
     buffer: Vec<u8>,
     offset: u64,
     since: Instant,
     first: Option<Instant>,
 }
 
-/// A load that goes on.
+/// A load in progress.
 pub(super) struct Run {
     load: Load,
     start: Instant,
@@ -146,7 +149,7 @@ pub(super) struct Run {
 }
 
 impl Run {
-    /// Requests are under way.
+    /// Returns true while requests are under way.
     pub(super) fn goes_on(&self) -> bool {
         self.under_way > 0
     }
@@ -154,26 +157,26 @@ impl Run {
 
 pub(super) struct Client {
     input: BufReader<File>,
-    /// Requests that are not sent yet.
+    /// Requests that have not been sent yet.
     output: Vec<u8>,
     order: Order,
     /// Bytes of the disk.
     size: u64,
 }
 
-/// Where each request of a load goes.
+/// The offsets of the requests of a load.
 pub(super) struct Offsets {
     load: Load,
     next: u64,
 }
 
 impl Offsets {
-    /// Of a load that begins.
+    /// The offsets from the start of a load.
     pub(super) fn new(load: Load) -> Self {
         Self { load, next: 0 }
     }
 
-    /// The next one; `None` at the end of the span.
+    /// Returns the next offset, or `None` at the end of the span.
     pub(super) fn next(&mut self) -> Option<u64> {
         let Load { random, span, again, .. } = self.load;
         let size = self.load.size as u64;
@@ -225,7 +228,7 @@ impl Client {
         this.take::<18>()?;
         this.output.extend_from_slice(&3u32.to_be_bytes());
         if order == Order::Any && !this.option(OPTION_STRUCTURED, &[])? {
-            // A server that knows only the simple form.
+            // The server supports only simple replies.
             this.order = Order::Ascending;
         }
         let mut go = (export.len() as u32).to_be_bytes().to_vec();
@@ -253,7 +256,7 @@ impl Client {
         if self.input.buffer().is_empty() { self.send() } else { Ok(()) }
     }
 
-    /// Sends an option; false when it is refused.
+    /// Sends an option. Returns false if the server refuses it.
     fn option(&mut self, option: u32, payload: &[u8]) -> io::Result<bool> {
         self.output.extend_from_slice(b"IHAVEOPT");
         self.output.extend_from_slice(&option.to_be_bytes());
@@ -275,12 +278,12 @@ impl Client {
         }
     }
 
-    /// Sends a request that has no data, with others.
+    /// Queues a request without data, to be sent with others.
     fn request(&mut self, kind: u16, cookie: usize, offset: u64, length: usize) {
         self.output.extend_from_slice(&header(kind, cookie, offset, length));
     }
 
-    /// Sends a write; room for the header precedes the data.
+    /// Sends or queues a write. The message starts with room for the header.
     fn write(&mut self, cookie: usize, offset: u64, message: &mut [u8]) -> io::Result<()> {
         let length = message.len() - REQUEST_BYTES;
         message[..REQUEST_BYTES].copy_from_slice(&header(WRITE, cookie, offset, length));
@@ -292,7 +295,7 @@ impl Client {
         self.input.get_mut().write_all(message)
     }
 
-    /// Makes all that was written durable.
+    /// Makes everything written so far durable.
     pub(super) fn flush(&mut self) -> io::Result<()> {
         self.request(FLUSH, 0, 0, 0);
         let mut slots =
@@ -301,7 +304,7 @@ impl Client {
         Ok(())
     }
 
-    /// Takes a piece of a reply; the number of the request if that was its last one.
+    /// Receives a piece of a reply. Returns the number of the request if this was its last piece.
     fn reply(&mut self, slots: &mut [Slot], reads: bool) -> io::Result<Option<usize>> {
         if self.order == Order::Ascending {
             let header = self.take::<16>()?;
@@ -312,7 +315,7 @@ impl Client {
             no_error(number(&header[4..8]))?;
             let slot = slots.get_mut(cookie).ok_or_else(|| wrong("a reply to nothing"))?;
             if reads {
-                // What comes first tells when the first data came.
+                // The first part shows when the first data arrived.
                 let most = slot.buffer.len().min(4096);
                 self.input.read_exact(&mut slot.buffer[..most])?;
                 slot.first = Some(Instant::now());
@@ -350,7 +353,7 @@ impl Client {
         Ok(done.then_some(cookie))
     }
 
-    /// Goes through the span once, or until the limit.
+    /// Runs the load: covers the span, once or again and again, until the time limit.
     pub(super) fn run(&mut self, load: Load) -> io::Result<Outcome> {
         let mut run = self.begin(load)?;
         while run.goes_on() {
@@ -359,11 +362,11 @@ impl Client {
         self.end(run)
     }
 
-    /// Asks for the first requests.
+    /// Starts a load with its first requests.
     pub(super) fn begin(&mut self, load: Load) -> io::Result<Run> {
         let file = self.input.get_ref().try_clone()?;
         let long = load.size >= LONG_REPLY_BYTES;
-        // Nothing is under way, so that nothing is in the buffer.
+        // No request is under way, so the old buffer is empty.
         self.input = BufReader::with_capacity(if long { HEADER_BYTES } else { INPUT_BYTES }, file);
         let start = Instant::now();
         let (mut offsets, mut slots, mut under_way) = (Offsets::new(load), Vec::new(), 0);
@@ -384,7 +387,7 @@ impl Client {
         })
     }
 
-    /// Waits for an answer or a piece of one, and asks for the next request when one is over.
+    /// Waits for an answer or a piece of one, and starts the next request when one is complete.
     pub(super) fn step(&mut self, run: &mut Run) -> io::Result<()> {
         let Run { load, start, offsets, slots, under_way, outcome } = run;
         let Some(cookie) = self.reply(slots, !load.writes)? else { return Ok(()) };
@@ -401,7 +404,7 @@ impl Client {
         Ok(())
     }
 
-    /// What came of it, when all is answered.
+    /// Returns the result after all requests have been answered.
     pub(super) fn end(&mut self, mut run: Run) -> io::Result<Outcome> {
         if run.load.writes {
             self.flush()?;
@@ -410,7 +413,7 @@ impl Client {
         Ok(run.outcome)
     }
 
-    /// Sends what was asked for, which else waits until more is to be received.
+    /// Sends the queued requests. Otherwise they are sent before the client next waits for input.
     pub(super) fn send(&mut self) -> io::Result<()> {
         if !self.output.is_empty() {
             self.input.get_mut().write_all(&self.output)?;
@@ -419,7 +422,7 @@ impl Client {
         Ok(())
     }
 
-    /// Something was received and not looked at.
+    /// Returns true if received data has not been processed yet.
     pub(super) fn has_input(&self) -> bool {
         !self.input.buffer().is_empty()
     }
@@ -429,7 +432,7 @@ impl Client {
         self.input.get_ref()
     }
 
-    /// Sends the next request; false at the end of the span.
+    /// Starts the next request of a slot. Returns false at the end of the span.
     fn again(
         &mut self,
         load: Load,

@@ -1,9 +1,9 @@
-//! Which processors a measurement runs on: left to the scheduler, that alone decides a latency.
+//! Chooses the processors that a measurement runs on. Left to the scheduler, that alone decides a latency.
 
 use rustix::process::{Signal, set_parent_process_death_signal};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// Keeps the calling thread on one processor; dropping it lets it go where it could before.
+/// Keeps the calling thread on one processor. When dropped, the thread may run where it could before.
 pub(super) struct Pinned {
     before: CpuSet,
 }
@@ -12,7 +12,7 @@ impl Pinned {
     /// Pins to a processor, counted from zero.
     ///
     /// # Errors
-    /// A sentence, when there is no such processor or this process may not use it.
+    /// A message if the processor does not exist or this process may not use it.
     pub(super) fn to(processor: usize) -> Result<Self, String> {
         let failed = |error: rustix::io::Errno| format!("processor {processor}: {error}");
         if processor >= CpuSet::MAX_CPU {
@@ -28,19 +28,19 @@ impl Pinned {
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        // Was allowed before; should it not be any more, staying pinned is all there is.
+        // These processors were allowed before. If they no longer are, the thread can only stay pinned.
         let _ = sched_setaffinity(None, &self.before);
     }
 }
 
-/// The processors that this process may use.
+/// Returns the processors that this process may use.
 pub(super) fn usable() -> Vec<usize> {
     let set = sched_getaffinity(None).unwrap_or_default();
     (0..CpuSet::MAX_CPU).filter(|processor| set.is_set(*processor)).collect()
 }
 
-/// Ends this process when its parent ends, so that no end of a measurement goes on alone.
+/// Ends this process when its parent ends, so that no part of a measurement goes on alone.
 pub(super) fn end_with_parent() {
-    // Without it the process ends a little later: when it next hears from its parent.
+    // If this fails, the process ends a little later: when it next communicates with its parent.
     let _ = set_parent_process_death_signal(Some(Signal::KILL));
 }

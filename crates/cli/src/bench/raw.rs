@@ -1,7 +1,8 @@
-//! Round trips and streams between two processes without Towline: the limits of its figures.
+//! `towline bench net`: round trips and streams between two processes without Towline, the limit for
+//! Towline's own figures.
 //!
-//! The process that is asked for a measurement is the near end; it starts itself once more as the
-//! far end, which gets its socket (or memory) as standard input.
+//! The process that runs the measurement is the near end. It starts the same program again as the far end,
+//! which inherits its socket or memory as standard input.
 
 use super::processor::{self, Pinned, end_with_parent};
 use super::result::{Measured, summary};
@@ -21,10 +22,10 @@ use std::time::{Duration, Instant};
 use towline_mem::SharedMemory;
 use towline_net::address::{Address, Listener, connect_stream};
 
-/// Bytes that a stream sends and receives at once: the fastest of 64 KiB to 1 MiB, which is what a
-/// limit has to be. At 1 MiB, sendfile moves a quarter less.
+/// Bytes that a stream sends and receives per call: the fastest size from 64 KiB to 1 MiB, as a limit should
+/// be. With 1 MiB, sendfile is a quarter slower.
 const PIECE_BYTES: usize = 256 << 10;
-/// Largest message.
+/// Largest message in bytes.
 const MESSAGE_BYTES_MAX: usize = 64 << 20;
 
 /// Arguments of `bench net`.
@@ -42,28 +43,28 @@ pub(crate) struct Args {
     /// Seconds to measure.
     #[arg(long, default_value_t = 1.0)]
     pub(super) secs: f64,
-    /// Ask sockets again and again instead of sleeping (shm always does).
+    /// Poll sockets instead of sleeping (shm always does).
     #[arg(long)]
     pub(super) spin: bool,
-    /// Processors of the two ends; default: where the scheduler likes.
+    /// Processors of the two ends; default: left to the scheduler.
     #[arg(long, value_name = "NEAR,FAR", value_delimiter = ',')]
     pub(super) pin: Vec<usize>,
-    /// One way instead of there and back: 256 KiB of warm memory, over and over.
+    /// Send one way instead of there and back: 256 KiB of warm memory, over and over.
     #[arg(long)]
     pub(super) stream: bool,
-    /// With --stream: bytes of memory received into, one piece after the other. A reader with four
-    /// requests of 1 MiB under way fills 4M, which leaves the processor's caches sooner than 256K.
+    /// With --stream: bytes of memory to receive into, one piece after the other. A reader with four requests
+    /// of 1 MiB under way fills 4M, which is evicted from the processor's caches sooner than 256K.
     #[arg(long, value_name = "N", value_parser = parse_bytes, default_value = "256K", requires = "stream")]
     pub(super) into: u64,
-    /// With --stream: pages of this file by sendfile instead.
+    /// With --stream: send pages of this file with sendfile instead.
     #[arg(long, value_name = "FILE", requires = "stream")]
     pub(super) sendfile: Option<PathBuf>,
-    /// The far end, which a measurement starts by itself.
+    /// Run as the far end; a measurement starts it by itself.
     #[arg(long, hide = true)]
     pub(super) far: bool,
 }
 
-/// What bytes can be sent over.
+/// The channels to send bytes over.
 #[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// TCP over loopback.
@@ -81,7 +82,7 @@ impl Kind {
         matches!(self, Self::Shm | Self::Futex)
     }
 
-    /// As on the command line.
+    /// The name on the command line.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Tcp => "tcp",
@@ -93,7 +94,7 @@ impl Kind {
 }
 
 impl Args {
-    /// What the command line means without flags.
+    /// The arguments of a command line without other flags.
     pub(super) fn new(kind: Kind, secs: f64) -> Self {
         Self {
             kind,
@@ -141,7 +142,7 @@ impl Args {
     }
 }
 
-/// Runs the measurement and prints it, or is its far end.
+/// Runs the measurement and prints the result, or runs as its far end.
 pub(super) fn run(args: &Args) -> Result<(), String> {
     if args.far {
         return far_end(args).map_err(|error| format!("far end: {error}"));
@@ -149,7 +150,7 @@ pub(super) fn run(args: &Args) -> Result<(), String> {
     say(summary(&[measure(args)?]))
 }
 
-/// One measurement.
+/// Runs one measurement.
 pub(super) fn measure(args: &Args) -> Result<Measured, String> {
     args.check()?;
     let usable = processor::usable();
@@ -192,7 +193,7 @@ pub(super) fn measure(args: &Args) -> Result<Measured, String> {
     .map_err(failed)
 }
 
-/// Times `one` over and over; the first is not counted, since the far end is only starting.
+/// Times `one` over and over. The first call is not counted, since the far end is still starting.
 fn repeat(secs: f64, mut one: impl FnMut() -> io::Result<()>) -> io::Result<Measured> {
     one()?;
     let mut measured = Measured::new();
@@ -276,13 +277,13 @@ fn receive(socket: &OwnedFd, target: &mut [u8], spin: bool) -> io::Result<()> {
     Ok(())
 }
 
-/// Both ends of a connection.
+/// Returns both ends of a connection.
 fn pair(kind: Kind) -> io::Result<(OwnedFd, OwnedFd)> {
     if kind == Kind::Unix {
         let (near, far) = UnixStream::pair()?;
         return Ok((near.into(), far.into()));
     }
-    // Made as our servers and clients make theirs: else the pacing of BBR would be what is measured.
+    // Connect as Towline's servers and clients do. Otherwise the pacing of BBR would be measured.
     let listener = Listener::bind(&Address::Tcp((Ipv4Addr::LOCALHOST, 0).into()))?;
     let Listener::Tcp(listener, _) = &listener else { unreachable!("bound to TCP") };
     let near = connect_stream(listener.local_addr()?, Duration::from_secs(5))?;
@@ -291,7 +292,7 @@ fn pair(kind: Kind) -> io::Result<(OwnedFd, OwnedFd)> {
     Ok((near.into(), far.into()))
 }
 
-/// The process at the far end; dropping it ends it.
+/// The process at the far end, which is killed when dropped.
 struct Far(Child);
 
 impl Far {
@@ -314,7 +315,7 @@ impl Far {
 
 impl Drop for Far {
     fn drop(&mut self) {
-        // It may have ended by itself already.
+        // The process may have ended by itself.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }

@@ -1,4 +1,4 @@
-//! What a measurement yields.
+//! The result of a measurement.
 
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
@@ -11,14 +11,15 @@ pub(crate) struct Measured {
     pub(crate) read_bytes: u64,
     pub(crate) written_bytes: u64,
     pub(crate) errors: u64,
-    /// When it began, in seconds of the machine's monotonic clock, and how long it took.
+    /// When the measurement began, in seconds of the machine's monotonic clock, and how long it took.
     pub(crate) began: f64,
     pub(crate) seconds: f64,
-    /// Requests whose stages were measured, and nanoseconds in the client, the network, the server.
+    /// The number of requests whose stages were measured, and the nanoseconds that they spent in the client,
+    /// the network and the server.
     pub(crate) stages: [u64; 4],
 }
 
-/// [`Measured`] on its way from a client process to its parent.
+/// [`Measured`] as sent from a client process to its parent.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Sent {
     operations: u64,
@@ -28,12 +29,12 @@ pub(crate) struct Sent {
     began: f64,
     seconds: f64,
     stages: [u64; 4],
-    /// Nanoseconds and how often.
+    /// Latencies in nanoseconds, each with its count.
     latencies: Vec<(u64, u64)>,
 }
 
 fn histogram() -> Histogram<u64> {
-    // From a nanosecond to ten minutes.
+    // From one nanosecond to ten minutes.
     Histogram::new_with_bounds(1, 600_000_000_000, 3).expect("these bounds are legal")
 }
 
@@ -51,20 +52,20 @@ impl Measured {
         }
     }
 
-    /// Notes one operation.
+    /// Records one operation.
     pub(crate) fn one(&mut self, took: Duration, failed: bool) {
         self.operations += 1;
         self.errors += u64::from(failed);
         self.latencies.saturating_record(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
     }
 
-    /// Notes bytes that one operation read or wrote.
+    /// Records the bytes that one operation read or wrote.
     pub(crate) fn moved(&mut self, writes: bool, bytes: usize) {
         let sum = if writes { &mut self.written_bytes } else { &mut self.read_bytes };
         *sum += bytes as u64;
     }
 
-    /// The median latency.
+    /// Returns the median latency in microseconds.
     pub(crate) fn median_us(&self) -> f64 {
         self.latencies.value_at_quantile(0.5) as f64 / 1000.0
     }
@@ -102,21 +103,21 @@ impl Sent {
     }
 }
 
-/// Seconds of the clock that all processes of a machine share.
+/// Returns the time in seconds, by a clock that all processes of a machine share.
 pub(crate) fn monotonic() -> f64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     now.tv_sec as f64 + now.tv_nsec as f64 / 1e9
 }
 
-/// The JSON object of a run of one or more clients. Where processors are short, processes start one
-/// after the other: the time counts from the first one's start to the last one's end.
+/// Summarises a run of one or more clients as a JSON object. If processors are scarce, processes start one
+/// after the other; the time counts from the start of the first to the end of the last.
 pub(crate) fn summary(clients: &[Measured]) -> serde_json::Value {
     let mut latencies = histogram();
     let (mut fair_min, mut fair_max) = (f64::INFINITY, 0.0f64);
     let (mut began, mut ended) = (f64::INFINITY, 0.0f64);
     let sum = |count: fn(&Measured) -> u64| clients.iter().map(count).sum::<u64>();
     for client in clients {
-        // The same bounds everywhere, so that adding cannot fail.
+        // All histograms have the same bounds, so adding cannot fail.
         let _ = latencies.add(&client.latencies);
         let bytes = client.read_bytes + client.written_bytes;
         let amount = if bytes > 0 { bytes } else { client.operations };
@@ -127,7 +128,7 @@ pub(crate) fn summary(clients: &[Measured]) -> serde_json::Value {
         ended = ended.max(client.began + client.seconds);
     }
     let samples: u64 = clients.iter().map(|c| c.stages[0]).sum();
-    // Mean over the requests that were measured; an operation may take several of them.
+    // The mean over all measured requests; an operation may take several requests.
     let stage = |number: usize| {
         let sum: u64 = clients.iter().map(|c| c.stages[number]).sum();
         sum as f64 / samples.max(1) as f64 / 1000.0

@@ -1,7 +1,8 @@
-//! One thread that keeps several connections at work, as so many clients on other machines would.
+//! Keeps several connections at work on one thread, as the same number of clients on other machines would.
 //!
-//! With a thread for each connection, each answer wakes another thread, which sends from pages of its own that no cache
-//! holds any more. Where clients and server share the processors, that is measured, too.
+//! With a thread for each connection, each answer would wake another thread, which sends from its own pages,
+//! long evicted from every cache. If clients and server share the processors, that cost would be measured,
+//! too.
 
 use super::nbd_client::{Client, Load, Outcome, PATIENCE, Run};
 use rustix::buffer::spare_capacity;
@@ -9,7 +10,7 @@ use rustix::event::{Timespec, epoll};
 use std::io;
 use std::time::Instant;
 
-/// Goes through the span on each connection until the limit.
+/// Runs the load on each connection until the limit.
 pub(super) fn run(clients: &mut [Client], load: Load) -> io::Result<Vec<Outcome>> {
     if let [client] = clients {
         return Ok(vec![client.run(load)?]);
@@ -18,7 +19,7 @@ pub(super) fn run(clients: &mut [Client], load: Load) -> io::Result<Vec<Outcome>
     let ready = epoll::create(epoll::CreateFlags::CLOEXEC)?;
     let mut runs: Vec<Run> = Vec::with_capacity(clients.len());
     for (number, client) in clients.iter_mut().enumerate() {
-        // All end at the same time.
+        // All connections end at the same time.
         let limit = load.limit.saturating_sub(first.elapsed());
         let run = client.begin(Load { limit, ..load })?;
         client.send()?;
@@ -47,7 +48,7 @@ pub(super) fn run(clients: &mut [Client], load: Load) -> io::Result<Vec<Outcome>
             if run.goes_on() {
                 client.send()?;
             } else {
-                // Nothing more comes, except its end.
+                // Only the end of the connection can still arrive.
                 epoll::delete(&ready, client.socket())?;
                 left -= 1;
             }

@@ -1,19 +1,19 @@
-//! Round trips through shared memory: the limit of what `towline+shm` can reach.
+//! Round trips through shared memory: the limit for `towline+shm`.
 //!
-//! Each side copies its message into the memory and raises its count; the other side waits for
-//! that count, spinning or asleep on a futex, and copies the message out.
+//! Each side copies its message into the memory and increments its count. The other side waits for the new
+//! count, spinning or asleep on a futex, and copies the message out.
 
 use super::raw::{Args, Kind};
 use rustix::thread::futex;
 use std::sync::atomic::{AtomicU32, Ordering};
 use towline_mem::SharedMemory;
 
-// Offsets; the counts have their own cache lines.
+// Offsets in the memory. Each count has its own cache line.
 const REQUESTS: usize = 0;
 const REPLIES: usize = 128;
 const MESSAGES: usize = 4096;
 
-/// Bytes of memory that the messages need.
+/// Returns the bytes of memory that the counts and messages need.
 pub(super) fn bytes(args: &Args) -> usize {
     MESSAGES + args.request + args.reply
 }
@@ -22,14 +22,14 @@ pub(super) fn bytes(args: &Args) -> usize {
 pub(super) struct End {
     memory: SharedMemory,
     sleeps: bool,
-    /// Round trips so far, as the counts in the memory go.
+    /// Number of round trips so far, as stored in the counts.
     count: u32,
     request: Vec<u8>,
     reply: Vec<u8>,
 }
 
 impl End {
-    /// An end over memory of [`bytes`].
+    /// Creates an end over memory of [`bytes`] bytes.
     pub(super) fn new(args: &Args, memory: SharedMemory) -> Self {
         Self {
             memory,
@@ -43,7 +43,7 @@ impl End {
     fn raise(&self, word: &AtomicU32) {
         word.store(self.count, Ordering::Release);
         if self.sleeps {
-            // Without a waiter it wakes nobody, which is no error.
+            // Without a waiter, this wakes nobody, which is fine.
             let _ = futex::wake(word, futex::Flags::empty(), 1);
         }
     }
@@ -55,7 +55,8 @@ impl End {
                 return;
             }
             if self.sleeps {
-                // Whether woken, interrupted or too late: the count decides.
+                // The wait may end by a wake-up, a signal or at once because the count has changed; the loop
+                // checks the count.
                 let _ = futex::wait(word, futex::Flags::empty(), seen, None);
             } else {
                 std::hint::spin_loop();

@@ -1,19 +1,21 @@
-//! The tree that is measured, and in which order a client walks it; the same for every system.
+//! The tree of files to measure, and the order in which a client walks it. Both are the same for every
+//! system.
 
 use super::workload::Args;
 
 /// Files in each directory below `tree`.
 pub(super) const PER_DIRECTORY: u64 = 100;
-/// Bytes of each of them.
+/// Bytes of each small file.
 pub(super) const FILE_BYTES: usize = 4096;
-/// Files are made like this: written over, not truncated, when they are there already.
+/// Flags (`O_CREAT | O_RDWR`) for creating files: existing ones are overwritten, not truncated.
 pub(super) const CREATE: u32 = 0o100 | 2;
-/// Files that `create_unlink` creates before it removes them.
+/// Files that `create_unlink` creates before it removes them again.
 pub(super) const ROUND: u64 = 50;
-/// Coprime to any number of files made of 2s and 5s: visits each once, in no natural order.
+/// A prime, so that steps of this size visit every file once, in no natural order, unless it divides the
+/// number of files.
 const STRIDE: u64 = 7919;
 
-/// Operations by name.
+/// The names of all operations.
 pub(super) const OPERATIONS: [&str; 12] = [
     "stat_same",
     "stat_diff",
@@ -29,7 +31,7 @@ pub(super) const OPERATIONS: [&str; 12] = [
     "rwmix",
 ];
 
-/// Says what is wrong with the arguments.
+/// Checks the arguments. Returns a message if they make no sense.
 pub(super) fn check(args: &Args) -> Result<(), String> {
     if args.qd == 0 || args.procs == 0 || args.bigsize < args.bs as u64 {
         return Err("sizes and counts must not be zero, and big must hold one block".into());
@@ -37,24 +39,24 @@ pub(super) fn check(args: &Args) -> Result<(), String> {
     if args.files < PER_DIRECTORY {
         return Err(format!("at least one directory is needed: --files {PER_DIRECTORY}"));
     }
-    // Beyond a day it is no measurement but a mistake.
+    // More than a day is a mistake, not a measurement.
     if !(0.0..=86_400.0).contains(&args.secs) {
         return Err("--secs: expected 0 to 86400".into());
     }
     Ok(())
 }
 
-/// Random numbers, xorshift64: speed matters here, quality does not.
+/// A xorshift64 random number generator: speed matters here, quality does not.
 pub(super) struct Random(u64);
 
 impl Random {
-    /// Another sequence for each client and run.
+    /// Starts a sequence that differs for each client and run.
     pub(super) fn new(number: u64) -> Self {
         let seed = 0x9e37_79b9_7f4a_7c15u64.wrapping_mul(number + 1);
         Self((seed ^ u64::from(std::process::id())).max(1))
     }
 
-    /// The next one.
+    /// Returns the next number.
     pub(super) fn draw(&mut self) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -63,7 +65,7 @@ impl Random {
     }
 }
 
-/// Paths of small files, one after the other.
+/// The paths of small files, one after the other.
 pub(super) struct Names {
     index: u64,
     stride: u64,
@@ -72,13 +74,14 @@ pub(super) struct Names {
 }
 
 impl Names {
-    /// From a random file on; for `stat_same` always that one.
+    /// Starts at a random file. For `stat_same`, every path is that of this file.
     pub(super) fn new(args: &Args, random: &mut Random) -> Self {
         let stride = if args.op == "stat_same" { 0 } else { STRIDE };
         Self { index: random.draw() % args.files, stride, files: args.files, path: Vec::new() }
     }
 
-    /// The next one, relative to the root of the tree. Not by `format!`, which takes half as many instructions as the whole request.
+    /// Returns the next path, relative to the root of the tree. It does not use `format!`, which would take
+    /// half as many instructions as the whole request.
     pub(super) fn advance(&mut self) -> &[u8] {
         self.index = (self.index + self.stride) % self.files;
         self.path.clear();
@@ -90,7 +93,7 @@ impl Names {
     }
 }
 
-/// A number with at least so many digits.
+/// Appends a number with at least `least` digits.
 fn append_digits(text: &mut Vec<u8>, number: u64, least: usize) {
     const DIGITS_MAX: usize = 20;
     let mut digits = [b'0'; DIGITS_MAX];
@@ -103,7 +106,7 @@ fn append_digits(text: &mut Vec<u8>, number: u64, least: usize) {
     text.extend_from_slice(&digits[first.min(DIGITS_MAX - least)..]);
 }
 
-/// All directories of the tree, each client beginning elsewhere.
+/// Returns all directories of the tree. Each client starts at a different one.
 pub(super) fn directories(args: &Args, number: u64) -> impl Iterator<Item = Vec<u8>> + use<> {
     let count = args.files / PER_DIRECTORY;
     let first = number * (count / args.procs as u64);
@@ -111,16 +114,16 @@ pub(super) fn directories(args: &Args, number: u64) -> impl Iterator<Item = Vec<
     (0..rounds * count).map(move |n| format!("tree/d{:03}", (first + n) % count).into_bytes())
 }
 
-/// A name for a file that this client creates.
+/// Returns the name of a file that this client creates.
 pub(super) fn new_name(number: u64, count: u64) -> Vec<u8> {
     format!("wr/p{}_{number}_{count}", std::process::id()).into_bytes()
 }
 
-/// Where in a large file a client reads or writes.
+/// The blocks of a large file that a client reads or writes.
 pub(super) struct Blocks {
     /// Path of the file.
     pub(super) path: Vec<u8>,
-    /// Whether it is written.
+    /// True if the client writes the file.
     pub(super) writes: bool,
     random: bool,
     next: u64,
@@ -129,7 +132,8 @@ pub(super) struct Blocks {
 }
 
 impl Blocks {
-    /// What client `number` does: all read one file, each from its own part on, or write their own.
+    /// The blocks of client `number`. All readers read the same file, each starting at its own part; each
+    /// writer writes its own file.
     pub(super) fn new(args: &Args, number: u64) -> Self {
         let op = args.op.as_str();
         let writes =
@@ -146,7 +150,7 @@ impl Blocks {
         }
     }
 
-    /// The next offset.
+    /// Returns the next offset.
     pub(super) fn advance(&mut self, random: &mut Random) -> u64 {
         let block = if self.random { random.draw() } else { self.next };
         self.next += 1;

@@ -1,4 +1,4 @@
-//! The file workloads on a server, by the client library.
+//! Runs the file workloads on a server with the client library.
 
 use super::result::{Measured, monotonic};
 use super::tree::{self, Blocks, CREATE, FILE_BYTES, Names, OPERATIONS, ROUND, Random};
@@ -11,7 +11,7 @@ use towline_client::{Client, DirEntry, Errno, Error, File, Group, Operation, Opt
 /// Arguments of `bench file`.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct Args {
-    /// Directory that holds the tree: a URL, HOST:PORT/EXPORT, or a local /PATH to compare with.
+    /// Directory that holds the tree: a URL, HOST:PORT/EXPORT, or a local /PATH for comparison.
     #[arg(long, value_name = "URL")]
     pub(super) server: String,
     /// Operation; see towline-bench(1).
@@ -35,19 +35,19 @@ pub(crate) struct Args {
     /// Bytes of the file `big`.
     #[arg(long, value_name = "N", value_parser = parse_bytes, default_value = "256M")]
     pub(super) bigsize: u64,
-    /// Scans: over and over until the time is up, instead of the whole tree once.
+    /// For scans: repeat until the time is up, instead of scanning the tree once.
     #[arg(long)]
     pub(super) again: bool,
-    /// Processors of the client processes, in turn; default: where the scheduler likes.
+    /// Processors of the client processes, used in turn; default: left to the scheduler.
     #[arg(long, value_name = "CPU,...", value_delimiter = ',')]
     pub(super) pin: Vec<usize>,
-    /// Microseconds to look for a reply before sleeping; 0: sleep at once; default: the library's.
+    /// Microseconds to poll for a reply before sleeping; 0: sleep at once; default: the library's.
     #[arg(long, value_name = "N")]
     pub(super) spin_us: Option<u32>,
     /// Operations in flight that may wait to be sent together; default: half of --qd.
     #[arg(long, value_name = "N")]
     pub(super) coalesce: Option<u32>,
-    /// Number of this client; for the processes that `--procs` starts.
+    /// Number of this client; set for the processes that `--procs` starts.
     #[arg(long, hide = true)]
     pub(super) worker: Option<usize>,
 }
@@ -102,7 +102,7 @@ impl Worker {
         })
     }
 
-    /// Runs for so many seconds.
+    /// Runs the workload for this many seconds.
     pub(super) fn run(&mut self, secs: f64) -> Result<Measured, String> {
         let start = Instant::now();
         let end = start + Duration::from_secs_f64(secs);
@@ -122,8 +122,8 @@ impl Worker {
         Ok(std::mem::replace(&mut self.measured, Measured::new()))
     }
 
-    /// Notes one operation; `good` says whether its result is what it has to be. The first
-    /// failure is told, the others are only counted.
+    /// Records one operation; `good` returns whether its result is as expected. The first failure is printed,
+    /// the others are only counted.
     fn note<T>(
         &mut self,
         took: Duration,
@@ -142,7 +142,7 @@ impl Worker {
         outcome.ok()
     }
 
-    /// Keeps `qd` operations in flight: `next` starts one (or says that there are no more), `done`
+    /// Keeps `qd` operations in flight: `next` starts one, or returns `None` if there are no more; `done`
     /// takes its outcome.
     fn pipeline<T>(
         &mut self,
@@ -224,7 +224,7 @@ impl Worker {
         self.measured.moved(false, length.unwrap_or(0));
     }
 
-    /// Lists every directory with attributes; each entry counts as an operation.
+    /// Lists every directory with attributes. Each entry counts as an operation.
     fn scan(&mut self, end: Instant) -> Result<(), Error> {
         let mut directories = tree::directories(&self.args, self.number);
         self.pipeline(
@@ -248,7 +248,7 @@ impl Worker {
         )
     }
 
-    /// Lists directories, one ahead of need, and reads every file.
+    /// Reads every file, while listing directories one ahead.
     fn scan_read(&mut self, end: Instant) -> Result<(), Error> {
         let mut directories = tree::directories(&self.args, self.number);
         let mut names: VecDeque<Vec<u8>> = VecDeque::new();
@@ -281,8 +281,8 @@ impl Worker {
         )
     }
 
-    /// Creates files, then removes them, over and over. Rounds are finished whatever the time, so
-    /// that nothing is left behind.
+    /// Creates files, then removes them, over and over. Every round is finished even if the time is up, so
+    /// that no files are left behind.
     fn create_unlink(&mut self, end: Instant) -> Result<(), Error> {
         let number = self.number;
         let mut first = 0;
@@ -337,12 +337,12 @@ impl Worker {
                 self.measured.moved(writes, moved.unwrap_or(0));
             }
         }
-        // Both closures need them, but never at once.
+        // Both closures need the buffers, but never at the same time.
         let buffers = std::cell::RefCell::new(buffers);
         self.pipeline(
             Some(end),
             |this| {
-                // A buffer is lost with an operation that fails; that is counted as an error.
+                // A failed operation, which is counted as an error, loses its buffer.
                 let buffer = buffers.borrow_mut().pop().unwrap_or_else(|| vec![0; bs]);
                 let offset = blocks.advance(&mut this.random);
                 let operation = if writes {
@@ -363,7 +363,7 @@ impl Worker {
     }
 }
 
-/// True for names that belong to the tree.
+/// Returns true for names that belong to the tree.
 fn visible(entry: &DirEntry) -> bool {
     !entry.name.starts_with(b".")
 }

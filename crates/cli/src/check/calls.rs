@@ -1,4 +1,4 @@
-//! System calls that a binary makes itself, found by decoding its code.
+//! Finds the system calls that a binary makes itself, by decoding its code.
 
 use iced_x86::{Code, Decoder, DecoderOptions, Instruction, Register};
 use object::elf::FileHeader64;
@@ -7,24 +7,24 @@ use object::{Architecture, Endianness, Object, ObjectSection, ObjectSymbol, Sect
 use std::collections::BTreeSet;
 use syscalls::{aarch64, x86_64};
 
-/// The number of `io_uring_setup`, which all machines share.
+/// The number of `io_uring_setup`, the same on all architectures.
 const URING: u32 = 425;
 
-/// Instructions between the one that sets the number of a call and the call.
+/// Maximum number of instructions from the one that sets the number of a call to the call.
 const NEAR: u32 = 12;
 
-/// What was found.
+/// The calls that were found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Calls {
-    /// Places in the code.
+    /// Number of places in the code.
     pub(crate) sites: usize,
-    /// Names of those whose number stands near the call.
+    /// Names of the calls whose numbers are set near the call.
     pub(crate) names: BTreeSet<String>,
-    /// It uses io_uring, by its library, by number or by `syscall(2)`.
+    /// The binary uses io_uring, through its library, by number or with `syscall(2)`.
     pub(crate) uring: bool,
 }
 
-/// Looks through a binary for 64-bit x86 or ARM; nothing is found in others.
+/// Examines a binary for 64-bit x86 or ARM. Finds nothing in others.
 pub(crate) fn of(bytes: &[u8]) -> Calls {
     let mut calls = Calls::default();
     let Ok(binary) = ElfFile::<FileHeader64<Endianness>>::parse(bytes) else { return calls };
@@ -44,8 +44,8 @@ pub(crate) fn of(bytes: &[u8]) -> Calls {
     calls
 }
 
-/// Decodes code from its beginning to its end. A compiler's code has no data in it that would put
-/// the decoder off its path for long.
+/// Decodes code from beginning to end. Compiled code contains no data that would mislead the decoder for
+/// long.
 fn look_x86_64(code: &[u8], address: u64, calls: &mut Calls) {
     let uring = u64::from(URING);
     let mut decoder = Decoder::with_ip(64, code, address, DecoderOptions::NONE);
@@ -60,7 +60,7 @@ fn look_x86_64(code: &[u8], address: u64, calls: &mut Calls) {
                 let value = instruction.immediate(1);
                 match instruction.op0_register() {
                     Register::EAX | Register::RAX => (number, since) = (Some(value), 0),
-                    // As first argument of `syscall(2)`.
+                    // The first argument of `syscall(2)`.
                     Register::EDI | Register::RDI if value == uring => calls.uring = true,
                     _ => {}
                 }
@@ -83,10 +83,10 @@ fn look_x86_64(code: &[u8], address: u64, calls: &mut Calls) {
     }
 }
 
-/// The same for a machine whose instructions are words.
+/// Does the same for ARM, where each instruction is one word.
 fn look_aarch64(code: &[u8], _: u64, calls: &mut Calls) {
     const CALL: u32 = 0xd400_0001; // svc 0
-    // movz of the lower half of a register, or of all of it.
+    // `movz` to a 32-bit or 64-bit register.
     const SET: u32 = 0x5280_0000;
     const NOT_THESE: u32 = !(1 << 31 | 0xffff << 5 | 0x1f);
     let mut number = None;
@@ -97,7 +97,7 @@ fn look_aarch64(code: &[u8], _: u64, calls: &mut Calls) {
         let value = word >> 5 & 0xffff;
         match word & 0x1f {
             8 if word & NOT_THESE == SET => (number, since) = (Some(value), 0),
-            // As first argument of `syscall(2)`.
+            // The first argument of `syscall(2)`.
             0 if word & NOT_THESE == SET && value == URING => calls.uring = true,
             _ if word == CALL => {
                 calls.sites += 1;

@@ -1,4 +1,4 @@
-//! What is in the way of a program, from its first bytes and its rights.
+//! Finds obstacles for a program from its first bytes and its permissions.
 
 use crate::report::{Failure, Outcome};
 use std::ffi::{OsStr, OsString};
@@ -9,26 +9,27 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use towline_instance::program::{FIRST_BYTES, Form, Obstacle};
 
-/// Most interpreters of interpreters, as in Linux.
+/// Maximum depth of interpreters, as in Linux.
 const INTERPRETERS_MAX: usize = 5;
 
-/// What was found out.
+/// The result of examining a program.
 pub(crate) struct Verdict {
     /// The program.
     pub(crate) path: PathBuf,
     /// The interpreters of a script, up to the binary.
     pub(crate) run_by: Vec<PathBuf>,
-    /// What stands for a script's name before its arguments when it is executed: the last interpreter, what
-    /// the others add, and the script. Empty for a binary; `None` where `env` starts what runs it.
+    /// What replaces a script's name in front of its arguments when it is executed: the last interpreter, the
+    /// arguments that the others add, and the script. Empty for a binary; `None` if `env` starts the
+    /// interpreter.
     pub(crate) line: Option<Vec<OsString>>,
     /// The program or the last interpreter is a binary.
     pub(crate) is_binary: bool,
-    /// Why it does not work, and which of these programs it is that does not.
+    /// Why the program does not work, and which of these files is the reason.
     pub(crate) obstacle: Option<(Obstacle, PathBuf)>,
 }
 
-/// The file that a shell would execute by this name: as it stands if there is a slash in it, else
-/// from `PATH`.
+/// Returns the file that a shell would execute for this name: the name itself if it contains a slash,
+/// otherwise a file found in `PATH`.
 pub(crate) fn find(name: &OsStr) -> Option<PathBuf> {
     if name.as_bytes().contains(&b'/') {
         return Some(PathBuf::from(name));
@@ -43,7 +44,7 @@ pub(crate) fn find(name: &OsStr) -> Option<PathBuf> {
 /// Examines a program.
 ///
 /// # Errors
-/// A program or interpreter that cannot be read or executed.
+/// Fails if the program or an interpreter cannot be read or executed.
 pub(crate) fn examine(path: &Path) -> Outcome<Verdict> {
     let mut verdict = Verdict {
         path: path.to_owned(),
@@ -60,14 +61,14 @@ pub(crate) fn examine(path: &Path) -> Outcome<Verdict> {
                 let next = PathBuf::from(OsStr::from_bytes(&interpreter));
                 verdict.run_by.push(next.clone());
                 if let Some(line) = &mut verdict.line {
-                    // In the place of the script's own name.
+                    // In place of the script's own name.
                     line.splice(..line.len().min(1), [at.into_os_string()]);
                     let option = Some(OsString::from_vec(option.clone()));
                     let option = option.filter(|option| !option.is_empty());
                     line.splice(0..0, [next.clone().into_os_string()].into_iter().chain(option));
                 }
                 at = next;
-                // What `env` starts runs the script.
+                // The program that `env` starts runs the script.
                 let started = option.split(u8::is_ascii_whitespace).next().unwrap_or_default();
                 let started = started.strip_prefix(b"-S").unwrap_or(started);
                 let is_env = at.file_name().is_some_and(|name| name == "env");
@@ -80,7 +81,7 @@ pub(crate) fn examine(path: &Path) -> Outcome<Verdict> {
             (Form::Binary(binary), rights) => {
                 let name = at.file_name().unwrap_or_default().as_bytes();
                 verdict.is_binary = true;
-                // Who gets rights is not to be hosted, whatever else it is.
+                // A program that gains rights must not be hosted, whatever else it is.
                 let found = rights.or_else(|| Obstacle::of(&binary, name));
                 verdict.obstacle = found.map(|obstacle| (obstacle, at.clone()));
                 break;
@@ -90,7 +91,7 @@ pub(crate) fn examine(path: &Path) -> Outcome<Verdict> {
     Ok(verdict)
 }
 
-/// The form of a file, and what its rights put in the way.
+/// Returns the form of a file, and the obstacle that its permissions make.
 fn look(path: &Path) -> Outcome<(Form, Option<Obstacle>)> {
     let about = |error: std::io::Error| Failure::from(error).about(path.display());
     let status = std::fs::metadata(path).map_err(about)?;

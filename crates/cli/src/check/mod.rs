@@ -1,4 +1,4 @@
-//! `towline check`: whether programs work under `towline run`.
+//! `towline check`: checks whether programs work under `towline run`.
 
 mod calls;
 mod examine;
@@ -29,7 +29,7 @@ Exit status: 0 all work, 1 some do not or cannot be examined, 2 wrong usage.";
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// One JSON array.
+    /// Print one JSON array.
     #[arg(long)]
     json: bool,
     /// Programs, by path or by name.
@@ -37,12 +37,12 @@ pub(crate) struct Args {
     programs: Vec<OsString>,
 }
 
-/// What is said of one program.
+/// The result for one program.
 struct Finding {
     name: String,
     verdict: Verdict,
     calls: Calls,
-    /// The library does not get into it, but one of our processes can host it.
+    /// The library cannot be loaded into it, but a Towline process can host it.
     is_hosted: bool,
     works: bool,
 }
@@ -88,7 +88,7 @@ fn check(program: &OsString, name: String, has_trap: bool) -> Outcome<Finding> {
     Ok(Finding { name, verdict, calls, is_hosted, works })
 }
 
-/// What is to be known of a program that works, or why it does not.
+/// Returns what the user should know about a program that works, or why it does not.
 fn remarks(finding: &Finding, has_trap: bool) -> Vec<String> {
     let Finding { verdict, calls, .. } = finding;
     let mut remarks = Vec::new();

@@ -1,4 +1,4 @@
-//! The measurements of the tour: the same five things locally and over each route.
+//! The measurements of the tour: the same five, locally and over each route.
 
 use super::sample::Plan;
 use crate::remote::Place;
@@ -12,19 +12,19 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Repetitions, and the time after which there are no more.
+/// Numbers of repetitions, and the time after which there are no more.
 const REPEAT: usize = 2000;
 const REPEAT_FEW: usize = 15;
 const TIME_MAX: Duration = Duration::from_millis(400);
-/// Bytes read of a file in "open, read, close".
+/// Bytes read from a file in "open, read, close".
 const SMALL_BYTES: usize = 4096;
-/// Piece of a sequential read, and how much of the largest file is read at most.
+/// Bytes per call of a sequential read, and the maximum read from the largest file.
 const PIECE_BYTES: usize = 1 << 20;
 const SEQUENTIAL_BYTES_MAX: u64 = 256 << 20;
-/// Listings under way in a scan.
+/// Number of listings under way in a scan.
 const AHEAD: usize = 16;
 
-/// Medians.
+/// The medians of one column.
 pub(super) struct Figures {
     stat: Duration,
     read: Duration,
@@ -33,11 +33,11 @@ pub(super) struct Figures {
     sequential: Option<Duration>,
 }
 
-/// The median time of `action`, called with 0, 1, 2 and so on.
+/// Returns the median time of `action`, called with 0, 1, 2 and so on.
 fn median(repeat: usize, mut action: impl FnMut(usize) -> Outcome<()>) -> Outcome<Duration> {
     let started = Instant::now();
     let mut times = Vec::with_capacity(repeat);
-    // The first is for warming up: caches, connections, the handle of a lazy start.
+    // The first call warms up caches and connections and is not measured.
     action(0)?;
     for round in 0..repeat {
         let before = Instant::now();
@@ -51,7 +51,7 @@ fn median(repeat: usize, mut action: impl FnMut(usize) -> Outcome<()>) -> Outcom
     Ok(times[times.len() / 2])
 }
 
-/// Over the local file system.
+/// Measures the local file system.
 pub(super) fn local(plan: &Plan) -> Outcome<Figures> {
     let path = |round: usize| plan.top.join(&plan.files[round % plan.files.len()]);
     let mut buffer = vec![0; PIECE_BYTES];
@@ -66,7 +66,7 @@ pub(super) fn local(plan: &Plan) -> Outcome<Figures> {
     let list = median(REPEAT_FEW, |_| list_local(&fullest).map(drop))?;
     let scan = median(REPEAT_FEW, |_| {
         for directory in &plan.directories {
-            // Those that may not be listed are passed over on both sides.
+            // Directories that cannot be listed are skipped on both sides.
             let _ = list_local(&plan.top.join(directory));
         }
         Ok(())
@@ -87,7 +87,7 @@ fn list_local(directory: &Path) -> Outcome<usize> {
     Ok(count)
 }
 
-/// Over one route.
+/// Measures one route.
 pub(super) fn remote(plan: &Plan, root: &Place) -> Outcome<Figures> {
     let bytes = |path: &PathBuf| path.as_os_str().as_bytes().to_vec();
     let paths: Vec<Vec<u8>> = plan.files.iter().map(bytes).collect();
@@ -142,14 +142,14 @@ fn scan_remote(directories: &[Place]) -> Outcome<()> {
         match operation.wait() {
             Ok((_, true)) => (),
             Ok((_, false)) => list_remote(directory)?,
-            // As locally: what may not be listed is passed over.
+            // As locally, directories that cannot be listed are skipped.
             Err(towline_client::Error::Errno(_)) => (),
             Err(error) => return Err(error.into()),
         }
     }
 }
 
-/// Reads the largest file piece by piece; `None` when there is none worth it.
+/// Measures reading the largest file piece by piece. Returns `None` if no file is large enough.
 fn sequential<R: Fn(&mut [u8], u64) -> Outcome<usize>>(
     plan: &Plan,
     open: impl Fn(&PathBuf) -> Outcome<R>,
@@ -173,7 +173,7 @@ fn sequential<R: Fn(&mut [u8], u64) -> Outcome<usize>>(
     Ok(Some(time))
 }
 
-/// The medians of all columns.
+/// Formats the medians of all columns.
 pub(super) fn table(plan: &Plan, columns: &[(String, Figures)]) -> String {
     let each = |show: &dyn Fn(&Figures) -> String| -> Vec<String> {
         columns.iter().map(|(_, figures)| show(figures)).collect()

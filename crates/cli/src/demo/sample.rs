@@ -1,4 +1,4 @@
-//! What the tour measures: a sample tree, or what a survey of the user's directory finds.
+//! The files that the tour measures: a sample tree, or those found in the user's directory.
 
 use crate::report::{Failure, Outcome};
 use std::fs;
@@ -9,12 +9,12 @@ const DIRECTORIES: usize = 20;
 const FILES: usize = 100;
 const FILE_BYTES: usize = 4096;
 const LARGE_BYTES: usize = 64 << 20;
-/// A survey, and the scan that is measured, ends after so many entries.
+/// A survey, and so the measured scan, ends after this many entries.
 const ENTRIES_MAX: usize = 20_000;
-/// Different files that are used in turn.
+/// Maximum number of different files, which are used in turn.
 const FILES_MAX: usize = 500;
 
-/// Makes the sample tree: 2,000 files of 4 KiB and one of 64 MiB.
+/// Creates the sample tree: 2,000 files of 4 KiB and one of 64 MiB.
 pub(super) fn make(top: &Path) -> Outcome<()> {
     for directory in 0..DIRECTORIES {
         let directory = top.join(format!("directory{directory:02}"));
@@ -27,24 +27,24 @@ pub(super) fn make(top: &Path) -> Outcome<()> {
     Ok(fs::write(top.join("large"), large)?)
 }
 
-/// Files and directories to measure with; paths are relative to the top.
+/// Files and directories to measure with. Paths are relative to the top.
 #[derive(Default)]
 pub(super) struct Plan {
     /// The directory served.
     pub(super) top: PathBuf,
-    /// Entries found; directories below are in it, too.
+    /// Number of entries found, including directories.
     pub(super) entries: usize,
     /// Directories found, the top first.
     pub(super) directories: Vec<PathBuf>,
     /// Some regular files that can be read.
     pub(super) files: Vec<PathBuf>,
-    /// The directory with most entries, and how many.
+    /// The directory with the most entries, and their number.
     pub(super) fullest: (PathBuf, usize),
     /// The largest file, and its length.
     pub(super) largest: (PathBuf, u64),
 }
 
-/// Goes through a directory breadth first.
+/// Walks a directory breadth first.
 pub(super) fn survey(top: &Path) -> Outcome<Plan> {
     let mut plan = Plan { top: top.to_owned(), ..Plan::default() };
     plan.directories.push(PathBuf::new());
@@ -52,7 +52,7 @@ pub(super) fn survey(top: &Path) -> Outcome<Plan> {
     while next < plan.directories.len() && plan.entries < ENTRIES_MAX {
         let directory = plan.directories[next].clone();
         next += 1;
-        // What cannot be listed here cannot be there; it is left out on both sides.
+        // A directory that cannot be listed here is skipped on both sides.
         let Ok(entries) = fs::read_dir(top.join(&directory)) else { continue };
         let mut count = 0;
         for entry in entries.flatten() {
@@ -75,7 +75,7 @@ pub(super) fn survey(top: &Path) -> Outcome<Plan> {
             plan.fullest = (directory, count);
         }
     }
-    // The scan goes through exactly the directories that were gone through here.
+    // The scan walks exactly the directories that were listed here.
     plan.directories.truncate(next);
     if plan.files.is_empty() {
         let shown = crate::text::escaped(top.as_os_str().as_bytes());

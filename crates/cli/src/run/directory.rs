@@ -1,4 +1,4 @@
-//! The private directory of a run, and the library as a file.
+//! The private directory of a run, and the preloaded library as a file.
 
 use crate::report::{Failure, Outcome};
 use rustix::fs::{AtFlags, CWD, FlockOperation, Mode, OFlags, flock, rmdir, unlink, unlinkat};
@@ -13,9 +13,9 @@ use towline_instance::{
     KEEPER, MAPPINGS, PAGER, PLACEHOLDERS, PROGRAMS, SERVER, SOCKETS, STATE, WORKING,
 };
 
-/// The library that is preloaded.
+/// The preloaded library.
 static LIBRARY: &[u8] = include_bytes!(env!("TOWLINE_PRELOAD"));
-/// The name of its file, with a checksum: among those of other versions.
+/// The name of its file, with a checksum to tell it from other versions.
 const LIBRARY_NAME: &str = env!("TOWLINE_LIBRARY");
 
 /// Folders in the directory of a run, besides that of the placeholders.
@@ -25,11 +25,11 @@ fn make_folder(path: &Path) -> io::Result<()> {
     DirBuilder::new().mode(0o700).create(path)
 }
 
-/// A directory of this run alone, removed at the end.
+/// The private directory of this run, removed at the end.
 pub(super) struct RunDirectory(PathBuf);
 
 impl RunDirectory {
-    /// Makes it.
+    /// Creates the directory.
     pub(super) fn new() -> Outcome<Self> {
         let parent = home().map_err(elsewhere)?;
         let mut number = 0;
@@ -42,47 +42,48 @@ impl RunDirectory {
                         .map_err(|error| elsewhere(Failure::from(error).about(made.0.display())))?;
                     return Ok(made);
                 }
-                // Left behind by one that was killed.
+                // Left behind by a process that was killed.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => number += 1,
                 Err(error) => return Err(elsewhere(Failure::from(error).about(path.display()))),
             }
         }
     }
 
-    /// Makes the folders that are not used before servers are met.
+    /// Creates the folders that are not used before the servers have answered.
     pub(super) fn fill(&self) -> io::Result<()> {
         FOLDERS.iter().try_for_each(|name| make_folder(&self.0.join(name)))
     }
 
-    /// One that another process made and left.
+    /// Takes over a directory that another process made and left.
     pub(super) fn left(path: PathBuf) -> Self {
         Self(path)
     }
 
-    /// Removes it when nothing is in it but what was made at the start, without looking.
+    /// Removes the directory without listing it. Returns false if it holds anything that was not made at the
+    /// start.
     fn remove_unused(&self) -> bool {
         let removed = |name: &str| rmdir(self.0.join(name)).is_ok();
         FOLDERS.iter().all(|name| removed(name))
             && removed(PLACEHOLDERS)
             && unlink(self.0.join(STATE)).is_ok()
-            // They are not there when servers were not met.
+            // These do not exist if the run did not reach its servers.
             && [PAGER, KEEPER]
                 .iter()
                 .all(|name| matches!(unlink(self.0.join(name)), Ok(()) | Err(Errno::NOENT)))
             && rmdir(&self.0).is_ok()
     }
 
-    /// Where it is.
+    /// Returns the path.
     pub(super) fn path(&self) -> &Path {
         &self.0
     }
 
-    /// Leaves it to another process, and says where it is.
+    /// Leaves the directory to another process, and returns its path.
     pub(super) fn leave(self) -> PathBuf {
         std::mem::ManuallyDrop::new(self).0.clone()
     }
 
-    /// Where the server of `--serve` listens.
+    /// The socket of the server of `--serve`.
     pub(super) fn socket(&self) -> PathBuf {
         self.0.join(SERVER)
     }
@@ -104,8 +105,8 @@ impl Drop for RunDirectory {
     }
 }
 
-/// Removes a directory with all that is in it. By the system's own calls, as all here that comes after
-/// the program: other preloaded libraries (fakeroot) may have lost by then what their functions need.
+/// Removes a directory and everything in it. Uses direct system calls, as does everything here that runs
+/// after the program: by then, other preloaded libraries (fakeroot) may have lost what their functions need.
 fn remove_all(parent: impl AsFd, path: impl rustix::path::Arg + Copy) -> rustix::io::Result<()> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let directory = rustix::fs::openat(&parent, path, flags, Mode::empty())?;
@@ -123,12 +124,12 @@ fn remove_all(parent: impl AsFd, path: impl rustix::path::Arg + Copy) -> rustix:
     unlinkat(parent, path, AtFlags::REMOVEDIR)
 }
 
-/// Says what can be done where the folder for runs cannot be used.
+/// Adds advice for a folder for runs that cannot be used.
 pub(super) fn elsewhere(failure: Failure) -> Failure {
     failure.with("XDG_RUNTIME_DIR can name another folder for what a run needs")
 }
 
-/// This user's folder for runs, in memory where that is possible; nobody else can write there.
+/// Returns this user's folder for runs, in memory if possible. Other users cannot write there.
 fn home() -> Outcome<PathBuf> {
     let uid = rustix::process::geteuid().as_raw();
     let name = format!("towline-{uid}");
@@ -160,19 +161,19 @@ fn home() -> Outcome<PathBuf> {
     Err(last)
 }
 
-/// A library goes when no run has used it for so long: who has two versions of the program uses them in
-/// turns.
+/// A library is removed if no run has used it for this long: users with two versions of the program use them
+/// alternately.
 const UNUSED: Duration = Duration::from_secs(3600);
-/// How exactly is noted when it was used.
+/// Precision with which the last use is recorded.
 const NOTED: Duration = Duration::from_secs(300);
 
-/// How long ago a library was used; zero when the clock was set back since.
+/// Returns how long ago a library was used, or zero if the clock has been set back since.
 fn age(library: &Metadata) -> Duration {
     library.modified().ok().and_then(|used| used.elapsed().ok()).unwrap_or_default()
 }
 
-/// The library as a file. It stays for later runs of the same program; those of other programs go
-/// when it is made, unless runs use them.
+/// The library as a file. It stays for later runs of the same version of the program. When it is created,
+/// libraries of other versions are removed unless runs use them.
 pub(super) struct Library {
     path: PathBuf,
     /// Locked while the run lasts, so that it is not removed: programs load it by its name.
@@ -180,7 +181,7 @@ pub(super) struct Library {
 }
 
 impl Library {
-    /// Finds or makes it.
+    /// Finds or creates the file.
     pub(super) fn new() -> Outcome<Self> {
         let home = home()?;
         let path = home.join(LIBRARY_NAME);
@@ -189,11 +190,11 @@ impl Library {
                 Ok(file) => {
                     flock(&file, FlockOperation::LockShared).map_err(io::Error::from)?;
                     let locked = file.metadata()?;
-                    // It may have been removed before it was locked.
+                    // The file may have been removed before it was locked.
                     let is_same = fs::metadata(&path).is_ok_and(|at| at.ino() == locked.ino());
                     if is_same && locked.len() == LIBRARY.len() as u64 {
                         if age(&locked) > NOTED {
-                            // Without it the library may be removed between two runs.
+                            // If this fails, the library may be removed between two runs.
                             let _ = file.set_modified(SystemTime::now());
                         }
                         return Ok(Self { path, _used: file });
@@ -206,7 +207,7 @@ impl Library {
         }
     }
 
-    /// Where it is.
+    /// Returns the path.
     pub(super) fn path(&self) -> &Path {
         &self.path
     }
@@ -218,7 +219,7 @@ fn make(home: &Path, path: &Path) -> Outcome<()> {
         OpenOptions::new().write(true).create(true).truncate(true).mode(0o500).open(&new)?;
     let written = file.write_all(LIBRARY).and_then(|()| fs::rename(&new, path));
     if let Err(error) = written {
-        // Where there is no room, nobody has use for a part of it.
+        // If there is no space, a part of the library is of no use.
         let _ = fs::remove_file(&new);
         return Err(error.into());
     }
@@ -226,7 +227,7 @@ fn make(home: &Path, path: &Path) -> Outcome<()> {
     Ok(())
 }
 
-/// Removes what other programs than this one left. What cannot be removed may stay: it only takes room.
+/// Removes libraries of other versions. Those that cannot be removed may stay: they only take up space.
 fn remove_unused_libraries(home: &Path, own: &Path) {
     let is_library = |path: &PathBuf| {
         let name = path.file_name().unwrap_or_default().as_encoded_bytes();

@@ -1,4 +1,4 @@
-//! The touches of one process, answered.
+//! Answers the page faults of one process.
 
 use super::pager::Run;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -20,19 +20,19 @@ use towline_mem::page_bytes;
 use towline_net::{Wait, receive_descriptors};
 use towline_wire::request::open_flag;
 
-/// Read around a page that is touched out of order: as much as costs little more than the page.
+/// Bytes to read around a page that is touched out of order: this costs little more than the page alone.
 const AROUND: u64 = 64 << 10;
-/// Most that is read ahead of a program that goes on page by page.
+/// Maximum read-ahead, in bytes, for a program that goes on page by page.
 const AHEAD_MAX: u64 = 1 << 20;
-/// How often a process is looked for that has closed its connection, and may live all the same.
+/// How often to check on a process that has closed its connection but may still be alive.
 const LOOK: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
-/// How long the end of a process is waited for; it may have become another program instead.
+/// How long to wait for a process to end; it may have executed another program instead.
 const ENDING: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
 
-/// An open file, which stays open as long as this lives.
+/// An open remote file, which stays open as long as this lives.
 struct Source {
-    /// Of its placeholder, as the kernel keeps a mapped file open.
+    /// A descriptor of its placeholder. It keeps the file open, as the kernel does with a mapped file.
     _open: OwnedFd,
     client: Client,
     handle: u64,
@@ -66,7 +66,7 @@ impl memory::Remote for Source {
     }
 }
 
-/// The memory that all processes of the run share for a file, opened here.
+/// The local file with the memory that all processes of the run share for a remote file.
 struct Memory {
     path: PathBuf,
     file: File,
@@ -78,9 +78,10 @@ impl Memory {
         Ok(Self { path, file })
     }
 
-    /// Writes what was stored to it, when no process maps it any more: those who do write themselves.
+    /// Writes stored data back to the remote file, unless a process still maps the memory: such processes
+    /// write back themselves.
     fn write_back(&self, source: &Source) -> io::Result<()> {
-        // Of its own, as the lock is that of an opening.
+        // Open the file anew, because a lock belongs to an open file description.
         let file = File::options().read(true).write(true).open(&self.path)?;
         if rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
             return Ok(());
@@ -94,12 +95,12 @@ impl Memory {
         memory::write_back(&memory, source, 0..(length / page_bytes() as u64) as usize)
     }
 
-    /// Notes that pages are there, which were read as `data`. To be done in the turn of their filling.
+    /// Records that pages have been filled with `data`. To be called in the same turn as filling them.
     fn read_in(&self, offset: u64, data: &[u8]) -> io::Result<()> {
         if memory::keeps_originals(self)? {
             let mut known = vec![0; data.len()];
             self.get(memory::ORIGINALS_AT + offset, &mut known)?;
-            // Holes stay holes.
+            // Write only what differs, so that holes stay holes.
             for run in memory::changed(data, &known) {
                 self.put(memory::ORIGINALS_AT + offset + run.start as u64, &data[run])?;
             }
@@ -130,14 +131,14 @@ impl memory::Access for Memory {
     }
 }
 
-/// A piece of the process's memory that shows a file.
+/// A range of the process's memory that maps a file.
 pub(super) struct Range {
     at: u64,
     length: u64,
     offset: u64,
     source: std::sync::Arc<Source>,
     memory: Option<Memory>,
-    /// Where the last bytes read end, and how many they were.
+    /// Where the last bytes read end, and their number.
     last: (u64, u64),
 }
 
@@ -146,7 +147,7 @@ impl Range {
         self.at + self.length
     }
 
-    /// A part of it; `None` where it has none there.
+    /// Returns the part of the range between two addresses, or `None` if they do not overlap.
     fn part(&self, from: u64, to: u64) -> io::Result<Option<Self>> {
         let (at, end) = (from.max(self.at), to.min(self.end()));
         if at >= end {
@@ -163,12 +164,12 @@ impl Range {
         }))
     }
 
-    /// What is to be read for a touch of this page: beginning and length.
+    /// Returns the start and length of the memory to fill when this page is touched.
     fn window(&mut self, page: u64) -> (u64, u64) {
         let (start, length) = if page == self.last.0 {
             (page, (2 * self.last.1).min(AHEAD_MAX))
         } else {
-            // Pieces that begin at a multiple in the file.
+            // Read pieces that are aligned in the file.
             let offset = self.offset + (page - self.at);
             let before = (offset % AROUND).min(page - self.at);
             (page - before, AROUND - offset % AROUND + before)
@@ -179,11 +180,11 @@ impl Range {
     }
 }
 
-/// Why a process is served no longer.
+/// Why a process is no longer served.
 enum End {
-    /// It has gone, or has become another program.
+    /// The process has ended or executed another program.
     Gone,
-    /// What it says makes no sense, or we cannot do it.
+    /// Its message makes no sense, or serving it failed.
     Failed(io::Error),
 }
 
@@ -205,12 +206,12 @@ impl From<Errno> for End {
 /// A process with mappings that are filled on demand.
 pub(super) struct Process<'a> {
     run: &'a Run,
-    /// `None` once it is closed at the other end.
+    /// `None` once the other end has closed it.
     socket: Option<OwnedFd>,
     userfault: OwnedFd,
-    /// Readable when it has ended.
+    /// Pidfd of the process, readable when it has ended.
     ended: Option<OwnedFd>,
-    /// Closing it ends the process by `SIGBUS`: nobody would answer its touches.
+    /// Closing it ends the process with `SIGBUS`, since nobody would fill its pages any more.
     _lifeline: OwnedFd,
     ranges: Vec<Range>,
     buffer: Vec<u8>,
@@ -283,12 +284,13 @@ impl<'a> Process<'a> {
         Ok(())
     }
 
-    /// After its end: what it could not write itself, as when it was killed.
+    /// Writes back, after the process has ended, what it could not write itself, for instance because it was
+    /// killed.
     fn write_back(&self) {
         let is_shared = |range: &&Range| range.memory.is_some() && range.source.is_writable();
         let mut ranges = self.ranges.iter().filter(is_shared).peekable();
         if let (Some(_), Some(ended)) = (ranges.peek(), &self.ended) {
-            // Its memory goes first; then what locks the memory of its mappings is closed.
+            // An ending process first frees its memory, then closes the locks on the memory of its mappings.
             let _ = poll(&mut [PollFd::new(ended, PollFlags::IN)], Some(&ENDING));
         }
         for range in ranges {
@@ -299,10 +301,10 @@ impl<'a> Process<'a> {
         }
     }
 
-    /// Whether the process still is what it was, though its connection is closed: it may have closed
-    /// every descriptor there is.
+    /// Fails if the process is gone. If only its connection is closed, it may simply have closed all its
+    /// descriptors.
     fn look(&self) -> Result<(), End> {
-        // Close below the end of what programs have, where nothing is mapped.
+        // Just below 2^47, the end of the address space of x86-64 programs, where no file is mapped.
         let nowhere = (1u64 << 47) - 3 * page_bytes() as u64;
         match userfault::copy(&self.userfault, nowhere, &self.buffer[..page_bytes()]) {
             Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Err(End::Gone),
@@ -310,7 +312,7 @@ impl<'a> Process<'a> {
         }
     }
 
-    /// Takes all it says.
+    /// Handles all messages that have arrived.
     fn listen(&mut self) -> Result<(), End> {
         while let Some(socket) = &self.socket {
             match receive(socket, Wait::No) {
@@ -347,13 +349,13 @@ impl<'a> Process<'a> {
                 let number =
                     begun.err().map_or(0, |error| error.raw_os_error().unwrap_or(libc::EIO));
                 if let Some(socket) = &self.socket {
-                    // Fails only when it has gone, which is seen next.
+                    // Fails only if the process is gone, which is noticed next.
                     let _ = rustix::io::write(socket, &number.to_ne_bytes());
                 }
             }
             Message::End { at, length } => {
                 self.remove(at, length)?;
-                // Whoever still waits there sees that it has gone.
+                // Threads that still wait there look again and see that the mapping is gone.
                 userfault::wake(&self.userfault, at, length)?;
             }
             Message::Resized { from, old, to, new } => {
@@ -378,7 +380,7 @@ impl<'a> Process<'a> {
         Ok(())
     }
 
-    /// Takes over a file that a process has open.
+    /// Opens the pager's own access to a file that a process has open.
     fn open(
         &self,
         entry: u32,
@@ -395,7 +397,7 @@ impl<'a> Process<'a> {
         if entry.taken() != Taken::Open {
             return Err(gone());
         }
-        // So that it is found again after a restart of the server.
+        // Lets the client find the file again after a restart of the server.
         let (root, path) = (url.root(), entry.path());
         let known = towline_client::File::from_handle(client, handle, &root, &path, flags, inode);
         let _ = known.into_handle();
@@ -404,7 +406,7 @@ impl<'a> Process<'a> {
         Ok((Source { _open: open, client: client.clone(), handle, flags }, memory))
     }
 
-    /// Forgets what shows files in this memory.
+    /// Removes this memory from the ranges that map files.
     fn remove(&mut self, at: u64, length: u64) -> io::Result<()> {
         let (from, to) = (at, at + length);
         let mut left = Vec::new();
@@ -425,17 +427,17 @@ impl<'a> Process<'a> {
         error
     }
 
-    /// Fills pages that somebody waits for.
+    /// Fills pages that threads are waiting for.
     fn touched(&mut self, pages: &[u64]) -> Result<(), End> {
         let mut filled: Vec<std::ops::Range<u64>> = Vec::new();
         for page in pages {
-            // Read ahead for the one before; who waits was woken.
+            // Filled by the read-ahead of an earlier page, which also woke the waiting thread.
             if filled.iter().any(|done| done.contains(page)) {
                 continue;
             }
             let Some(range) = self.ranges.iter_mut().find(|r| r.at <= *page && *page < r.end())
             else {
-                // No longer of a file: who waits is told so by the kernel.
+                // The page no longer belongs to a file: the thread retries and the kernel decides.
                 userfault::wake(&self.userfault, *page, page_bytes() as u64)?;
                 continue;
             };
@@ -450,7 +452,7 @@ impl<'a> Process<'a> {
                         Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {
                             return Err(End::Gone);
                         }
-                        // There already, or no longer there: let whoever waits look.
+                        // The page is already filled, or no longer mapped: let the waiting thread look again.
                         _ => userfault::wake(&self.userfault, *page, page_bytes() as u64)?,
                     }
                 }
@@ -460,7 +462,8 @@ impl<'a> Process<'a> {
     }
 }
 
-/// Reads a page and what is near it. `UnexpectedEof`: the page is beyond the end of the file.
+/// Reads a page and its neighbours. Returns the addresses filled, or `UnexpectedEof` if the page is beyond
+/// the end of the file.
 fn fill(
     userfault: &OwnedFd,
     range: &mut Range,
@@ -496,15 +499,15 @@ fn fill(
                 userfault::wake(userfault, at, page_bytes() as u64)?;
                 done += page_bytes();
             }
-            // The process is changing its memory just now.
+            // The process is changing its memory layout just now.
             Some(libc::EAGAIN) => std::thread::yield_now(),
-            // Pieces of it have different protections, or were unmapped.
+            // Parts of the range have different protections or were unmapped: continue page by page.
             Some(libc::ENOENT) if next - done > page_bytes() => piece = page_bytes(),
             Some(libc::ENOENT) => {
                 userfault::wake(userfault, at, page_bytes() as u64)?;
                 done += page_bytes();
             }
-            // What was asked for is there.
+            // The touched page has been filled.
             _ if at > page => break,
             _ => return Err(error),
         }
@@ -512,7 +515,7 @@ fn fill(
     Ok(start..start + done as u64)
 }
 
-/// A message and what came with it; `None`: the other end is closed.
+/// Receives a message and its descriptors. The message is `None` if the other end is closed.
 fn receive(socket: &OwnedFd, wait: Wait) -> io::Result<(Option<Message>, Vec<OwnedFd>)> {
     let mut bytes = [0; MESSAGE_BYTES];
     let (length, with) = receive_descriptors(socket, &mut bytes, wait)?;

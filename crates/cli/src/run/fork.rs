@@ -1,11 +1,11 @@
-//! The two processes of a run: the one that the user started becomes the program, and another one, the
-//! keeper, keeps what the programs share until the last of them has ended.
+//! Splits a run into two processes. The one that the user started becomes the program. The other, the keeper,
+//! keeps what the programs share until the last of them has ended.
 //!
-//! The keeper is an orphan, so that the program has no child that it does not know of: a process between
-//! the two ended at once. Where orphans become the program's children, or the kernel cannot show the keeper
-//! a process that is not its parent, it is a child that tells nobody of its end: no signal to its parent,
-//! and `wait` does not see it without `__WCLONE` or `__WALL`. It has a session of its own: signals of the
-//! terminal are the program's.
+//! The keeper is an orphan, so that the program has no child that it does not know of: an intermediate
+//! process between the two ends at once. If orphans would become the program's children, or the kernel cannot
+//! give the keeper a pidfd of a process that is not its parent, the keeper is a child that does not report
+//! its end: it sends no signal to its parent, and `wait` does not see it without `__WCLONE` or `__WALL`. The
+//! keeper has its own session, so signals of the terminal go only to the program.
 
 use super::keeper::Keeper;
 use super::others::Others;
@@ -19,8 +19,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::Path;
 use towline_instance::Prepared;
 
-/// What ends a process of a group or a session, or is sent by mistake: the end of the run is the end of
-/// its programs. And what comes of writing to who has ended.
+/// Signals that the keeper blocks: those sent to end a group or session, or by mistake, since the run ends
+/// when its programs end; and the one for writing to a closed connection.
 const HELD: [i32; 7] = [
     libc::SIGTERM,
     libc::SIGHUP,
@@ -31,24 +31,26 @@ const HELD: [i32; 7] = [
     libc::SIGPIPE,
 ];
 
-/// How long to let events gather: a program that opens and closes much would wake us for each.
+/// How long to let events accumulate: a program that opens and closes many files would wake the keeper for
+/// each.
 const GATHER: Timespec = Timespec { tv_sec: 0, tv_nsec: 2_000_000 };
-/// How often processes are looked for that cannot be waited for.
+/// How often to check on processes that cannot be waited for.
 const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
-/// Which of the two processes goes on after [`apart`].
+/// Which of the two processes this is after [`apart`].
 pub(super) enum Side {
-    /// The one that becomes the program.
+    /// The process that becomes the program.
     Program,
-    /// The one that keeps the run.
+    /// The keeper, with the program as it sees it.
     Keeper(Program),
 }
 
-/// Makes two processes of this one. No other thread may run yet.
+/// Splits this process in two. No other thread may be running yet.
 pub(super) fn apart() -> io::Result<Side> {
     let pid = getpid();
     let takes_orphans = pid.is_init() || child_subreaper()?.is_some();
-    // Here: when the keeper begins, the program may have ended, and its number be another's.
+    // Taken here, because by the time the keeper starts, the program may have ended and its number may have
+    // been reused.
     let fd = pidfd_open(pid, PidfdFlags::empty()).ok();
     let is_orphan = fd.is_some() && !takes_orphans;
     match (split()?, is_orphan) {
@@ -67,55 +69,59 @@ pub(super) fn apart() -> io::Result<Side> {
     }
 }
 
-/// As `fork`, without a signal at the child's end: the child in the parent, nothing in the child.
+/// Like `fork`, but the child's end sends no signal. Returns the child in the parent, and `None` in the
+/// child.
 #[allow(unsafe_code)]
 fn split() -> io::Result<Option<Pid>> {
-    // All arguments are zero, so their order, which differs among machines, does not matter.
-    // SAFETY: as `fork`. There is no other thread whose locks the child would find taken for ever, and
-    // no handler of `pthread_atfork` that it needs; libc asks the kernel for its thread's number where
-    // that matters.
+    // All arguments are zero, so their order, which differs between architectures, does not matter.
+    //
+    // SAFETY: as for `fork`. No other thread is running whose locks the child would find taken forever, and
+    // the child needs no handler of `pthread_atfork`; libc asks the kernel for its thread's number where that
+    // matters.
     match unsafe { libc::syscall(libc::SYS_clone, 0, 0, 0, 0, 0) } {
         -1 => Err(io::Error::last_os_error()),
         child => Ok(Pid::from_raw(child as i32)),
     }
 }
 
-/// A duplicate of a descriptor that came along with the command line that names it.
+/// Returns a duplicate of an inherited descriptor that the command line names.
 #[allow(unsafe_code)]
 pub(super) fn inherited(fd: RawFd) -> Option<OwnedFd> {
-    // SAFETY: a number that may be one; nobody closes it meanwhile, as no other thread runs.
+    // SAFETY: if the number is not an open descriptor, duplicating it fails; nothing closes it meanwhile, as
+    // no other thread runs.
     (fd >= 0).then(|| unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned().ok())?
 }
 
-/// The program, as the keeper sees it.
+/// The program, as seen by the keeper.
 pub(super) struct Program {
     pid: Pid,
-    /// `None` where the kernel has none (before Linux 5.3); it is our parent then.
+    /// Pidfd of the program. `None` if the kernel has none (before Linux 5.3); the program is then the
+    /// keeper's parent.
     fd: Option<OwnedFd>,
 }
 
 impl Program {
-    /// For its keeper.
+    /// Creates the keeper's view of the program, and prepares this process to be the keeper.
     pub(super) fn new(pid: Pid, fd: Option<OwnedFd>) -> Self {
         signals::hold(&HELD);
-        // Fails only for the leader of a group, which a new process is not.
+        // Fails only for the leader of a process group, which a new process is not.
         let _ = rustix::process::setsid();
         Self { pid, fd }
     }
 
-    /// True when it has ended; what it started may not have.
+    /// Returns true if the program has ended. Processes that it started may still run.
     pub(super) fn has_ended(&self) -> bool {
         let Some(fd) = &self.fd else { return getppid() != Some(self.pid) };
         let mut wait = [PollFd::new(fd, PollFlags::IN)];
         poll(&mut wait, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
     }
 
-    /// How to find what it leaves behind.
+    /// Returns the means to find the processes that the program leaves behind.
     pub(super) fn others(&self, directory: &Path) -> Others {
         Others::new(directory, self.pid)
     }
 
-    /// Keeps files until the program has ended, and all that it left behind.
+    /// Runs the keeper until the program and all processes that it left behind have ended.
     pub(super) fn keep_until_end(
         &self,
         mut keeper: Option<&mut Keeper>,
@@ -128,7 +134,7 @@ impl Program {
             let gathers = keeper.as_mut().is_some_and(|keeper| keeper.work());
             if !is_over && self.has_ended() {
                 is_over = true;
-                // What it left in its connections and descriptors.
+                // Handle what the program left in its connections and descriptors.
                 while keeper.as_mut().is_some_and(|keeper| keeper.work()) {}
             }
             let mut limit = keeper.as_ref().and_then(|keeper| keeper.limit());
@@ -139,10 +145,11 @@ impl Program {
                         if !state.is_used() {
                             return;
                         }
-                        // Somebody who cannot be found by the environment.
+                        // A process that cannot be found by its environment still uses the state.
                         limit = limit.or(Some(&LOOK));
                     }
-                    // Nobody who waits for the end of the program's output waits for them.
+                    // Programs that wait for the end of the program's output must not also wait for
+                    // background processes.
                     let_go();
                 }
             } else if self.fd.is_none() {
@@ -156,12 +163,12 @@ impl Program {
                 programs.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
             let ours = wait.len();
             if gathers {
-                // What was closed meanwhile is seen then.
+                // Files closed in the meantime are seen afterwards.
                 limit = Some(&GATHER);
             } else {
                 wait.extend(keeper.iter().flat_map(|keeper| keeper.events()));
             }
-            // Fails only when a signal comes.
+            // Fails only when a signal arrives.
             let _ = poll(&mut wait, limit);
             if let (Some(keeper), Some(last)) = (&keeper, wait[ours..].last())
                 && !last.revents().is_empty()
@@ -178,10 +185,10 @@ impl Program {
     }
 }
 
-/// Lets go of the streams that the program has, but for what is told of it.
+/// Releases the program's standard streams, except standard error, which is used for messages.
 pub(super) fn let_go_of_streams() {
     if let Ok(nothing) = nothing() {
-        // Without it whoever reads what the program writes waits for us, too.
+        // Otherwise a reader of the program's output would also wait for the keeper.
         let _ = rustix::stdio::dup2_stdin(nothing.as_fd());
         let _ = rustix::stdio::dup2_stdout(nothing.as_fd());
     }

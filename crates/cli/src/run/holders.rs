@@ -1,7 +1,7 @@
-//! Processes with record locks, whose end the kernel tells: the server sees a killed one only as a lost
-//! connection, which may come back, and keeps its locks for a while.
+//! Watches the processes that have record locks with pidfds, which report their end. A server sees a killed
+//! process only as a lost connection, which may come back, and keeps its locks for a while.
 //!
-//! To the same socket come the questions of those who want to watch files.
+//! Processes that want to watch files send their questions to the same socket.
 
 use super::directory::RunDirectory;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -12,17 +12,17 @@ use towline_instance::KEEPER;
 use towline_instance::watches::{ASK_BYTES_MAX, Ask};
 use towline_net::{Wait, receive_descriptors};
 
-/// All that said so. Each sends its number, and with it a descriptor of itself (`pidfd_open(2)`), before
-/// it asks for its first lock.
+/// All processes that have registered. Before its first lock, each sends its number together with a
+/// descriptor of itself (`pidfd_open(2)`).
 pub(super) struct Holders {
     socket: OwnedFd,
     known: Vec<(u32, OwnedFd)>,
-    /// Questions, with what answers go to.
+    /// Questions, each with the descriptor that its answer is written to.
     asks: Vec<(Ask, OwnedFd)>,
 }
 
 impl Holders {
-    /// Begins to listen.
+    /// Starts to listen.
     pub(super) fn start(directory: &RunDirectory) -> io::Result<Self> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None)?;
@@ -30,13 +30,13 @@ impl Holders {
         Ok(Self { socket, known: Vec::new(), asks: Vec::new() })
     }
 
-    /// What is readable when one comes or ends.
+    /// Returns the descriptors that become readable when a process registers, asks or ends.
     pub(super) fn events(&self) -> impl Iterator<Item = PollFd<'_>> {
         let all = self.known.iter().map(|(_, fd)| fd).chain([&self.socket]);
         all.map(|fd| PollFd::new(fd, PollFlags::IN))
     }
 
-    /// The numbers of those that have ended since this was asked last.
+    /// Returns the numbers of the processes that have ended since the last call.
     pub(super) fn ended(&mut self) -> Vec<u32> {
         self.meet();
         if self.known.is_empty() {
@@ -53,7 +53,8 @@ impl Holders {
         gone.map(|(number, _)| number).collect()
     }
 
-    /// The questions that came until [`Holders::ended`] was asked last, each with what its answer goes to.
+    /// Returns the questions that had arrived at the last call of [`Holders::ended`], each with the
+    /// descriptor for its answer.
     pub(super) fn asks(&mut self) -> Vec<(Ask, OwnedFd)> {
         std::mem::take(&mut self.asks)
     }
@@ -65,7 +66,8 @@ impl Holders {
             let Some(fd) = fds.into_iter().next() else { continue };
             if let Ok(number) = <[u8; 4]>::try_from(&packet[..count]) {
                 if self.known.is_empty() {
-                    // Each is one. Programs have been started already, and do not inherit the limit.
+                    // Each process takes one descriptor. Programs have been started already and do not
+                    // inherit the raised limit.
                     crate::descriptors::raise_limit();
                 }
                 self.known.push((u32::from_ne_bytes(number), fd));

@@ -1,8 +1,8 @@
-//! Closes remote files that nobody has open any more.
+//! Closes remote files that no process has open any more.
 //!
-//! The kernel tells, through inotify, when the last descriptor of a placeholder is closed, however
-//! that came: by a process that shared it with others, or that was killed. And it tells when a process
-//! with record locks has ended.
+//! Inotify reports when the last descriptor of a placeholder is closed, even if it was closed by a process
+//! that shared it with others, or one that was killed. A pidfd reports when a process with record locks has
+//! ended.
 
 use super::directory::RunDirectory;
 use super::holders::Holders;
@@ -23,53 +23,55 @@ use std::time::{Duration, Instant};
 use towline_client::{Client, Url};
 use towline_instance::{Entry, State, Taken};
 
-/// How often, and how many times after the last event, the answers of servers are looked for.
+/// How often, and how many times after the last event, to look for answers of servers.
 const SETTLE: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
 const SETTLING: u32 = 50;
 
-/// How often they are looked for while somebody waits for them.
+/// How often to look for them while a program waits for them.
 const AWAITED: Timespec = Timespec { tv_sec: 0, tv_nsec: 300_000 };
 
-/// How often it is tried to watch for closed files where that was not possible.
+/// How often to retry watching for closed files after that has failed.
 const AGAIN: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
 
-/// How often, at most, entries are looked at for files that were left.
+/// How often, at most, to check for entries that processes have left.
 const LOOK: Duration = Duration::from_millis(15);
 
-/// How long a file stays open whose holder was killed before changes of it were answered. They are on
-/// their way in the holder's connection, and would find the file closed.
+/// How long a file stays open after its holder was killed before changes of it were answered. The changes are
+/// on their way in the holder's connection, and would otherwise find the file closed.
 const LINGER: Duration = Duration::from_secs(5);
 
-/// Who does it.
+/// The keeper's state.
 pub(super) struct Keeper {
-    /// Of its placeholders. `None`: the user has too many queues of events at the moment. Until there is one what is
-    /// shared among processes stays open, until the end of the run where it was closed before.
+    /// Inotify queue for the placeholders. `None`: the user has too many queues at the moment. Until one can
+    /// be had, files shared among processes stay open; those that are closed in the meantime stay open until
+    /// the end of the run.
     events: Option<OwnedFd>,
     placeholders: PathBuf,
     state: Arc<State>,
     /// `None`: files are read as a whole when they are mapped.
     pager: Option<Pager>,
-    /// `None`: locks of killed processes stay until their sessions end, and nobody can watch files.
+    /// `None`: locks of killed processes stay until their sessions end, and programs cannot watch files.
     holders: Option<Holders>,
     watches: Watches,
-    /// By mount.
+    /// By mount number.
     clients: Vec<Client>,
     notices: Notices,
-    /// How many times more answers are looked for.
+    /// How many more times to look for answers.
     settling: u32,
-    /// Somebody waits until all is closed that was closed before this number was asked for.
+    /// A program waits until everything is closed that was closed before it asked; the number of its request.
     awaited: Option<u64>,
-    /// The last such number that was seen.
+    /// The number of the latest such request.
     asked: u64,
+    /// Entries with unanswered changes, and when to close them.
     lingering: Vec<(Instant, usize)>,
     doubts: Doubts,
-    /// Entries that were left when it looked last, and the tags they were left under.
+    /// Entries found left at the last check, and the tags they were left under.
     left: Vec<(usize, u32)>,
     looked: Instant,
 }
 
 impl Keeper {
-    /// Begins.
+    /// Starts the keeper.
     pub(super) fn start(
         directory: &RunDirectory,
         state: Arc<State>,
@@ -84,7 +86,7 @@ impl Keeper {
         });
         state.keep(events.is_ok());
         let mut notices = Notices::new(&directory.placeholders());
-        // What was said before it was listened for.
+        // Print notices that were written before the watch was in place.
         notices.print();
         let clients = servers.iter().map(|(client, _)| client.clone()).collect();
         let urls = servers.iter().map(|(_, url)| url.clone()).collect();
@@ -113,7 +115,8 @@ impl Keeper {
         }
     }
 
-    /// What is readable when there is something to do: closed files first.
+    /// Returns the descriptors that become readable when there is something to do: first those for closed
+    /// files, last the pager's.
     pub(super) fn events(&self) -> impl Iterator<Item = PollFd<'_>> {
         let pager = self.pager.as_ref().map(|pager| PollFd::new(pager, PollFlags::IN));
         let holders = self.holders.iter().flat_map(Holders::events);
@@ -121,14 +124,14 @@ impl Keeper {
         events.chain(holders).chain(pager)
     }
 
-    /// Serves processes that came to have their mappings filled.
+    /// Accepts processes that have connected to have their mappings filled.
     pub(super) fn meet(&self) {
         if let Some(pager) = &self.pager {
             pager.meet();
         }
     }
 
-    /// How long to wait at most before the next [`Keeper::work`].
+    /// Returns the maximum time to wait before the next [`Keeper::work`].
     pub(super) fn limit(&self) -> Option<&'static Timespec> {
         if self.awaited.is_some() {
             return Some(&AWAITED);
@@ -139,7 +142,7 @@ impl Keeper {
         self.events.is_none().then_some(&AGAIN)
     }
 
-    /// Closes what was left, and true when there was something to do: more may follow at once.
+    /// Closes files that were left. Returns true if there was something to do: more may follow at once.
     pub(super) fn work(&mut self) -> bool {
         if self.events.is_none()
             && let Ok(events) = watch(&self.placeholders)
@@ -151,11 +154,12 @@ impl Keeper {
         let queue = self.events.as_ref();
         let mut reader = queue.map(|queue| inotify::Reader::new(queue, &mut buffer));
         let mut has_worked = false;
-        // What was closed, and who has ended, before that is among the events that are there now.
+        // Read before the events: the files closed before such a request, and the processes that ended before
+        // it, are all covered by the events that are pending now.
         let asked = self.state.asked_to_close();
         for process in self.holders.as_mut().map(Holders::ended).unwrap_or_default() {
             has_worked = true;
-            // It may have been about to execute a program.
+            // The process may have been about to execute a program.
             let _ = self.state.executed(|| process);
             for client in &self.clients {
                 client.end_process(process.into());
@@ -211,7 +215,7 @@ impl Keeper {
             }
             lingers
         });
-        // Takes the answers, so that what waits for a slot is closed, too.
+        // Process answers, so that closes waiting for a slot are sent, too.
         self.clients.iter().for_each(Client::progress);
         if self.clients.iter().all(Client::is_idle)
             && let Some(asked) = self.awaited.take()
@@ -225,7 +229,7 @@ impl Keeper {
             self.close_left();
         }
         if self.settling == 0 {
-            // Whoever leaves a file from here on closes its placeholder, too.
+            // From here on, a process that leaves a file closes its placeholder, too.
             self.state.watch(false);
             if self.left().next().is_some() {
                 self.state.watch(true);
@@ -235,7 +239,7 @@ impl Keeper {
         has_worked
     }
 
-    /// Entries that were left by processes that keep their placeholders open, and their tags.
+    /// Returns the entries that processes have left while keeping their placeholders open, with their tags.
     fn left(&self) -> impl Iterator<Item = (usize, u32)> {
         let tag = |number| {
             let entry = self.state.entry(number).filter(|entry| !is_changing(entry))?;
@@ -244,7 +248,7 @@ impl Keeper {
         self.state.used().filter_map(tag)
     }
 
-    /// Closes what is left for as long as it takes to look twice.
+    /// Closes entries that were already left, under the same tag, at the previous check.
     fn close_left(&mut self) {
         let left: Vec<_> = self.left().collect();
         for &(number, tag) in left.iter().filter(|one| self.left.contains(one)) {
@@ -253,7 +257,7 @@ impl Keeper {
         (self.left, self.looked) = (left, Instant::now());
     }
 
-    /// Ends it.
+    /// Stops the keeper.
     pub(super) fn stop(mut self) {
         if let Some(pager) = &self.pager {
             pager.finish();
@@ -261,13 +265,13 @@ impl Keeper {
         self.work();
         self.watches.stop();
         self.state.keep(false);
-        // Closing it takes the kernel some 10 ms, which nobody has to wait for: it does so when this
-        // process has ended.
+        // Closing the queue takes the kernel about 10 ms. Nobody has to wait for that: it happens when this
+        // process ends.
         let _ = self.events.map(IntoRawFd::into_raw_fd);
     }
 }
 
-/// A queue that tells when placeholders are closed.
+/// Returns an inotify queue that reports when placeholders are closed.
 fn watch(placeholders: &Path) -> io::Result<OwnedFd> {
     let events = inotify::init(inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK)?;
     let closed = inotify::WatchFlags::CLOSE_NOWRITE | inotify::WatchFlags::CLOSE_WRITE;
@@ -283,20 +287,22 @@ fn is_changing(entry: &Entry) -> bool {
     entry.unanswered.load(Ordering::Acquire) != 0
 }
 
-/// True when a closed placeholder does not say that nobody has it any more: others than the processes of the run
-/// may have opened and closed it by its name, or by that of a descriptor (`/proc/PID/fd`). Whoever leaves a file, or has
-/// closed it, and keeps no descriptor of it, has said so.
+/// Returns true if the closing of a placeholder does not prove that no process has it open any more.
+/// Processes outside the run may have opened and closed it by its name or by that of a descriptor
+/// (`/proc/PID/fd`). A process that leaves or has closed a file, and keeps no descriptor of it, has said so
+/// in the entry.
 fn is_doubtful(entry: &Entry) -> bool {
     let is_left = matches!(entry.taken(), Taken::Closed | Taken::Leaving);
     !is_left || entry.anchored.load(Ordering::Acquire) != 0
 }
 
-/// Entries that somebody may still have open although their placeholder was closed, by the watches that tell when nobody has.
+/// Entries that a process may still have open although their placeholder was closed, by the watches that
+/// report when none has.
 #[derive(Default)]
 struct Doubts(HashMap<i32, usize>);
 
 impl Doubts {
-    /// True when that is so for this entry, whose placeholder was closed.
+    /// Returns true if that holds for this entry, whose placeholder was closed.
     fn holds(
         &mut self,
         events: Option<&OwnedFd>,
@@ -313,14 +319,14 @@ impl Doubts {
         watch.is_some()
     }
 
-    /// The entry that nobody has any more when this watch tells.
+    /// Returns the entry that no process has open any more, as reported by this watch.
     fn ended(&mut self, watch: i32) -> Option<usize> {
         self.0.remove(&watch)
     }
 }
 
-/// Takes the name of a placeholder away, so that the kernel tells when nobody has it open any more, which may be at
-/// once: by this watch. The next file in its place makes a new one.
+/// Unlinks a placeholder, so that the kernel reports through the returned watch when no process has it open
+/// any more, possibly at once. The next file with this entry creates a new placeholder.
 fn unname(events: &OwnedFd, placeholders: &Path, number: usize) -> Option<i32> {
     let path = placeholders.join(number.to_string());
     let watch = inotify::add_watch(events, &path, inotify::WatchFlags::DELETE_SELF).ok()?;
@@ -331,13 +337,13 @@ fn unname(events: &OwnedFd, placeholders: &Path, number: usize) -> Option<i32> {
     Some(watch)
 }
 
-/// The last descriptor of this entry is closed.
+/// Closes an entry whose last descriptor is closed.
 fn close(state: &State, clients: &[Client], number: usize) {
     close_on_server(state, clients, |entry| entry.close_abandoned(), number);
     state.give_back(number);
 }
 
-/// Closes a file on its server, if `mine` says that this is for the keeper to do.
+/// Closes a file on its server if `mine` returns that the keeper has to do it.
 fn close_on_server(
     state: &State,
     clients: &[Client],

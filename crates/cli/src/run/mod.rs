@@ -1,10 +1,10 @@
 //! `towline run`: runs a program for which paths below given prefixes are remote.
 //!
-//! The library that does it (crate `preload`) is part of this program. Here a private directory is
-//! made for the run; then this process becomes the program, while a child of it meets the servers
-//! (the library waits for that before it asks them anything) and closes what the program and its children
-//! leave open (`keeper.rs`). Plain command lines never come here where the program begins in `launch`: that does
-//! the same, and comes back only as the keeper ([`keep`]).
+//! The library that does this (crate `preload`) is part of this executable. This module makes a private
+//! directory for the run and splits off a second process, the keeper. The original process becomes the
+//! program. The keeper connects to the servers (the library waits for that before its first request) and
+//! closes what the program and its children leave open (`keeper.rs`). If the executable starts in `launch`,
+//! plain command lines never get here: `launch` does the same, and comes back only as the keeper ([`keep`]).
 
 mod directory;
 mod faults;
@@ -41,7 +41,7 @@ use towline_instance::{Config, DEVICE_MAJOR, MOUNTS_MAX, Mount, Prepared, Root, 
 use towline_net::address::Address;
 use towline_server::{Config as ServerConfig, Export, ExportKind, Server};
 
-/// What the command does.
+/// One-line description of the command.
 pub(crate) const ABOUT: &str = "Run a program with remote files below local paths";
 
 const EXAMPLES: &str = "\
@@ -59,7 +59,7 @@ Examples:
 Exit status: that of the program, which towline becomes, so also its end by a signal (with --report, 128
 and the signal's number); 125 when Towline failed, 126 or 127 when the program cannot be executed or found.";
 
-/// Exit status for our own failures.
+/// Exit status if Towline itself fails.
 pub(crate) const STATUS_OURS: u8 = 125;
 const STATUS_NOT_EXECUTABLE: u8 = 126;
 const STATUS_NOT_FOUND: u8 = 127;
@@ -68,14 +68,14 @@ const STATUS_NOT_FOUND: u8 = 127;
 #[derive(clap::Args, Debug, Default, PartialEq, Eq)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Absolute path below which files are remote, and what they are there; without URL, the
+    /// Absolute path below which files are remote, and the URL that they come from; without URL, the
     /// directory of --serve.
     #[arg(long = "at", value_name = "PREFIX[=URL]", required = true)]
     at: Vec<OsString>,
-    /// Serves this directory for the time of the run.
+    /// Serve this directory while the command runs.
     #[arg(long, value_name = "DIR")]
     serve: Option<PathBuf>,
-    /// At the end says on standard error what was taken over and what slipped through.
+    /// At the end, report on standard error what was taken over and what slipped through.
     #[arg(long, value_name = "FORMAT", num_args = 0..=1, require_equals = true,
           default_missing_value = "text")]
     report: Option<Format>,
@@ -85,8 +85,8 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    /// Reads plain command lines, as nearly all are, in a hundredth of the time of the general parser;
-    /// `None`: the general one has to look (wrong ones, `--help`).
+    /// Parses plain command lines, as nearly all are, in a hundredth of the time of the general parser.
+    /// Returns `None` if the general parser must look (wrong arguments, `--help`).
     pub(crate) fn plain(arguments: impl Iterator<Item = OsString>) -> Option<Self> {
         let mut arguments = arguments.peekable();
         let mut args = Self::default();
@@ -120,8 +120,8 @@ impl Args {
     }
 }
 
-/// Runs the command, and gives the exit status. Where the program needs no more than to be started, this
-/// process becomes it.
+/// Runs the command and returns the exit status. If the program only has to be started, this process becomes
+/// it.
 pub(crate) fn run(args: &Args) -> u8 {
     start(args).unwrap_or_else(|failure| {
         Report::new("run").check("cannot start", Err::<(), _>(failure));
@@ -129,12 +129,13 @@ pub(crate) fn run(args: &Args) -> u8 {
     })
 }
 
+/// Prepares the run and splits off the keeper, which does not return.
 fn start(args: &Args) -> Outcome<u8> {
     let directory = RunDirectory::new()?;
     let own = args.serve.as_ref().map(|_| &directory);
     let mut prefixes =
         args.at.iter().map(|at| prefix_and_url(at, own)).collect::<Outcome<Vec<_>>>()?;
-    // Longest first, so that a prefix below another one is found.
+    // The longest prefix comes first, so that a prefix below another one is found.
     prefixes.sort_by_key(|(prefix, _)| std::cmp::Reverse(prefix.len()));
     let mut sorted: Vec<&[u8]> = prefixes.iter().map(|(prefix, _)| prefix.as_slice()).collect();
     sorted.sort_unstable();
@@ -163,7 +164,7 @@ fn start(args: &Args) -> Outcome<u8> {
         State::prepare(directory.path().as_os_str().as_bytes(), &config).map_err(|error| {
             directory::elsewhere(Failure::from(error).about(directory.path().display()))
         })?;
-    // Here, where it can be told that it fails; the keeper inherits it.
+    // Mapped here, where a failure can still be reported; the keeper inherits the mapping.
     let mapped = state.map()?;
     let side = fork::apart().map_err(|error| {
         let failure = Failure::from(error).about("cannot make a process");
@@ -171,7 +172,7 @@ fn start(args: &Args) -> Outcome<u8> {
     })?;
     match side {
         fork::Side::Program => {
-            // The directory is the keeper's now.
+            // The keeper removes the directory.
             let directory = directory.leave();
             execute(args, command, library.path(), &directory, reach)
         }
@@ -187,12 +188,12 @@ fn start(args: &Args) -> Outcome<u8> {
     }
 }
 
-/// Name of the command by which the start of the program (`launch`) begins the keeper of a run that it made.
+/// Name of the command with which `launch` starts the keeper of a run that it has made.
 pub(crate) const KEEP: &str = "keep";
 
-/// What `towline keep DIRECTORY PROCESS DESCRIPTOR` does: the directory of the run is there, with its state,
-/// and the process becomes the program. Descriptors came along: this one of the process, and one that locks
-/// the library.
+/// Runs `towline keep DIRECTORY PROCESS DESCRIPTOR`: becomes the keeper of a run whose directory exists, with
+/// its state. PROCESS becomes the program. This process has inherited two descriptors: DESCRIPTOR, a pidfd of
+/// that process, and one that locks the library.
 pub(crate) fn keep(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
     let mut begin = || -> Outcome<_> {
         let directory = PathBuf::from(arguments.next().unwrap_or_default());
@@ -217,7 +218,7 @@ pub(crate) fn keep(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// What the keeper has.
+/// What the keeper starts with.
 struct Run {
     served: Option<PathBuf>,
     directory: RunDirectory,
@@ -226,19 +227,20 @@ struct Run {
 }
 
 impl Run {
-    /// Meets the servers, which programs may wait for, and stays until nothing of them is left.
+    /// Connects to the servers, which programs may be waiting for, and stays until no process of the run is
+    /// left.
     fn keep(self, program: &fork::Program, urls: Result<Vec<Url>, String>, state: State) {
         let others = program.others(self.directory.path());
         let state = Arc::new(state);
         let (server, met, mut keeper) = match self.begin(urls, &state) {
             Ok(begun) => begun,
             Err(failure) => {
-                // Said first, since programs that wait end then; unless nobody is left who could.
+                // Printed first, since waiting programs end after `fail`; unless no program is left to wait.
                 if !program.has_ended() || !others.find().is_empty() {
                     Report::new("run").check("cannot start", Err::<(), _>(failure));
                 }
                 state.fail();
-                // A program that comes later than this has to find it, too.
+                // A program that starts later must find the failure, too.
                 program.keep_until_end(None, &others, &self.state);
                 return;
             }
@@ -254,7 +256,7 @@ impl Run {
         }
     }
 
-    /// Meets the servers, and lets go on who waits for them.
+    /// Connects to the servers, then lets the waiting programs go on.
     fn begin(&self, urls: Result<Vec<Url>, String>, state: &Arc<State>) -> Outcome<Begun> {
         self.directory.fill()?;
         let server =
@@ -275,17 +277,17 @@ impl Run {
     }
 }
 
-/// What a run has that has begun.
+/// What a run has once it has begun: the server of `--serve`, the connected prefixes and the keeper.
 type Begun = (Option<Server>, Vec<Met>, Keeper);
 
-/// A server of this run's own.
+/// Starts the run's own server.
 fn embedded(served: &Path, directory: &RunDirectory) -> Outcome<Server> {
     let served = std::fs::canonicalize(served)
         .map_err(|error| Failure::from(error).about(served.display()))?;
     let config = ServerConfig {
         exports: vec![Export::new(SERVED, ExportKind::Directory(served))],
         listen: vec![Address::Unix(directory.socket())],
-        // Programs that become other users have these users' rights there, as everywhere.
+        // Programs that become other users have these users' rights on the server, too, as they have locally.
         identity: may_be_others(),
         no_root_squash: true,
         ..ServerConfig::default()
@@ -293,7 +295,7 @@ fn embedded(served: &Path, directory: &RunDirectory) -> Outcome<Server> {
     start_server(&config).map_err(|error| Failure::new(error.to_string()))
 }
 
-/// True for root, but where it is one in name only: then nobody can become another user.
+/// Returns true for root, except where it is root in name only and cannot become another user.
 fn may_be_others() -> bool {
     let same_groups = || set_thread_groups(&rustix::process::getgroups()?);
     rustix::process::geteuid().is_root() && same_groups().is_ok()
@@ -302,7 +304,7 @@ fn may_be_others() -> bool {
 /// Name of the export of `--serve`.
 const SERVED: &str = "served";
 
-/// Takes an argument of `--at` apart.
+/// Splits an argument of `--at` into prefix and URL.
 fn prefix_and_url(at: &OsString, own: Option<&RunDirectory>) -> Outcome<(Vec<u8>, Url)> {
     let bytes = at.as_bytes();
     let cut = bytes
@@ -349,7 +351,7 @@ fn prefix_and_url(at: &OsString, own: Option<&RunDirectory>) -> Outcome<(Vec<u8>
     Ok((clean.into_os_string().into_vec(), url))
 }
 
-/// Where the `=` stands before what can only be meant for a URL of some kind.
+/// Returns the position of the `=` in front of anything that can only be meant as a URL of some kind.
 fn other_scheme(bytes: &[u8]) -> Option<usize> {
     let end = bytes.windows(3).position(|part| part == b"://")?;
     let is_part = |byte: &u8| byte.is_ascii_alphanumeric() || b"+-.".contains(byte);
@@ -361,7 +363,7 @@ fn shown(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// What the library is told of the prefixes. Those in one export show one device.
+/// Returns the mounts for the library's configuration. Prefixes in the same export show the same device.
 fn mounts(prefixes: &[(Vec<u8>, Url)]) -> Vec<Mount> {
     let is_same =
         |one: &Url, other: &Url| (&one.transport, &one.export) == (&other.transport, &other.export);
@@ -377,10 +379,11 @@ fn mounts(prefixes: &[(Vec<u8>, Url)]) -> Vec<Mount> {
 struct Met {
     url: Url,
     client: Client,
-    /// Stays open for the whole run.
+    /// The remote directory; stays open for the whole run.
     root: File,
 }
 
+/// Connects to the server of a URL, or uses the session with it in `met`, and opens the remote directory.
 fn meet(url: Url, family: u64, met: &[Met]) -> Outcome<Met> {
     let about = |failure: towline_client::Error| Failure::from(failure).about(&url);
     let known = met.iter().find(|one| one.url.transport == url.transport);
@@ -389,12 +392,13 @@ fn meet(url: Url, family: u64, met: &[Met]) -> Outcome<Met> {
         None => {
             let mut options = Options::default();
             options.family = family;
-            // Without large mappings it asks little: for the prefix, and what the keeper closes.
+            // Unless there are large mappings, this client sends few requests: for the prefix, and what the
+            // keeper closes.
             options.nearer_after = 24;
             Client::connect(&url.transport, options).map_err(about)?
         }
     };
-    // What is above the prefix is here, whatever is above that directory on the server.
+    // The parent of the prefix is local, whatever the parent of that directory on the server is.
     let root = client.attach(&url.root()).map_err(|error| match url.path.is_empty() {
         true => no_export(error, &url).about(&url),
         false => about(error),
@@ -402,7 +406,7 @@ fn meet(url: Url, family: u64, met: &[Met]) -> Outcome<Met> {
     Ok(Met { url, client, root })
 }
 
-/// Becomes the program, or, when there is something to say at its end, starts it and waits for it. Gives
+/// Becomes the program; or, if something has to be printed at its end, starts it and waits for it. Returns
 /// the exit status.
 fn execute(
     args: &Args,
@@ -417,13 +421,14 @@ fn execute(
         Reach::Hosted(program, arguments) => hosting(library, program, arguments),
         _ => Command { program: command[0].clone(), arguments: command },
     };
-    // What hosts another program has it already, and the guest is not to be told of it.
+    // The host of a guest has the library already, and the guest must not see it.
     let own = if is_hosted { None } else { Some(library.as_os_str().to_owned()) };
     let others = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty());
     let preload = own.into_iter().chain(others).collect::<Vec<_>>().join(OsStr::new(":"));
     let preload = Some(preload.as_os_str()).filter(|list| !list.is_empty());
     let variables = [("LD_PRELOAD", preload), (VARIABLE, Some(directory.as_os_str()))];
-    // The library waits until the run has begun where it matters; who has none must not be there before.
+    // The library waits until the run has begun, where that matters. A program without the library must not
+    // start before then.
     if (args.report.is_some() || is_unreached)
         && !State::open(directory.as_os_str().as_bytes())?.has_begun()
     {
@@ -442,14 +447,14 @@ fn execute(
         Report::new("run").check(&name, Err::<(), Failure>(error.into()));
         status
     });
-    // What programs in the background still do is not in it: nobody reads it then.
+    // What background programs still do later is not included: nobody would read it then.
     if let Some(format) = args.report {
         summary::print(directory, format);
     }
     Ok(status)
 }
 
-/// What hosts a program with these arguments.
+/// Returns the command that hosts a program with these arguments.
 fn hosting(library: &Path, program: PathBuf, arguments: Vec<OsString>) -> Command {
     let own = [arguments[0].clone(), library.into(), program.into()];
     Command {

@@ -1,8 +1,8 @@
-//! Processes that a run left behind.
+//! Finds processes that a run left behind.
 //!
-//! They are found by the environment that they were executed with, which names the run: so also those
-//! that the library does not reach, and those that are just being executed. (Those that write over their
-//! environment are found by their lock of the state.)
+//! The environment that a process was executed with names its run. So this also finds processes that the
+//! library does not reach, and those that are just being executed. (Processes that overwrite their
+//! environment are found by their lock on the state.)
 
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -12,26 +12,26 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 use towline_instance::VARIABLE;
 
-/// Process numbers are given in turn: those of a run are behind its own, if it is no older than this...
+/// The kernel assigns process numbers in ascending order. If the run is no older than this...
 const YOUNG: Duration = Duration::from_secs(2);
-/// ...and if there are not more than so many, they are tried one by one.
+/// ...and at most this many numbers follow its own, they are tried one by one.
 const NEXT_MAX: u32 = 512;
 
-/// How often, and after which pause, a process without environment is looked at again: one that is being
+/// How often, and after which pause, to look again at a process without environment: one that is being
 /// executed has none for a moment.
 const TRIES: u32 = 10;
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// How the processes of a run are found.
+/// Finds the processes of a run.
 pub(super) struct Others {
-    /// `NAME=VALUE` in their environment.
+    /// `NAME=VALUE` as in their environment.
     named: Vec<u8>,
     program: u32,
     began: Instant,
 }
 
 impl Others {
-    /// Of a run with this directory that begins now with this program.
+    /// Finds processes of the run with this directory, which starts now with this program.
     pub(super) fn new(directory: &Path, program: Pid) -> Self {
         Self {
             named: [VARIABLE.as_bytes(), b"=", directory.as_os_str().as_bytes()].concat(),
@@ -40,16 +40,17 @@ impl Others {
         }
     }
 
-    /// All of them but the program, by descriptors that are readable when they have ended.
+    /// Returns descriptors of all of them except the program, which become readable when the processes have
+    /// ended.
     pub(super) fn find(&self) -> Vec<OwnedFd> {
         let own = std::process::id();
         let others = self.numbers().into_iter().filter(|pid| *pid != own && *pid != self.program);
         others.filter_map(|pid| self.descriptor(pid)).collect()
     }
 
-    /// Numbers of processes (and threads), with all that may be of the run among them.
+    /// Returns numbers of processes (and threads) that include all that may belong to the run.
     fn numbers(&self) -> Vec<u32> {
-        // The number that was given last is its last word.
+        // The last word is the number that was assigned most recently.
         let load = read("/proc/loadavg").unwrap_or_default();
         let last = load.trim_ascii_end().rsplit(|byte| *byte == b' ').next().and_then(number);
         let last = last.unwrap_or(0);
@@ -61,17 +62,18 @@ impl Others {
         entries.filter_map(|entry| number(entry.file_name().to_bytes())).collect()
     }
 
-    /// Descriptor of a process, if it is of the run.
+    /// Returns a descriptor of a process, if it belongs to the run.
     fn descriptor(&self, number: u32) -> Option<OwnedFd> {
         let pid = Pid::from_raw(i32::try_from(number).ok()?)?;
         for _ in 0..TRIES {
-            // First: should the number go to another process, that one is looked at.
+            // Opened first: if the number is reused later, the check below reads the new process's
+            // environment.
             let fd = pidfd_open(pid, PidfdFlags::empty()).ok()?;
             let environment = read(format!("/proc/{number}/environ")).ok()?;
             if environment.split(|byte| *byte == 0).any(|variable| variable == self.named) {
                 return Some(fd);
             }
-            // Processes of the kernel and those that have ended have no program either.
+            // Kernel threads and processes that have ended have no program either.
             let program = format!("/proc/{number}/exe");
             let is_other = !environment.is_empty();
             if is_other || rustix::fs::readlinkat(CWD, program, Vec::new()).is_err() {
@@ -85,7 +87,7 @@ impl Others {
 
 const READ: OFlags = OFlags::RDONLY.union(OFlags::CLOEXEC);
 
-/// By the system's own calls; see `remove_all` in `directory.rs`.
+/// Reads a file with direct system calls; see `remove_all` in `directory.rs`.
 fn read(path: impl rustix::path::Arg) -> rustix::io::Result<Vec<u8>> {
     let file = rustix::fs::open(path, READ, Mode::empty())?;
     let (mut bytes, mut part) = (Vec::new(), [0; 4096]);
@@ -116,14 +118,14 @@ mod tests {
             let mut command = Command::new("sh");
             command.args(["-c", "echo; read x"]).env(VARIABLE, value);
             let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-            // It has been executed when it says something.
+            // It has been executed once it prints something.
             std::io::Read::read(child.stdout.as_mut().unwrap(), &mut [0]).unwrap();
             child
         };
         let mut children =
             [start("/nonexistent/run-of-a-test"), start("/nonexistent/run-of-a-test2")];
         assert_eq!(others.find().len(), 1);
-        // As if the numbers had come round since.
+        // As if the numbers had wrapped around since.
         others.began -= YOUNG;
         assert_eq!(others.find().len(), 1);
         for child in &mut children {

@@ -1,8 +1,8 @@
 //! Fills mappings of remote files when they are touched.
 //!
-//! A process that maps a large file registers its memory with a userfaultfd and hands that over. From
-//! then on a thread of ours for this process (`faults.rs`) answers each touch of a missing page: so a
-//! server that hangs stops nothing but the programs that wait for it.
+//! A process that maps a large file registers its memory with a userfaultfd and sends that to the pager. From
+//! then on a thread of the pager answers each touch of a missing page of this process (`faults.rs`). So a
+//! server that hangs stops only the programs that wait for it.
 
 use super::directory::RunDirectory;
 use super::faults::Process;
@@ -16,40 +16,40 @@ use std::time::Duration;
 use towline_client::{Client, Url};
 use towline_instance::{MAPPINGS, PAGER, State};
 
-/// Processes that connect at once.
+/// Length of the queue for connecting processes.
 const BACKLOG: i32 = 128;
-/// Bytes of a thread's stack; what is read goes elsewhere.
+/// Bytes of a thread's stack; data is read into other memory.
 const STACK_BYTES: usize = 256 << 10;
-/// How long the announcement of a child is waited for: its parent's thread may wait for a server.
+/// How long to wait for the announcement of a child: its parent's thread may be waiting for a server.
 const ANNOUNCED: Duration = Duration::from_secs(120);
-/// How long the end of a run waits for what is written after the end of programs.
+/// How long the end of a run waits for data to be written back after the programs have ended.
 const WRITTEN: Duration = Duration::from_secs(60);
-/// Most children that were announced and did not come.
+/// Maximum number of announced children that have not connected yet.
 const FORKS_MAX: usize = 4096;
 
-/// Where processes of the run come to. Its descriptor is readable when one comes.
+/// Accepts connections from processes of the run. Its descriptor is readable when one has arrived.
 pub(super) struct Pager {
     listener: OwnedFd,
     run: Arc<Run>,
 }
 
-/// What its threads know of the run.
+/// What the pager's threads share.
 pub(super) struct Run {
-    /// Memory of shared mappings.
+    /// Folder with the memory of shared mappings.
     pub(super) mappings: PathBuf,
     pub(super) state: Arc<State>,
-    /// By mount.
+    /// By mount number.
     pub(super) servers: Vec<(Client, Url)>,
-    /// Mappings of children that were announced.
+    /// Mappings of announced children, by token.
     forks: Mutex<HashMap<u64, Vec<super::faults::Range>>>,
     announced: Condvar,
-    /// Processes that are served.
+    /// Number of processes that are served.
     served: Mutex<usize>,
     ended: Condvar,
 }
 
 impl Pager {
-    /// Begins to listen.
+    /// Starts to listen.
     pub(super) fn start(
         directory: &RunDirectory,
         state: Arc<State>,
@@ -73,13 +73,13 @@ impl Pager {
         Ok(Self { listener, run: Arc::new(run) })
     }
 
-    /// Serves those who came.
+    /// Serves the processes that have connected.
     pub(super) fn meet(&self) {
         loop {
             match rustix::net::accept_with(&self.listener, SocketFlags::CLOEXEC) {
                 Ok(socket) => {
-                    // Each mapping holds its file open here. The program has been started already,
-                    // and does not inherit the limit.
+                    // Each mapping keeps its file open in this process. The program has been started already
+                    // and does not inherit the raised limit.
                     crate::descriptors::raise_limit();
                     let run = Arc::clone(&self.run);
                     let thread = std::thread::Builder::new().name("pager".to_owned());
@@ -88,7 +88,7 @@ impl Pager {
                         Process::serve(&run, socket);
                         run.serve(-1);
                     };
-                    // Whom nobody serves reads whole files when they are mapped.
+                    // A process that is not served reads whole files when it maps them.
                     if let Err(error) = thread.stack_size(STACK_BYTES).spawn(serve) {
                         self.run.serve(-1);
                         log::warn!("mappings of a process are not filled on demand: {error}");
@@ -100,7 +100,7 @@ impl Pager {
         }
     }
 
-    /// When all processes have ended: waits until what they stored is written.
+    /// Waits, after all processes have ended, until the data that they stored is written.
     pub(super) fn finish(&self) {
         let served = self.run.served.lock().unwrap_or_else(PoisonError::into_inner);
         let waited = self.run.ended.wait_timeout_while(served, WRITTEN, |served| *served > 0);
@@ -117,14 +117,14 @@ impl AsFd for Pager {
 }
 
 impl Run {
-    /// One more that is served, or one less.
+    /// Adjusts the number of served processes.
     fn serve(&self, change: isize) {
         let mut served = self.served.lock().unwrap_or_else(PoisonError::into_inner);
         *served = served.saturating_add_signed(change);
         self.ended.notify_all();
     }
 
-    /// Notes what a child will have.
+    /// Stores the mappings that a child will inherit.
     pub(super) fn announce(&self, token: u64, ranges: Vec<super::faults::Range>) {
         let mut forks = self.forks.lock().unwrap_or_else(PoisonError::into_inner);
         if forks.len() < FORKS_MAX {
@@ -133,7 +133,7 @@ impl Run {
         self.announced.notify_all();
     }
 
-    /// What a child has; waits until its parent's thread has told.
+    /// Returns the mappings of a child. Waits until its parent's thread has announced them.
     pub(super) fn announced(&self, token: u64) -> Option<Vec<super::faults::Range>> {
         let forks = self.forks.lock().unwrap_or_else(PoisonError::into_inner);
         let missing = |forks: &mut HashMap<u64, _>| !forks.contains_key(&token);

@@ -1,4 +1,4 @@
-//! The program of a run: becoming it, or waiting for it where there is something to say at its end.
+//! The program of a run: this process becomes it, or waits for it if something has to be printed at its end.
 
 use super::signals::{self, Signals};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -10,9 +10,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process;
 
-/// What others send to us is meant for the program.
+/// Signals that other processes send to Towline but mean for the program.
 const PASSED_ON: [i32; 4] = [libc::SIGTERM, libc::SIGHUP, libc::SIGUSR1, libc::SIGUSR2];
-/// With those that the terminal sends to the program, too, which decides; we wait for what it does.
+/// These, those that the terminal also sends to the program, and SIGCHLD. The program decides how to react to
+/// the terminal's, and Towline waits for the outcome.
 const ALL: [i32; 7] = [
     PASSED_ON[0],
     PASSED_ON[1],
@@ -23,23 +24,23 @@ const ALL: [i32; 7] = [
     libc::SIGCHLD,
 ];
 
-/// What is executed.
+/// A command to execute.
 pub(super) struct Command {
-    /// A path, or a name to be looked for in `PATH`.
+    /// A path, or a name to look up in `PATH`.
     pub(super) program: OsString,
-    /// Its arguments, from its name on.
+    /// Its arguments, starting with its name.
     pub(super) arguments: Vec<OsString>,
 }
 
-/// Variables of the environment that are set for it, or taken away.
+/// Environment variables to set for the program (`Some`) or to remove (`None`).
 type Variables<'a> = [(&'a str, Option<&'a OsStr>); 2];
 
-/// Becomes the program, which finds all as this process found it; or tells why not. No other thread may
-/// run.
+/// Becomes the program, which inherits everything else from this process. Returns the error if that fails. No
+/// other thread may be running.
 #[allow(unsafe_code)]
 pub(super) fn become_one(command: &Command, variables: Variables) -> io::Error {
     let text = |text: &OsString| CString::new(text.as_bytes());
-    // Arguments of a process have no zero bytes.
+    // Arguments of a process contain no zero bytes.
     let program = CString::new(command.program.as_bytes());
     let arguments = command.arguments.iter().map(text).collect::<Result<Vec<_>, _>>();
     let (Ok(program), Ok(texts)) = (program, arguments) else {
@@ -48,7 +49,7 @@ pub(super) fn become_one(command: &Command, variables: Variables) -> io::Error {
     let mut arguments: Vec<_> = texts.iter().map(|argument| argument.as_ptr()).collect();
     arguments.push(std::ptr::null());
     for (name, value) in variables {
-        // SAFETY: no other thread runs that could look at the environment.
+        // SAFETY: no other thread is running that could access the environment.
         unsafe {
             match value {
                 Some(value) => std::env::set_var(name, value),
@@ -56,13 +57,14 @@ pub(super) fn become_one(command: &Command, variables: Variables) -> io::Error {
             }
         }
     }
-    // SAFETY: strings that end with zero bytes, in a list that ends with null; both outlive the call.
+    // SAFETY: all strings end with a zero byte, and the list of them ends with a null pointer; both outlive
+    // the call.
     unsafe { libc::execvp(program.as_ptr(), arguments.as_ptr()) };
     io::Error::last_os_error()
 }
 
-/// Runs the program to its end, and passes signals on. Gives the exit status, or 128 and the number of
-/// the signal that ended it.
+/// Runs the program to its end and forwards signals. Returns its exit status, or 128 plus the number of the
+/// signal that ended it.
 #[allow(unsafe_code)]
 pub(super) fn wait_for(command: &Command, variables: Variables) -> io::Result<u8> {
     let before = signals::hold(&ALL);
@@ -75,9 +77,9 @@ pub(super) fn wait_for(command: &Command, variables: Variables) -> io::Result<u8
             None => program.env_remove(name),
         };
     }
-    // SAFETY: a plain call, which may be made in the child.
+    // SAFETY: the closure only makes an async-signal-safe call, which is allowed in the child after fork.
     unsafe {
-        // The library gives the child the default action, whatever this process has.
+        // The standard library resets SIGPIPE in the child to its default action, whatever this process has.
         program.pre_exec(|| {
             signals::take_pipe_signal();
             Ok(())
@@ -90,7 +92,7 @@ pub(super) fn wait_for(command: &Command, variables: Variables) -> io::Result<u8
             if PASSED_ON.contains(&signal)
                 && let Some(signal) = Signal::from_named_raw(signal)
             {
-                // Fails only when it has ended.
+                // Fails only if the program has ended.
                 let _ = kill_process(pid, signal);
             }
         }
@@ -100,7 +102,7 @@ pub(super) fn wait_for(command: &Command, variables: Variables) -> io::Result<u8
                 (None, signal) => 128 + signal.unwrap_or(0) as u8,
             });
         }
-        // Fails only when a signal comes.
+        // Fails only when a signal arrives.
         let _ = poll(&mut [PollFd::from_borrowed_fd(signals.as_fd(), PollFlags::IN)], None);
     }
 }

@@ -1,4 +1,4 @@
-//! Programs that the library cannot reach, and what users are told of them.
+//! Detects programs that the library cannot reach, and tells the user about them.
 
 use crate::check::{Verdict, examine, find};
 use crate::report::{Outcome, Report};
@@ -13,24 +13,26 @@ use towline_instance::notes::Note;
 use towline_instance::program::Obstacle;
 use towline_instance::{NOTICES, mentions};
 
-/// Whether the library reaches the command.
+/// Whether the library reaches the command, and how.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Reach {
-    /// It does, or the command cannot be executed.
+    /// The library reaches it, or the command cannot be executed.
     Reached,
-    /// As a guest: the program, and its arguments from its name on.
+    /// As a guest: the program, and its arguments starting with its name.
     Hosted(PathBuf, Vec<OsString>),
-    /// It does not.
+    /// The library does not reach it.
     Unreached,
-    /// It does not, and the command must not be started: an argument names one of the prefixes.
+    /// The library does not reach it, and the command must not start, since an argument names one of the
+    /// prefixes.
     Refused,
 }
 
-/// Executes what it is given, in the place of the shell.
+/// Shell command that replaces the shell by the command in its arguments.
 const EXECUTE: &str = "exec \"$0\" \"$@\"";
 
-/// The command to begin with. The kernel finds no remote program, nor a remote interpreter of a script: where
-/// there may be one, a shell of this machine executes the command, which finds what any program of the run finds.
+/// Returns the command to start. The kernel finds neither a remote program nor the remote interpreter of a
+/// script. If either is possible, a local shell executes the command, and finds what any program of the run
+/// finds.
 pub(super) fn beginning(command: &[OsString], prefixes: &[&[u8]]) -> Vec<OsString> {
     if !may_be_remote(&command[0], prefixes) {
         return command.to_vec();
@@ -44,7 +46,7 @@ fn may_be_remote(name: &OsStr, prefixes: &[&[u8]]) -> bool {
         prefixes.iter().any(|prefix| path.starts_with(Path::new(OsStr::from_bytes(prefix))))
     };
     if name.as_bytes().contains(&b'/') {
-        // Relative paths are meant from here, which may be below the parent of a prefix.
+        // Relative paths start at the working directory, which may be below the parent of a prefix.
         let Ok(path) = std::path::absolute(name) else { return false };
         if is_below(&lexically(&path)) {
             return true;
@@ -54,17 +56,17 @@ fn may_be_remote(name: &OsStr, prefixes: &[&[u8]]) -> bool {
     {
         return true;
     }
-    // A link, or a script, that leads to what is not here.
+    // A local link or script that refers to something that does not exist locally.
     let Some(path) = find(name) else { return false };
     path.symlink_metadata().is_ok() && is_missing(examine(&path))
 }
 
-/// True where a program, or what runs it, is not there.
+/// Returns true if a program or its interpreter does not exist.
 fn is_missing(examined: Outcome<Verdict>) -> bool {
     examined.is_err_and(|failure| failure.is(Errno::ENOENT))
 }
 
-/// The path without `..`, as its names say.
+/// Resolves `..` in the path by name only.
 fn lexically(path: &Path) -> PathBuf {
     let mut plain = PathBuf::new();
     for part in path.components() {
@@ -76,9 +78,9 @@ fn lexically(path: &Path) -> PathBuf {
     plain
 }
 
-/// Looks at the command before it is started.
+/// Examines the command before it is started.
 pub(super) fn may_start(command: &[OsString], prefixes: &[&[u8]]) -> Reach {
-    // What is not found fails when it is started, with the right status.
+    // A command that is not found fails at its start, with the right status.
     let Some(path) = find(&command[0]) else { return Reach::Reached };
     let Ok(Verdict { obstacle: Some((obstacle, program)), line, .. }) = examine(&path) else {
         return Reach::Reached;
@@ -102,18 +104,18 @@ fn tell(obstacle: Obstacle, program: &Path, is_refused: bool) {
     Report::new("run").remark(format_args!("{} {text}", program.display()));
 }
 
-/// What processes of the run have to say at once.
+/// Messages of processes of the run that are printed at once.
 pub(super) struct Notices {
     path: PathBuf,
     file: Option<File>,
-    /// The beginning of a line.
+    /// The beginning of an incomplete line.
     rest: Vec<u8>,
-    /// What was told of programs that were started all the same, some of them again and again.
+    /// Messages printed about programs that were started anyway; some are started again and again.
     told: HashSet<Vec<u8>>,
 }
 
 impl Notices {
-    /// Of a run with this folder of placeholders.
+    /// Reads the notices of a run with this folder of placeholders.
     pub(super) fn new(placeholders: &Path) -> Self {
         Self {
             path: placeholders.join(NOTICES),
@@ -123,13 +125,13 @@ impl Notices {
         }
     }
 
-    /// Prints what is new.
+    /// Prints new messages.
     pub(super) fn print(&mut self) {
         if self.file.is_none() {
             self.file = File::open(&self.path).ok();
         }
         let Some(file) = &mut self.file else { return };
-        // A file in memory: an error would be one of the machine, and what is read is told.
+        // The file is in memory, so an error would be the machine's; whatever was read is printed.
         let _ = file.read_to_end(&mut self.rest);
         while let Some(end) = self.rest.iter().position(|b| *b == b'\n') {
             let line: Vec<u8> = self.rest.drain(..=end).collect();

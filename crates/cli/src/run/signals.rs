@@ -1,27 +1,26 @@
-//! Signals as something to wait for beside descriptors: no handler runs, and no thread is needed.
+//! Signals that can be waited for together with descriptors, without handlers or threads.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// A set of signals, as libc has it.
+/// A set of signals, in libc's representation.
 pub(super) type Mask = libc::sigset_t;
 
-/// From now on these signals wait, for this thread and those that it makes; gives the mask from
-/// before.
+/// Blocks these signals for this thread and threads that it creates later. Returns the previous mask.
 #[allow(unsafe_code)]
 pub(super) fn hold(signals: &[i32]) -> Mask {
     let mut before = set_of(&[]);
-    // SAFETY: both are sets, and outlive the call, which cannot fail with a valid `how`.
+    // SAFETY: both pointers are to signal sets that outlive the call, which cannot fail with a valid `how`.
     unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &set_of(signals), &raw mut before) };
     before
 }
 
-/// Runs `work` with a mask of before, which is what a program started by it begins with.
+/// Runs `work` with an earlier mask. A program started by it inherits that mask.
 #[allow(unsafe_code)]
 pub(super) fn with_mask<T>(mask: &Mask, work: impl FnOnce() -> T) -> T {
     let mut held = set_of(&[]);
-    // SAFETY: both are sets, and outlive the call, which cannot fail with a valid `how`.
+    // SAFETY: both pointers are to signal sets that outlive the call, which cannot fail with a valid `how`.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, mask, &raw mut held) };
     let result = work();
     // SAFETY: as above.
@@ -29,13 +28,13 @@ pub(super) fn with_mask<T>(mask: &Mask, work: impl FnOnce() -> T) -> T {
     result
 }
 
-/// SIGPIPE was ignored when this process began.
+/// True if SIGPIPE was ignored when this process started.
 static PIPE_WAS_IGNORED: AtomicBool = AtomicBool::new(false);
 
-/// Runs before the runtime of the language, which ignores that signal.
+/// Records how SIGPIPE is handled. Runs before the Rust runtime, which ignores that signal.
 #[allow(unsafe_code)]
 extern "C" fn note_pipe_signal() {
-    // SAFETY: all zero is valid, and the structure outlives the call.
+    // SAFETY: a zeroed `sigaction` is valid, and it outlives the call.
     unsafe {
         let mut now: libc::sigaction = std::mem::zeroed();
         libc::sigaction(libc::SIGPIPE, std::ptr::null(), &raw mut now);
@@ -48,18 +47,18 @@ extern "C" fn note_pipe_signal() {
 #[unsafe(link_section = ".init_array")]
 static NOTE_PIPE_SIGNAL: extern "C" fn() = note_pipe_signal;
 
-/// Takes back that the runtime of the language ignores SIGPIPE, which programs would inherit: they find
-/// it as this process did.
+/// Restores SIGPIPE to its state from before the Rust runtime, which ignores it. Programs started later would
+/// inherit that.
 #[allow(unsafe_code)]
 pub(crate) fn take_pipe_signal() {
     let was = if PIPE_WAS_IGNORED.load(Ordering::Relaxed) { libc::SIG_IGN } else { libc::SIG_DFL };
-    // SAFETY: neither needs a handler.
+    // SAFETY: both are predefined actions, so no handler function is involved.
     unsafe { libc::signal(libc::SIGPIPE, was) };
 }
 
 #[allow(unsafe_code)]
 fn set_of(signals: &[i32]) -> Mask {
-    // SAFETY: all zero is an empty set; numbers that are none are refused and change nothing.
+    // SAFETY: a zeroed set is empty; `sigaddset` rejects invalid numbers without changing the set.
     unsafe {
         let mut set = std::mem::zeroed();
         for signal in signals {
@@ -69,11 +68,11 @@ fn set_of(signals: &[i32]) -> Mask {
     }
 }
 
-/// Signals that are held, one after the other. The descriptor is readable when there is one.
+/// Delivers blocked signals one by one. The descriptor is readable when one is pending.
 pub(super) struct Signals(OwnedFd);
 
 impl Signals {
-    /// Those of `signals`, which [`hold`] has to hold, that this process gets.
+    /// Receives those of `signals` that are sent to this process. They must be blocked with [`hold`].
     #[allow(unsafe_code)]
     pub(super) fn new(signals: &[i32]) -> io::Result<Self> {
         let flags = libc::SFD_CLOEXEC | libc::SFD_NONBLOCK;
@@ -82,17 +81,17 @@ impl Signals {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: a new descriptor, which is ours.
+        // SAFETY: `fd` is a new descriptor that nothing else owns.
         Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 
-    /// The next one, if there is one.
+    /// Returns the next pending signal, if any.
     #[allow(unsafe_code)]
     pub(super) fn next(&self) -> Option<i32> {
-        // SAFETY: all zero is a valid value.
+        // SAFETY: a zeroed `signalfd_siginfo` is a valid value.
         let mut info: libc::signalfd_siginfo = unsafe { std::mem::zeroed() };
         let bytes = size_of_val(&info);
-        // SAFETY: as many bytes as the structure has; each value of them is valid.
+        // SAFETY: the structure has `bytes` bytes to write to, and any values of them are valid.
         let read = unsafe { libc::read(self.0.as_raw_fd(), (&raw mut info).cast(), bytes) };
         (read == bytes as isize).then_some(info.ssi_signo as i32)
     }

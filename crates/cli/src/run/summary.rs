@@ -1,4 +1,4 @@
-//! `--report`: what was taken over, and what slipped through.
+//! `--report`: shows what was taken over and what slipped through.
 
 use crate::report::note;
 use serde_json::json;
@@ -10,7 +10,7 @@ use towline_instance::notes::Note;
 use towline_instance::program::Obstacle;
 use towline_instance::{RECORD, State};
 
-/// How it is printed.
+/// The output format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum Format {
     /// For people.
@@ -19,7 +19,7 @@ pub(super) enum Format {
     Json,
 }
 
-/// Files named in the form for people.
+/// Maximum number of files that the text format names.
 const FILES_MAX: usize = 20;
 
 /// What a run did.
@@ -27,19 +27,20 @@ const FILES_MAX: usize = 20;
 struct Summary {
     /// Processes by program.
     programs: BTreeMap<String, u64>,
-    /// Of them, those whose system calls were trapped.
+    /// Those of them whose system calls were trapped.
     armed: BTreeMap<String, u64>,
+    /// Calls of libc functions that were taken over, by name.
     functions: BTreeMap<String, u64>,
     /// System calls that were trapped and answered.
     answered: BTreeMap<String, u64>,
-    /// System calls that were trapped and were the kernel's.
+    /// Number of system calls that were trapped and passed on to the kernel.
     kernels: u64,
-    /// How often each file was opened.
+    /// Number of times that each file was opened.
     files: BTreeMap<String, u64>,
     slipped: BTreeMap<(Slip, String), u64>,
 }
 
-/// What slipped through, by program.
+/// The kinds of things that slip through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Slip {
     Program(&'static str),
@@ -73,11 +74,11 @@ impl Slip {
     }
 }
 
-/// Reads what the processes of a run left in its directory.
+/// Reads what the processes of a run recorded in its directory.
 fn gather(directory: &Path) -> std::io::Result<Summary> {
     use std::os::unix::ffi::OsStrExt;
     let state = State::open(directory.as_os_str().as_bytes())?;
-    // Without it no program began in which the library was.
+    // There is no record if no program started with the library.
     let record = std::fs::read(directory.join(RECORD)).unwrap_or_default();
     let mut summary = Summary::default();
     let mut functions = Vec::new();
@@ -118,7 +119,7 @@ fn gather(directory: &Path) -> std::io::Result<Summary> {
     Ok(summary)
 }
 
-/// Counts that are not zero, by name.
+/// Returns the counts that are not zero, by name.
 fn counted(counts: &[AtomicU64], name: impl Fn(usize) -> Option<String>) -> BTreeMap<String, u64> {
     let counts = counts.iter().map(|count| count.load(Ordering::Relaxed)).enumerate();
     let named = |at: usize| name(at).unwrap_or_else(|| format!("number {at}"));
@@ -210,7 +211,7 @@ fn list(out: &mut String, counts: &BTreeMap<String, u64>) {
     }
 }
 
-/// Prints it to standard error.
+/// Prints the report to standard error.
 pub(super) fn print(directory: &Path, format: Format) {
     match gather(directory) {
         Ok(summary) if format == Format::Json => note(summary.json()),

@@ -1,4 +1,5 @@
-//! The grammar of exports and sizes on the command line and in the configuration file. Paths are bytes, all else is text.
+//! Parses exports and sizes on the command line and in the configuration file. Paths are bytes; everything
+//! else is text.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -6,7 +7,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 use towline_server::{CacheMode, DataPath, DiskExport, DiskKind, Export, ExportKind};
 
-/// `NAME=PATH[:ro][:iops=N][:bandwidth=SIZE]`.
+/// Parses `NAME=PATH[:ro][:iops=N][:bandwidth=SIZE]`.
 pub(crate) fn parse_directory(text: impl AsRef<OsStr>) -> Result<Export, String> {
     parse(text.as_ref(), |path| match path.is_empty() {
         true => Err("no path after \"=\"".into()),
@@ -14,14 +15,15 @@ pub(crate) fn parse_directory(text: impl AsRef<OsStr>) -> Result<Export, String>
     })
 }
 
-/// `NAME=SIZE[:ro][:iops=N][:bandwidth=SIZE]`.
+/// Parses `NAME=SIZE[:ro][:iops=N][:bandwidth=SIZE]`.
 pub(crate) fn parse_memory(text: &str) -> Result<Export, String> {
     parse(text.as_ref(), |size| Ok(ExportKind::Memory(parse_bytes(&size.to_string_lossy())?)))
 }
 
-/// `NAME=PATH[:ro][:direct|:cached|:read-direct][:staged|:sendfile|:zero-copy][:serial]
-/// [:iops=N][:bandwidth=SIZE][:block=SIZE][:preferred=SIZE][:depth=N][:default]`, or in place of the path `mem:SIZE`,
-/// `stripe:CHUNK:PATH,PATH...` or `delay:SIZE:MICROSECONDS:BYTES` (a second).
+/// Parses `NAME=PATH[:ro][:direct|:cached|:read-direct][:staged|:sendfile|:zero-copy][:serial]
+/// [:iops=N][:bandwidth=SIZE][:block=SIZE][:preferred=SIZE][:depth=N][:default]`.
+/// Instead of the path there may be `mem:SIZE`, `stripe:CHUNK:PATH,PATH...` or
+/// `delay:SIZE:MICROSECONDS:BYTES` (bytes per second).
 pub(crate) fn parse_disk(text: impl AsRef<OsStr>) -> Result<DiskExport, String> {
     let (name, parts) = split(text.as_ref())?;
     let mut parts = parts.into_iter();
@@ -72,7 +74,7 @@ pub(crate) fn parse_disk(text: impl AsRef<OsStr>) -> Result<DiskExport, String> 
     Ok(disk)
 }
 
-/// An option that is one word.
+/// Applies an option that consists of one word.
 fn set(disk: &mut DiskExport, option: &str) -> Result<(), String> {
     let mode = match option {
         "ro" => {
@@ -118,12 +120,12 @@ fn unknown(option: &str) -> String {
     format!("unknown option \":{option}\" (a colon in a path is written \"\\:\")")
 }
 
-/// What is no path.
+/// Converts an option to text; it is not a path.
 fn option(part: OsString) -> Result<String, String> {
     part.into_string().map_err(|part| unknown(&part.to_string_lossy()))
 }
 
-/// Splits off the name, cuts the rest at colons and undoes escapes.
+/// Splits off the name, splits the rest at colons and removes escapes.
 fn split(text: &OsStr) -> Result<(String, Vec<OsString>), String> {
     let text = text.as_bytes();
     let equals = text.iter().position(|byte| *byte == b'=').ok_or("expected NAME=...")?;
@@ -141,7 +143,7 @@ fn split(text: &OsStr) -> Result<(String, Vec<OsString>), String> {
     Ok((name.to_owned(), parts))
 }
 
-/// An export of files whose value means this.
+/// Parses an export of files; `kind` parses its value.
 fn parse(
     text: &OsStr,
     kind: impl Fn(&OsStr) -> Result<ExportKind, String>,
@@ -161,25 +163,25 @@ fn parse(
     Ok(export)
 }
 
-/// A number of requests, not zero.
+/// Parses a number of requests per second, which must not be zero.
 fn parse_count(text: &str) -> Result<u64, String> {
     let number = text.parse().ok().filter(|number| *number > 0);
     number.ok_or_else(|| format!("\"{text}\" is no number of requests a second"))
 }
 
-/// A length of blocks; whether it can be is for the disk to say.
+/// Parses a block length. The disk decides whether it is possible.
 fn parse_block(text: &str) -> Result<u32, String> {
     let bytes = parse_bytes(text)?;
     u32::try_from(bytes).map_err(|_| format!("\"{text}\" is too long for a block"))
 }
 
-/// A number of requests at once, not zero.
+/// Parses a number of simultaneous requests, which must not be zero.
 fn parse_depth(text: &str) -> Result<u32, String> {
     let number = text.parse().ok().filter(|number| *number > 0);
     number.ok_or_else(|| format!("\"{text}\" is no number of requests"))
 }
 
-/// A number of bytes: digits and perhaps K, M, G or T (powers of 1024).
+/// Parses a number of bytes: digits and an optional K, M, G or T (powers of 1024).
 pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
     let wrong =
         || format!("\"{text}\" is no size; expected digits and perhaps K, M, G or T, such as 2G");
@@ -249,7 +251,7 @@ mod tests {
         let export = parse_directory("a=/srv/x\\:y:ro").unwrap();
         let expected = Export::new("a", ExportKind::Directory("/srv/x:y".into()));
         assert_eq!(export, Export { read_only: true, ..expected });
-        // Names of files are bytes.
+        // File names are bytes.
         let bytes = |bytes: &[u8]| OsStr::from_bytes(bytes).to_owned();
         let export = parse_directory(bytes(b"a=/\xff\\:\\\\\xc3:ro")).unwrap();
         assert_eq!(export.kind, ExportKind::Directory(bytes(b"/\xff:\\\xc3").into()));

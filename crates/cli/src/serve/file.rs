@@ -13,15 +13,15 @@ use towline_server::{DiskExport, Export, ExportKind, RateLimit};
 #[derive(clap::ValueEnum, Clone, Copy, Debug, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Engine {
-    /// io_uring, or epoll where it is forbidden.
+    /// io_uring, or epoll if io_uring is not available.
     Auto,
-    /// io_uring or no start.
+    /// io_uring only; otherwise the server does not start.
     Uring,
     /// epoll.
     Epoll,
 }
 
-/// What a file says.
+/// The contents of a configuration file.
 #[derive(Default)]
 pub(crate) struct FileSettings {
     pub(crate) exports: Vec<Export>,
@@ -70,21 +70,21 @@ struct RawExport {
     dir: Option<PathBuf>,
     mem: Option<String>,
     disk: Option<String>,
-    /// How much each client may ask of it in a second.
+    /// Limit on the requests of each client per second.
     iops: Option<NonZeroU64>,
     bandwidth: Option<String>,
     #[serde(default)]
     read_only: bool,
 }
 
-/// Reads a file.
+/// Reads a configuration file.
 pub(crate) fn read(path: &Path) -> Result<FileSettings, String> {
     let wrong = |what: String| format!("configuration {}: {what}", path.display());
     let text = std::fs::read_to_string(path).map_err(|e| wrong(e.to_string()))?;
     parse(&text).map_err(wrong)
 }
 
-/// Reads the text of a file.
+/// Parses the text of a configuration file.
 pub(crate) fn parse(text: &str) -> Result<FileSettings, String> {
     let raw: Raw = toml::from_str(text).map_err(|e| e.to_string())?;
     let (mut exports, mut disks) = (Vec::new(), Vec::new());

@@ -1,17 +1,17 @@
-//! An HTTP page with the server's counters, for Prometheus.
+//! Serves an HTTP page with the server's counters for Prometheus.
 
 use rustix::event::{PollFd, PollFlags, poll};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
-/// Longest request that is read.
+/// Maximum length of a request.
 const REQUEST_BYTES_MAX: usize = 8192;
-/// Clients that may be sending their request. One more takes the place of the oldest, so that those
-/// who connect and say nothing keep nobody out.
+/// Maximum number of clients that are sending their requests. Another one takes the place of the oldest, so
+/// that clients that connect and send nothing keep nobody out.
 const CLIENTS_MAX: usize = 64;
 
-/// Answers on a thread of its own until the process ends.
+/// Answers requests on a separate thread until the process ends.
 pub(crate) fn start(
     address: SocketAddr,
     insecure: bool,
@@ -38,13 +38,13 @@ pub(crate) fn start(
     Ok(bound)
 }
 
-/// A client, and what it has sent so far.
+/// A client and the part of its request that has arrived.
 struct Asking {
     stream: TcpStream,
     request: Vec<u8>,
 }
 
-/// Waits until somebody has something to say, and answers whom it can.
+/// Waits for input or a new client, and answers all complete requests.
 fn turn(listener: &TcpListener, clients: &mut Vec<Asking>, page: &dyn Fn() -> String) {
     let ready = {
         let all = clients.iter().map(|client| PollFd::new(&client.stream, PollFlags::IN));
@@ -58,7 +58,7 @@ fn turn(listener: &TcpListener, clients: &mut Vec<Asking>, page: &dyn Fn() -> St
     clients.retain_mut(|client| {
         let more = asked.next() != Some(&true) || client.read();
         if !more {
-            // One that goes away before it has its answer is no concern of ours.
+            // A client may go away before it has its answer.
             let _ = client.answer(page);
         }
         more
@@ -75,13 +75,13 @@ fn turn(listener: &TcpListener, clients: &mut Vec<Asking>, page: &dyn Fn() -> St
         }
         Err(error)
             if [ErrorKind::WouldBlock, ErrorKind::ConnectionAborted].contains(&error.kind()) => {}
-        // Of descriptors there may be some again.
+        // Possibly out of descriptors: there may be some again later.
         Err(_) => std::thread::sleep(Duration::from_millis(100)),
     }
 }
 
 impl Asking {
-    /// Reads what there is; false when that is all that matters.
+    /// Reads the available input. Returns false when no more is needed or can come.
     fn read(&mut self) -> bool {
         let mut bytes = [0; 1024];
         match self.stream.read(&mut bytes) {
@@ -105,7 +105,7 @@ impl Asking {
         let head = format!(
             "HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n"
         );
-        // A page has some thousand bytes, which the socket takes at once.
+        // A page has a few thousand bytes, which the socket accepts at once.
         self.stream.write_all((head + &body).as_bytes())
     }
 }

@@ -1,4 +1,4 @@
-//! `towline serve`: the server as a program: flags, configuration file, signals, service manager.
+//! `towline serve`: the server as a program, with its flags, configuration file, signals and service manager.
 
 mod exports;
 mod file;
@@ -25,7 +25,7 @@ use towline_server::{
     CORE_BUFFER_BYTES_MIN, CORES_MAX, Config, DiskExport, EngineWish, Export, Server,
 };
 
-/// Lengths that fragments of disks' reads may have at most.
+/// Allowed values for the maximum length of a fragment.
 const FRAGMENT_BYTES: std::ops::RangeInclusive<u64> = 4 << 10..=256 << 10;
 
 const EXAMPLES: &str = "\
@@ -101,8 +101,8 @@ pub(crate) struct Args {
     /// Disk to export.
     #[arg(long, value_name = "NAME=PATH[:ro][:MODE]", value_parser = OsStringValueParser::new().try_map(parse_disk))]
     disk: Vec<DiskExport>,
-    /// Address to listen on for NBD clients: HOST:PORT or unix:///PATH; or "-": the sockets of a
-    /// service manager, else one client on standard input and output.
+    /// Address to listen on for NBD clients: HOST:PORT, unix:///PATH, or "-" for the sockets of a service
+    /// manager, or else one client on standard input and output.
     #[arg(long, value_name = "ADDRESS")]
     nbd: Vec<Front>,
     /// Address to listen on: tcp://HOST:PORT or unix:///PATH.
@@ -111,39 +111,40 @@ pub(crate) struct Args {
     /// Configuration file.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Memory for data in transit to and from files, and again as much for disks, however many clients there are; at least 512K for each core; default: 256M.
+    /// Memory for data in transit, however many clients there are, and again as much for disks; at least
+    /// 512K per core; default: 256M.
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     buffer_limit: Option<u64>,
-    /// Longest fragment in which a disk is read, 4K to 256K; default: 128K.
+    /// Longest fragment of a disk read, 4K to 256K; default: 128K.
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     fragment: Option<u64>,
-    /// Threads that serve, 1 to 256; default: one for each processor.
+    /// Threads that serve clients, 1 to 256; default: one for each processor.
     #[arg(long, value_name = "N")]
     cores: Option<usize>,
-    /// Event loop.
+    /// Event loop to use.
     #[arg(long, value_enum)]
     engine: Option<Engine>,
-    /// Microseconds that a thread spins for more requests before it sleeps; 0: it sleeps at once; default: 100.
+    /// Microseconds that a thread spins for more requests before it sleeps; 0: sleep at once; default: 100.
     #[arg(long, value_name = "N")]
     spin_us: Option<u32>,
     /// Act as the user that a client names (needs root); uid 0 becomes nobody.
     #[arg(long)]
     identity: bool,
-    /// With --identity: let uid 0 of clients be uid 0.
+    /// With --identity: let uid 0 of clients stay uid 0.
     #[arg(long)]
     no_root_squash: bool,
-    /// Listen beyond loopback although nothing is encrypted or authenticated yet.
+    /// Listen beyond loopback, although nothing is encrypted or authenticated yet.
     #[arg(long)]
     insecure: bool,
-    /// Keep sessions in this directory, so that clients go on after the server was killed.
+    /// Keep sessions in this directory, so that clients continue after the server is killed and restarted.
     #[arg(long, value_name = "DIR")]
     state: Option<PathBuf>,
-    /// Answer Prometheus on this address: HOST:PORT.
+    /// Serve metrics for Prometheus on this address: HOST:PORT.
     #[arg(long, value_name = "HOST:PORT")]
     metrics: Option<SocketAddr>,
 }
 
-/// Flags and configuration file in one.
+/// The settings from flags and configuration file together.
 #[derive(Clone)]
 struct Settings {
     config: Config,
@@ -153,7 +154,7 @@ struct Settings {
 }
 
 impl Settings {
-    /// True when they differ in what a running server does not change.
+    /// Returns true if they differ in anything that a running server cannot change.
     fn differs_besides_exports(&self, other: &Self) -> bool {
         let fixed = |settings: &Self| {
             let (exports, disks) = (Vec::new(), Vec::new());
@@ -164,6 +165,7 @@ impl Settings {
     }
 }
 
+/// Combines the flags and the configuration file.
 fn settings(args: &Args) -> Result<Settings, String> {
     let file = args.config.as_deref().map(file::read).transpose()?.unwrap_or_default();
     let defaults = Config::default();
@@ -217,7 +219,7 @@ fn settings(args: &Args) -> Result<Settings, String> {
     Ok(Settings { config, metrics: args.metrics.or(file.metrics), nbd_standard })
 }
 
-/// What a flag or a key says and cannot be.
+/// Checks the values of flags and keys. Returns a message for an invalid one.
 fn check(config: &Config) -> Result<(), String> {
     if config.identity && !rustix::process::geteuid().is_root() {
         return Err("--identity: only root can act as other users; start as root, or leave it out to serve as yourself".into());
@@ -257,11 +259,11 @@ pub(crate) fn run(args: Args) -> ExitCode {
 fn serve(args: &Args) -> Result<(), String> {
     let at_start = settings(args)?;
     let Settings { mut config, metrics, nbd_standard } = at_start.clone();
-    // Before anything else, so that no signal is lost while starting.
+    // Before anything else, so that no signal is lost during the start.
     let mut signals =
         Signals::new([SIGTERM, SIGINT, SIGHUP]).map_err(|e| format!("signals: {e}"))?;
     let inherited = inherited_listeners()?;
-    // For disks alone somebody said where.
+    // If there are only disks, the user has given an address.
     if inherited.is_empty() && config.listen.is_empty() && !config.exports.is_empty() {
         config.listen.push(Address::parse("tcp://127.0.0.1:7440")?);
     }
@@ -277,7 +279,7 @@ fn serve(args: &Args) -> Result<(), String> {
     let server = server.map_err(|error| error.to_string())?;
     let (handle, (tell, failure)) = (signals.handle(), std::sync::mpsc::channel());
     server.when_failed(move |why| {
-        // Nobody hears it only when the server is told to end anyway.
+        // Fails only if the server is being stopped anyway.
         let _ = tell.send(why.to_owned());
         handle.close();
     });
@@ -318,7 +320,7 @@ fn serve(args: &Args) -> Result<(), String> {
         if signal != SIGHUP {
             break;
         }
-        // systemd tells by the time which request to reload this answers.
+        // systemd uses the time to match this to its reload request.
         match NotifyState::monotonic_usec_now() {
             Ok(now) => notify(&[NotifyState::Reloading, now]),
             Err(error) => log::warn!("no time of the system's clock: {error}"),
@@ -345,14 +347,14 @@ fn serve(args: &Args) -> Result<(), String> {
     failure.try_recv().map_or(Ok(()), Err)
 }
 
-/// Tells the service manager, if there is one.
+/// Notifies the service manager, if there is one.
 fn notify(states: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(states) {
         log::warn!("cannot tell the service manager: {error}");
     }
 }
 
-/// Sockets that a service manager already listens on (systemd's socket activation).
+/// Returns the sockets on which a service manager already listens (systemd's socket activation).
 fn inherited_listeners() -> Result<Vec<Listener>, String> {
     let mut found = ListenFd::from_env();
     let mut listeners = Vec::new();

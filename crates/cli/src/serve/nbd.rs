@@ -1,4 +1,4 @@
-//! Where NBD clients come from.
+//! The sources of NBD clients.
 
 use rustix::fs::FileType;
 use std::io::{Read, Write};
@@ -10,7 +10,7 @@ use std::thread::JoinHandle;
 use towline_net::address::Address;
 use towline_net::{Link, LinkKind};
 
-/// One `--nbd`.
+/// The value of one `--nbd` flag.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Front {
     /// A listening socket.
@@ -47,8 +47,8 @@ impl FromStr for Front {
     }
 }
 
-/// A link to the client on standard input and output: directly when that is a socket, else through
-/// two threads that copy. Join the one returned, when the link is closed, lest the last bytes get
+/// Returns a link to the client on standard input and output: directly if that is a socket, otherwise through
+/// two threads that copy. After the link is closed, join the returned thread, so that the last bytes are not
 /// lost.
 pub(crate) fn standard_link() -> Result<(Link, Option<JoinHandle<()>>), String> {
     let wrong = |error: std::io::Error| format!("--nbd -: standard input: {error}");
@@ -68,7 +68,7 @@ pub(crate) fn standard_link() -> Result<(Link, Option<JoinHandle<()>>), String> 
     near.set_nonblocking(true).map_err(wrong)?;
     let (inward, outward) = (far.try_clone().map_err(wrong)?, far);
     let copy_in = move || {
-        // When either side ends, so does the connection.
+        // If either side ends, so does the connection.
         let _ = copy(std::io::stdin().lock(), &inward);
         let _ = inward.shutdown(std::net::Shutdown::Write);
     };
@@ -81,7 +81,7 @@ pub(crate) fn standard_link() -> Result<(Link, Option<JoinHandle<()>>), String> 
     Ok((Link::Socket(near.into(), LinkKind::Unix), Some(last)))
 }
 
-/// Copies until the source ends, and passes on at once what came.
+/// Copies until the source ends. Each piece is passed on at once.
 fn copy(mut source: impl Read, mut target: impl Write) -> std::io::Result<()> {
     let mut bytes = vec![0; 128 * 1024];
     loop {

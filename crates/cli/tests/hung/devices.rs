@@ -1,17 +1,17 @@
-//! A local device that does not answer: the core that asks it is told of, and the others go on.
+//! A local device that does not answer: the core that waits for it is reported, and the others go on.
 
 use crate::world::{CREATE, Serving, WRITE, begin, connect, in_time, work_on};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// A local file system whose device takes no writes for a while: it is frozen.
+/// A local file system that is frozen, so that its device takes no writes for a while.
 struct Frozen {
     point: PathBuf,
 }
 
 impl Frozen {
-    /// `None`, said loudly, where none can be had.
+    /// Returns `None`, and prints the reason, if a file system cannot be had.
     fn new(directory: &Path) -> Option<Self> {
         let (image, point) = (directory.join("image"), directory.join("mounted"));
         fs::create_dir(&point).unwrap();
@@ -41,13 +41,13 @@ impl Frozen {
 
 impl Drop for Frozen {
     fn drop(&mut self) {
-        // Where it is not frozen, or not mounted, these fail.
+        // These fail if it is not frozen or not mounted.
         let _ = ran("fsfreeze", &["--unfreeze", self.point.to_str().unwrap()]);
         let _ = ran("umount", &["--lazy", self.point.to_str().unwrap()]);
     }
 }
 
-/// Runs a program of the system; true: it was there and did what it was told.
+/// Runs a system program. Returns true if it exists and succeeds.
 fn ran(program: &str, arguments: &[&str]) -> bool {
     let paths = format!("{}:/usr/sbin:/sbin", std::env::var("PATH").unwrap_or_default());
     let mut command = Command::new(program);
@@ -55,7 +55,7 @@ fn ran(program: &str, arguments: &[&str]) -> bool {
     command.stderr(Stdio::null()).status().is_ok_and(|status| status.success())
 }
 
-/// Of two cores one waits for a device, first the one that accepts connections, then the other.
+/// One of two cores waits for a device: first the one that accepts connections, then the other.
 #[test]
 fn a_device_that_does_not_answer_is_told_and_other_cores_go_on() {
     let directory = tempfile::tempdir().unwrap();
@@ -66,7 +66,7 @@ fn a_device_that_does_not_answer_is_told_and_other_cores_go_on() {
     let port = serving.port;
     let mut told = Vec::new();
     for round in 0..2 {
-        // Connections are dealt out to the cores in turn: 0, then 0 and 1.
+        // Connections are assigned to the cores in turn: 0, then 0 and 1.
         let others: Vec<_> = (0..round).map(|_| connect(port, false)).collect();
         let stuck = connect(port, false);
         let root = stuck.attach(b"frozen").unwrap();

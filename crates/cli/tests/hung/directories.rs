@@ -1,5 +1,5 @@
-//! A directory on a file system that hangs: others go on, though all are served by one core; the server can be
-//! stopped; and what was asked is answered when it goes on.
+//! A directory on a file system that hangs. Other exports go on, though one core serves all; the server can
+//! be stopped; and requests are answered when the file system goes on.
 
 use crate::support::wait_until;
 use crate::world::{
@@ -22,7 +22,7 @@ fn those_who_do_not_use_a_file_system_that_hangs_go_on() {
     assert!(!serving.said.contains("\"local\" has files"), "{}", serving.said);
     let port = serving.port;
 
-    // All is well while it does not hang.
+    // Everything works while it does not hang.
     let writer = connect(port, false);
     let hangs = writer.attach(b"hangs").unwrap();
     let file = hangs.open(b"known", WRITE, 0).unwrap();
@@ -30,7 +30,7 @@ fn those_who_do_not_use_a_file_system_that_hangs_go_on() {
     assert_eq!(file.read_at(&mut found, 0).unwrap(), 100_000);
     assert!(found[..100_000].iter().all(|byte| *byte == 1));
     assert_eq!(hangs.stat_path(b"missing", true).unwrap_err().errno(), Errno::ENOENT);
-    // A session that will end while it has something open there.
+    // A session that will end while it has a file open there.
     let leaving = connect(port, false);
     let open = leaving.attach(b"hangs").unwrap().open(b"known", WRITE, 0).unwrap();
     open.write_at(b"left", 150_000).unwrap();
@@ -61,7 +61,7 @@ fn those_who_do_not_use_a_file_system_that_hangs_go_on() {
         in_time(&other, "another session");
     }
     in_time(&left, "a session that ends");
-    // The very session that has requests there as well.
+    // The same session that has requests waiting there.
     let same = begin(move || {
         work_on(&writer, "same");
         writer
@@ -88,7 +88,7 @@ fn those_who_do_not_use_a_file_system_that_hangs_go_on() {
     assert!(in_time(&read, "a read") == data);
     assert!(in_time(&listed, "a list") >= 2);
 
-    // It can be stopped while requests hang.
+    // The server can be stopped while requests hang.
     mounted.hang();
     let (connected, is_connected) = mpsc::channel();
     let stopped = begin(move || {
@@ -114,7 +114,7 @@ fn a_file_system_mounted_later_holds_up_nobody_else_either() {
     let serving = Serving::new(1, "--dir", [("tree", &tree), ("local", &local)], &[]);
     assert!(!serving.said.contains("has files on"), "{}", serving.said);
     let port = serving.port;
-    // Open before, and of use after.
+    // Opened before the mount, and still usable afterwards.
     let early = connect(port, false);
     let root = early.attach(b"tree").unwrap();
     let file = root.open(b"early", WRITE | CREATE, 0o600).unwrap();

@@ -1,5 +1,6 @@
-//! A disk whose file is on a file system that hangs: its own requests wait, and nothing else does, over sessions
-//! and over NBD, though one core serves all; and not for memory either, of which the core has little.
+//! A disk whose file is on a file system that hangs. Only its own requests wait, over sessions and NBD,
+//! though one core serves everything. Other requests do not wait for memory either, of which the core has
+//! little.
 
 use crate::support::wait_until;
 use crate::world::{LONG, Mounted, Serving, begin, connect, in_time};
@@ -11,12 +12,12 @@ use towline_attach::nbd::{Caller, Source};
 use towline_client::{Client, Disk, ExtentKind, ZeroHow};
 
 const MIB: usize = 1 << 20;
-/// Of each disk.
+/// Bytes of each disk.
 const SIZE: usize = 32 * MIB;
-/// Clients of each kind that wait: more than the disk has threads.
+/// Number of waiting clients of each kind: more than the disk has threads.
 const MANY: usize = 20;
 
-/// Byte of the disk before anybody writes.
+/// Returns the initial value of a byte of the disk.
 fn byte(at: usize) -> u8 {
     (at / 4096 % 251) as u8 + 1
 }
@@ -24,8 +25,8 @@ fn byte(at: usize) -> u8 {
 fn image(path: &Path) {
     let bytes: Vec<u8> = (0..SIZE).map(byte).collect();
     fs::write(path, bytes).unwrap();
-    // What stayed in the page cache could be read although the file system hangs. Opening drops it, but for what other
-    // processors still hold.
+    // Data in the page cache could be read although the file system hangs. Opening the file drops it, except
+    // for pages that other processors still hold.
     let file = fs::File::open(path).unwrap();
     file.sync_all().unwrap();
     rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
@@ -36,7 +37,7 @@ fn nbd(socket: &Path, name: &str) -> Caller {
     Caller::connect(&Source::parse(&url).unwrap(), None).unwrap()
 }
 
-/// All kinds of work on a disk; more data than the server has buffers for.
+/// Does all kinds of work on a disk, with more data than the server has buffers for.
 fn work_on(disk: &Disk, seed: u8) {
     let data: Vec<u8> = (0..LONG).map(|at| (at / 1000) as u8 ^ seed).collect();
     disk.write_at(&data, MIB as u64).unwrap();
@@ -76,7 +77,7 @@ fn a_disk_that_hangs_holds_up_nobody_else() {
     assert!(!serving.said.contains("local is on"), "{}", serving.said);
     let port = serving.port;
 
-    // All is well while it does not hang.
+    // Everything works while it does not hang.
     let open = |client: &Client, name: &str| client.disk(name.as_bytes()).unwrap();
     let both = connect(port, false);
     let (hangs, stays) = (open(&both, "hangs"), open(&both, "local"));
@@ -118,7 +119,7 @@ fn a_disk_that_hangs_holds_up_nobody_else() {
         let own = own.clone();
         begin(move || own.flush().unwrap())
     };
-    // The very session that uses both.
+    // The same session, which uses both disks.
     let own_read = begin(move || {
         let mut found = vec![0; 2 * MIB];
         own.read_at(&mut found, place(MANY) as u64).unwrap();
@@ -164,7 +165,7 @@ fn a_disk_that_hangs_holds_up_nobody_else() {
         assert!(bytes[at..at + 65536].iter().all(|byte| *byte == number as u8), "write {number}");
     }
 
-    // It can be stopped while requests hang.
+    // The server can be stopped while requests hang.
     mounted.hang();
     let (opened, is_open) = mpsc::channel();
     let stopped = begin(move || {

@@ -1,7 +1,7 @@
-//! What hangs under a server: whoever uses it waits, and nobody else.
+//! File systems and devices that hang under a server: only their users wait.
 //!
-//! A file system that hangs is one of FUSE whose process is stopped and continued; a device that does not answer
-//! is one whose file system is frozen.
+//! The file system that hangs is a FUSE one whose process is stopped and continued; the device that does not
+//! answer is that of a frozen file system.
 
 #![allow(clippy::unwrap_used)] // a test that cannot go on should say where
 

@@ -10,16 +10,16 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::Duration;
 use towline_client::{Client, Options, Transport};
 
-/// How long anything may take that does not hang, on a busy machine.
+/// How long anything that does not hang may take, on a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
 /// `O_RDWR`, `O_CREAT`.
 pub(crate) const WRITE: u32 = 2;
 pub(crate) const CREATE: u32 = 0o100;
-/// More than the server has threads for one such export.
+/// Requests at once: more than the server has threads for one export of this kind.
 pub(crate) const LOOKS: usize = 24;
 pub(crate) const LONG: usize = 8 << 20;
 
-/// A process that ends with this.
+/// A process that is killed when dropped.
 pub(crate) struct Ended(pub(crate) Child);
 
 impl Ended {
@@ -35,14 +35,14 @@ impl Drop for Ended {
     }
 }
 
-/// A mounted file system of FUSE.
+/// A mounted FUSE file system.
 pub(crate) struct Mounted {
     process: Ended,
     pub(crate) point: PathBuf,
 }
 
 impl Mounted {
-    /// `None`, said loudly, where none can be had.
+    /// Returns `None`, and prints the reason, if a file system cannot be had.
     pub(crate) fn new(directory: &Path) -> Option<Self> {
         if !["fuse2fs", "fusermount3", "mke2fs"].iter().all(|program| have(program)) {
             return None;
@@ -79,7 +79,7 @@ impl Mounted {
     pub(crate) fn hang(&self) {
         self.process.signal(Signal::STOP);
         let threads = format!("/proc/{}/task", self.process.0.id());
-        // Each stops by itself: one that has not yet would still answer.
+        // Threads stop one by one: one that has not stopped yet would still answer.
         let is_stopped = |thread: io::Result<fs::DirEntry>| {
             let state = fs::read_to_string(thread.unwrap().path().join("stat"));
             state.is_ok_and(|state| state.contains(") T "))
@@ -94,7 +94,7 @@ impl Mounted {
 
 impl Drop for Mounted {
     fn drop(&mut self) {
-        // Killed, it hangs nobody any more.
+        // Once it is killed, nothing hangs any more.
         let _ = self.process.0.kill();
         let _ = Command::new("fusermount3").args(["-u", "-z"]).arg(&self.point).status();
     }
@@ -104,19 +104,19 @@ impl Drop for Mounted {
 pub(crate) struct Serving {
     pub(crate) process: Ended,
     pub(crate) port: u16,
-    /// What it has said while it started.
+    /// Its output during the start.
     pub(crate) said: String,
-    /// What it says since.
+    /// Its output since then.
     says: Receiver<String>,
 }
 
 impl Serving {
-    /// Of exports of one kind, `--dir` or `--disk`; with more arguments.
+    /// Starts a server with exports of one kind, `--dir` or `--disk`, and more arguments.
     pub(crate) fn new(cores: u32, kind: &str, exports: [(&str, &Path); 2], more: &[&str]) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_towline"));
         command.env("RUST_LOG", "info").args(["serve", "--listen", "tcp://127.0.0.1:0"]);
         command.args(["--cores", &cores.to_string()]);
-        // Room for four fragments of transfers.
+        // Room for four fragments of transfers per core.
         command.args(["--buffer-limit", &format!("{cores}M")]);
         for (name, path) in exports {
             command.arg(kind).arg(format!("{name}={}", path.display()));
@@ -138,7 +138,7 @@ impl Serving {
         Self { process, port, said, says }
     }
 
-    /// Waits for a line with these words.
+    /// Waits for a line of output with these words, and returns it.
     #[track_caller]
     pub(crate) fn says(&self, words: &str) -> String {
         loop {
@@ -151,7 +151,7 @@ impl Serving {
     }
 }
 
-/// A client; to be called where the server may not answer only by threads that are not waited for.
+/// Connects a client. Where the server may not answer, call this only on threads that are not awaited.
 pub(crate) fn connect(port: u16, nearest: bool) -> Client {
     let host = "127.0.0.1".to_owned();
     let transport =
@@ -161,7 +161,7 @@ pub(crate) fn connect(port: u16, nearest: bool) -> Client {
     Client::connect(&transport, options).unwrap()
 }
 
-/// Does something on a thread of its own; what it yields.
+/// Does some work on its own thread. Returns the receiver of its result.
 pub(crate) fn begin<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Receiver<T> {
     let (sender, receiver) = mpsc::channel();
     std::thread::spawn(move || sender.send(work()));
@@ -177,7 +177,7 @@ pub(crate) fn in_time<T>(receiver: &Receiver<T>, what: &str) -> T {
     }
 }
 
-/// All kinds of work on the export that does not hang; more data than the server has buffers for.
+/// Does all kinds of work on the export that does not hang, with more data than the server has buffers for.
 pub(crate) fn work_on(client: &Client, name: &str) {
     let root = client.attach(b"local").unwrap();
     let path = |what: &str| format!("{name}-{what}").into_bytes();

@@ -7,7 +7,7 @@ import java.nio.file.attribute.*;
 import java.util.*;
 import java.util.stream.*;
 
-/** Uses files of the working directory in the ways that Java has, and says what it sees. */
+/** Uses files in the working directory in all of Java's ways, and prints what it sees. */
 public class Use {
     public static void main(String[] arguments) throws Exception {
         Path here = Path.of("").toAbsolutePath();

@@ -1,5 +1,5 @@
-/* Files that are read from front to back in short pieces, of which a library may ask for more than one at a
- * time, while they change: what is read has to be what the file holds then. */
+/* Reads files from front to back in short pieces while they change. A library may request more than one piece
+ * at a time, but reads must return what the file holds at that moment. */
 #include "case.h"
 #include <pthread.h>
 #include <sys/mman.h>
@@ -11,7 +11,7 @@ static unsigned char byte_at(long offset, int round) {
     return (unsigned char)(offset * 31 + offset / 251 + round * 97);
 }
 
-/* Writes a range of the file anew, as this round has it. */
+/* Overwrites a range of the file with this round's contents. */
 static void fill(int fd, long from, long count, int round) {
     static unsigned char data[BYTES];
     for (long i = 0; i < count; i++) data[i] = byte_at(from + i, round);
@@ -24,14 +24,14 @@ static int filled(const char *name) {
     return fd;
 }
 
-/* Where what was read first differs from a round; minus one: nowhere. */
+/* Returns where the data that was read first differs from a round, or -1 if it does not. */
 static long differs(const unsigned char *data, long from, long count, int round) {
     for (long i = 0; i < count; i++)
         if (data[i] != byte_at(from + i, round)) return from + i;
     return -1;
 }
 
-/* Reads on, `count` bytes at a time, so many times or to the end. */
+/* Reads on, `count` bytes at a time, `times` times or to the end. */
 static void read_on(int fd, size_t count, int times, int round) {
     static unsigned char data[BYTES];
     long from = lseek(fd, 0, SEEK_CUR), at = from, wrong = -1, shorter = 0;
@@ -72,7 +72,7 @@ static void mixed(void) {
         if (wrong < 0) wrong = differs(data[0], at, first, 0);
         at += got;
         if (i % 9 == 8) {
-            /* Elsewhere, and back. */
+            /* Elsewhere and back. */
             got = MUST(pread(fd, data[1], 4096, (at * 7) % BYTES));
             if (wrong < 0) wrong = differs(data[1], (at * 7) % BYTES, got, 0);
         }
@@ -80,7 +80,7 @@ static void mixed(void) {
     say("to %ld, wrong at %ld", at, wrong);
 }
 
-/* What changes behind the place that is read, by the same descriptor, another one, a name, a child. */
+/* Changes after the position that is read, by the same descriptor, another one, a name and a child. */
 static void changed(void) {
     int fd = filled("f"), other = MUST(open("f", O_RDWR));
     for (int round = 1; round <= 6; round++) {
@@ -109,7 +109,7 @@ static void changed(void) {
     }
 }
 
-/* Shorter, longer, with a hole, at the end. */
+/* The file becomes shorter and longer, gets a hole, and grows at the end. */
 static void lengths(void) {
     int fd = filled("f");
     MUST(lseek(fd, 0, SEEK_SET));
@@ -134,7 +134,7 @@ static void lengths(void) {
     say("hole %ld, %d", got, hole[0] | hole[999]);
 }
 
-/* One offset for all who have the descriptor. */
+/* All who have the descriptor share one offset. */
 static void shared(void) {
     int fd = filled("f"), again = dup(fd);
     MUST(lseek(fd, 0, SEEK_SET));
@@ -147,7 +147,7 @@ static void shared(void) {
     MUST(pipe(pipe_of));
     MUST(splice(fd, NULL, pipe_of[1], NULL, 4096, 0));
     read_on(fd, 3000, 20, 0);
-    /* Another file behind the same number. */
+    /* Another file takes the same number. */
     int other = MUST(open("g", O_RDWR | O_CREAT, 0644));
     fill(other, 0, BYTES, 7);
     MUST(lseek(other, 760000, SEEK_SET));
@@ -165,7 +165,7 @@ static void *reads_all(void *name) {
     return (void *)(wrong < 0 ? at : -1);
 }
 
-/* More files at once than anybody follows. */
+/* More files at once than any library would follow. */
 static void threads(void) {
     enum { ALL = 12 };
     pthread_t thread[ALL];

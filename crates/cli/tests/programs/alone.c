@@ -1,6 +1,7 @@
-/* What a program learns of children that are not its own: alone HOW [PROGRAM ARGUMENTS ...]
+/* Shows whether a program notices children that are not its own: alone HOW [PROGRAM ARGUMENTS ...]
  *
- * Starts the program, if there is one, with what `HOW` says; else says what it takes, what it learned and who it is. */
+ * Sets what HOW says and starts the program, if there is one. Otherwise prints whether it adopts orphans,
+ * whether it is alone, and its process number. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <sched.h>

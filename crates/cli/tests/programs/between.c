@@ -1,15 +1,15 @@
-/* What other threads and processes do in the midst of a call: a thread is held there by ptrace. Nothing that is said
- * depends on time, but some pauses let happen what must not. */
+/* Other threads and processes act in the middle of a call, at which ptrace holds a thread. The output does
+ * not depend on time, but some pauses give errors the time to happen. */
 #include "case.h"
 #include <pthread.h>
 #include <sys/ptrace.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 
-/* Long enough for whoever notices closed files. */
+/* Long enough for the process that notices closed files. */
 static void settle(void) { usleep(150000); }
 
-/* Where a held thread is. */
+/* The system call at which a thread is held. */
 struct place {
     int is_entry;
     long number, result;
@@ -25,7 +25,7 @@ static int hear(int which) {
     return value;
 }
 
-/* Goes on with a held thread until it stops at the next system call, its beginning or its end. False: it has ended. */
+/* Continues a held thread until the start or end of its next system call. Returns false if it has ended. */
 static int step(pid_t thread, struct place *place) {
     static long number;
     for (int passed = 0;;) {
@@ -76,7 +76,7 @@ static void *opens(void *unused) {
     return NULL;
 }
 
-/* A thread is opening a file when another one forks; the child closes all that it has. */
+/* A thread is opening a file when another one forks; the child closes everything. */
 static void forked(void) {
     begin();
     pid_t child = MUST(fork());
@@ -119,12 +119,12 @@ static void *replaces(void *unused) {
     return NULL;
 }
 
-/* Something else, remote or local, is put in the place of a descriptor while another thread writes to it. */
+/* Another file, remote or local, replaces a descriptor while another thread writes to it. */
 static void replaced(void) {
     begin();
     pid_t child = MUST(fork());
     if (child == 0) {
-        /* One that has to be kept from running by a mask. */
+        /* A handler that must be kept from running by a mask. */
         struct sigaction action = {.sa_handler = nothing, .sa_flags = SA_NODEFER};
         MUST(sigaction(SIGUSR1, &action, NULL));
         others[0] = MUST(open("second", O_CREAT | O_WRONLY | O_APPEND, 0644));
@@ -150,7 +150,7 @@ static void replaced(void) {
     tell(2, 0);
     reap(child);
     say("written: %d", !failed);
-    /* How much went to which of them is not the same each time. */
+    /* How much went to which file differs from run to run. */
     MUST(unlink("first"));
     MUST(unlink("second"));
 }
@@ -162,8 +162,8 @@ static int is_dup2(long number) {
     return number == SYS_dup3;
 }
 
-/* A process that puts something else in a file's place is stopped as soon as it is there, and others open
- * files before it goes on. */
+/* A process replaces a file's descriptor and is stopped right after that; others open files before it goes
+ * on. */
 static void gone(void) {
     enum { OTHERS = 40 };
     begin();
@@ -212,14 +212,15 @@ static int has_received(const struct place *place) {
            (number == SYS_recvfrom || number == SYS_recvmsg || number == SYS_read || number == SYS_readv);
 }
 
-/* A thread has written to a file, and does not know it yet, when another one closes that and others open theirs. */
+/* A thread has written to a file but does not know it yet, when another one closes the file and others open
+ * theirs. */
 static void late(void) {
     enum { OTHERS = 40 };
     begin();
     pid_t child = MUST(fork());
     if (child == 0) {
         target = MUST(open("first", O_WRONLY));
-        IN_CHILD(); /* has it, too */
+        IN_CHILD(); /* has the file, too */
         pthread_t thread;
         pthread_create(&thread, NULL, writes, NULL);
         hear(2);
@@ -233,7 +234,7 @@ static void late(void) {
     struct place place = {0};
     hold(thread);
     tell(1, 0);
-    /* The first is what it heard. */
+    /* The first is the byte that it heard. */
     for (int heard = 0; heard < 2 && step(thread, &place) && place.number != SYS_getppid;) {
         heard += has_received(&place);
     }
@@ -249,12 +250,12 @@ static void late(void) {
     show("other");
 }
 
-/* What a process asks the kernel for when it writes. */
+/* System calls that a process makes when it writes. */
 static int is_writing(long number) {
     return number == SYS_write || number == SYS_socket || number == SYS_sendto || number == SYS_sendmsg;
 }
 
-/* A process is killed while it writes to a file that it shares, and nobody has waited for it yet. */
+/* A process is killed while it writes to a file that it shares, before anybody has waited for the process. */
 static void killed(void) {
     begin();
     int fd = MUST(open("first", O_WRONLY));
@@ -288,7 +289,7 @@ static void *goes_on(void *unused) {
     return NULL;
 }
 
-/* A program uses numbers that somebody else in the process may have taken, while a thread of it waits for answers. */
+/* A program uses numbers that the library may have taken, while one of its threads waits for answers. */
 static void wanted(void) {
     enum { FIRST = 384, COUNT = 8, TURNS = 200 };
     begin();
@@ -307,7 +308,7 @@ static void wanted(void) {
     show("first");
 }
 
-/* No descriptor is left for a file that is to be emptied, or made. */
+/* No descriptor is left for a file that is to be truncated or created. */
 static void full(void) {
     begin();
     make("kept", "precious");
@@ -334,7 +335,7 @@ static void full(void) {
 
 static void name_of(int fd, char *path) { snprintf(path, 64, "/proc/%d/fd/%d", getpid(), fd); }
 
-/* Opens what another process has, in a way by which only the kernel knows what it is. */
+/* Opens another process's descriptor in a way that only the kernel understands. */
 static int open_of(pid_t process, int fd, int flags) {
     char folder[64], name[16];
     snprintf(folder, sizeof folder, "/proc/%d/fd", process);
@@ -345,7 +346,7 @@ static int open_of(pid_t process, int fd, int flags) {
     return opened;
 }
 
-/* Others open what this process has by its name in /proc. */
+/* Others open this process's file by its name in /proc. */
 static void looked_at(void) {
     enum { OTHERS = 40 };
     begin();
@@ -375,7 +376,7 @@ static void looked_at(void) {
     show("new");
     for (int i = 0; i < OTHERS; i++) MUST(write(fds[i], "text", 4));
     show("new");
-    /* Somebody else's goes last. */
+    /* Another process closes it last. */
     pid_t child = MUST(fork());
     if (child == 0) {
         close(fd);
@@ -392,7 +393,7 @@ static void looked_at(void) {
     reap(child);
     settle();
     SAY(write(fd, "ten", 3));
-    /* What has been looked at is passed on as ever. */
+    /* A file that others have opened in this way is inherited as ever. */
     IN_CHILD(close(fd); close(open_of(this, fd, O_RDONLY)));
     settle();
     MUST(dup2(fd, 60));

@@ -1,6 +1,6 @@
-/* What the conformance programs share. A program runs its cases one by one, each in a process and
- * a directory of its own below the working directory, and prints what it saw. The transcript must
- * not depend on where that directory is. Process numbers, inode numbers and times are not printed. */
+/* Shared by the conformance programs. A program runs its cases one by one, each in its own process and
+ * directory below the working directory, and prints what it saw. The transcript must not depend on where that
+ * directory is. Process numbers, inode numbers and times are not printed. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -26,10 +26,10 @@ struct test {
 
 /* The transcript: a descriptor that no case closes by accident, written without stdio. */
 static int transcript = -1;
-/* The program itself, to be executed again, and its directory as an absolute path. */
+/* The program itself, to execute it again, and the case's directory as an absolute path. */
 static char self[PATH_MAX], top[PATH_MAX];
 
-/* Says one line. The name of the directory in it is replaced by TOP. */
+/* Prints a line, with the directory's path replaced by TOP. */
 __attribute__((format(printf, 1, 2))) static inline void say(const char *format, ...) {
     char text[8192], line[8192];
     va_list arguments;
@@ -50,7 +50,7 @@ __attribute__((format(printf, 1, 2))) static inline void say(const char *format,
     if (write(transcript, line, at) < 0) _exit(98);
 }
 
-/* Says what a call gave: its value, and why it failed if it did. */
+/* Prints the result of a call, and its error if it failed. */
 #define SAY(call)                                                         \
     ({                                                                    \
         errno = 0;                                                        \
@@ -60,7 +60,7 @@ __attribute__((format(printf, 1, 2))) static inline void say(const char *format,
         said_result;                                                      \
     })
 
-/* A call that a case cannot go on without. */
+/* Makes a call that the case needs to succeed. */
 #define MUST(call)                                                              \
     ({                                                                          \
         long must_result = (long)(call);                                        \
@@ -71,14 +71,14 @@ __attribute__((format(printf, 1, 2))) static inline void say(const char *format,
         must_result;                                                            \
     })
 
-/* Makes a file that holds a text. */
+/* Creates a file that holds a text. */
 static inline void make(const char *path, const char *text) {
     int fd = MUST(open(path, O_WRONLY | O_CREAT | O_TRUNC, 0644));
     MUST(write(fd, text, strlen(text)));
     MUST(close(fd));
 }
 
-/* Says what a file holds. */
+/* Prints the contents of a file. */
 static inline void show(const char *path) {
     char text[4096];
     int fd = open(path, O_RDONLY | O_CLOEXEC);
@@ -92,7 +92,7 @@ static inline void show(const char *path) {
     close(fd);
 }
 
-/* Reads a few bytes and says them. */
+/* Reads a few bytes and prints them. */
 static inline void peek(int fd, int count) {
     char text[256] = {0};
     ssize_t got = read(fd, text, count);
@@ -100,7 +100,7 @@ static inline void peek(int fd, int count) {
     else say("read %zd of %d: %s", got, fd, text);
 }
 
-/* Waits for a child and says how it ended. */
+/* Waits for a child and prints how it ended. */
 static inline void reap(pid_t child) {
     int status = 0;
     MUST(waitpid(child, &status, 0));
@@ -108,7 +108,7 @@ static inline void reap(pid_t child) {
     else say("child ends by %s", sigabbrev_np(WTERMSIG(status)));
 }
 
-/* Runs a block in a child, and waits for it. */
+/* Runs a block in a child and waits for it. */
 #define IN_CHILD(...)             \
     do {                          \
         pid_t in_child = fork();  \
@@ -119,7 +119,7 @@ static inline void reap(pid_t child) {
         reap(in_child);           \
     } while (0)
 
-/* Executes this program once more for a small job: `peek FD`, `say TEXT`, `cwd`, `lock PATH`. */
+/* Executes this program again for a small job: `peek FD`, `say TEXT`, `cwd`, `lock PATH`. */
 static inline void again(const char *job, const char *argument) {
     execl(self, self, "--job", job, argument, top, (char *)NULL);
     _exit(96);
@@ -158,7 +158,7 @@ static inline int run(int count, char **arguments, const struct test *tests) {
     for (; tests->name; tests++) {
         if (count > 1 && strcmp(arguments[1], tests->name) != 0) continue;
         if (snprintf(top, sizeof top, "%s/%s", home, tests->name) >= (int)sizeof top) return 94;
-        if (mkdir(top, 0755)) return 93; /* two of one name: the second would not be run, and that on both sides alike */
+        if (mkdir(top, 0755)) return 93; /* two cases of one name: the second would not run, on either side */
         say("== %s", tests->name);
         pid_t child = fork();
         if (child == 0) {

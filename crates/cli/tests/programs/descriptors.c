@@ -159,7 +159,7 @@ static void many_are_open(void) {
     SAY(open("f", O_RDONLY));
 }
 
-/* Whatever else has a number gives way. */
+/* Any number may be used, whatever the library has it for. */
 static void any_number_is_wanted(void) {
     struct rlimit limit = {1024, 1024};
     MUST(setrlimit(RLIMIT_NOFILE, &limit));
@@ -300,7 +300,7 @@ static void passed_together(void) {
         _exit(0);
     }
     int sent = MUST(sendmmsg(ends[0], messages, 2, 0));
-    reap(child); // who says what it got, perhaps before the call is back
+    reap(child); // it prints what it got, perhaps before the call has returned
     say("sent %d", sent);
     char list[4096];
     off_t base = -1;
@@ -425,7 +425,7 @@ static void by_their_names(void) {
     SAY(open("/dev/fd/99", O_RDONLY));
 }
 
-/* What `/proc` says of a descriptor. */
+/* Prints what `/proc` says about a descriptor. */
 static void name_of(int fd) {
     char path[64], link[PATH_MAX] = {0};
     snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
@@ -705,7 +705,7 @@ static void described_calls(void) {
     MUST(ftruncate(fd, 0));
 }
 
-/* Calls that are refused, in the kernel's order, and without harm. */
+/* Calls that fail, with the kernel's order of checks and without effect. */
 static void refused_calls(void) {
     make("f", "abcdefghij");
     make("g", "ABCDEFGHIJ");
@@ -724,7 +724,7 @@ static void refused_calls(void) {
     SAY(pwritev2(both, &part, 1, 0, 0x4000000));
     part.iov_base = text;
     SAY(preadv2(both, &part, 1, 0, 0x4000000));
-    /* Not for appending any more. */
+    /* Without O_APPEND from now on. */
     int from = MUST(open("g", O_RDONLY));
     SAY(copy_file_range(from, NULL, both, NULL, 3, 0));
     SAY(fcntl(both, F_SETFL, 0));
@@ -736,7 +736,7 @@ static void refused_calls(void) {
     SAY(pwritev2(both, &part, 1, -1, RWF_APPEND));
     SAY(lseek(both, 0, SEEK_CUR));
     show("f");
-    /* What cannot be written stays in the pipe. */
+    /* Data that cannot be written stays in the pipe. */
     int ends[2];
     MUST(pipe(ends));
     MUST(write(ends[1], "in the pipe", 11));
@@ -751,13 +751,13 @@ static void refused_calls(void) {
     SAY(splice(in, NULL, both, NULL, 5, 0));
     SAY(splice(ends[0], NULL, both, &place, 11, 0));
     show("f");
-    /* The name of an open file, elsewhere. */
+    /* Links to an open file on another file system. */
     char own[64];
     snprintf(own, sizeof own, "/proc/self/fd/%d", in);
     SAY(linkat(AT_FDCWD, own, AT_FDCWD, "/dev/null", AT_SYMLINK_FOLLOW));
     SAY(linkat(AT_FDCWD, own, AT_FDCWD, "/dev/none/f", AT_SYMLINK_FOLLOW));
     SAY(linkat(AT_FDCWD, own, AT_FDCWD, "/dev/shm/linked-by-no-test", AT_SYMLINK_FOLLOW));
-    /* And of one that never had a name. */
+    /* And to a file that never had a name. */
     snprintf(own, sizeof own, "/proc/self/fd/%d", (int)MUST(open("/dev/shm", O_TMPFILE | O_RDWR, 0600)));
     SAY(linkat(AT_FDCWD, own, AT_FDCWD, "../../../../../../../../../../dev/null", AT_SYMLINK_FOLLOW));
 }
@@ -788,7 +788,7 @@ static void pipes_are_full(void) {
 /* Newer than some headers. */
 #define FCHMODAT2 452
 
-/* By their descriptors alone. */
+/* Attributes of files named only by their descriptors. */
 static void attributes_of_what_is_open(void) {
     make("f", "text");
     int by_path = MUST(open("f", O_PATH)), fd = MUST(open("f", O_RDONLY)), here = MUST(open(".", O_PATH));
@@ -815,7 +815,7 @@ static void attributes_of_what_is_open(void) {
     say("%d", status.st_uid);
     SAY(faccessat(AT_FDCWD, "", R_OK, AT_EMPTY_PATH));
     SAY(utimensat(AT_FDCWD, "", times, AT_EMPTY_PATH));
-    /* Flags that there are none of. */
+    /* Flags that do not exist. */
     SAY(unlinkat(here, "f", 0x40000));
     SAY(linkat(here, "f", here, "g", 0x40000));
     SAY(fstatat(here, "f", &status, 0x40000));

@@ -1,4 +1,4 @@
-// Files from many goroutines. Go makes its system calls without libc, also where it uses libc.
+// Uses files from many goroutines. Go makes its system calls without libc, even where it uses libc.
 package main
 
 // #include <stdlib.h>

@@ -1,5 +1,5 @@
-/* What programs do that bring a libc of their own: threads of every kind, stacks for signals, memory by brk,
-   waits that signals end, their own name, and new programs. With "again": prints the file named last. */
+/* Actions of programs with their own libc: threads of every kind, stacks for signals, memory by brk, waits
+ * that signals end, their own name, and new programs. With "again": prints the file named last. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -65,7 +65,7 @@ static void *stays(void *argument) {
     return argument;
 }
 
-/* Each of them is sent a signal of libc's own. */
+/* Libc sends each thread a signal of its own. */
 static void user_of_all_threads(void) {
     pthread_t all[4];
     may_end = 0;
@@ -166,7 +166,7 @@ static void signals(void) {
     printf("recvmsg %zd %s, came %d\n", length, strerror(errno), came);
     mkfifo("fifo", 0600);
     (void)result;
-    /* A lock that another process has. */
+    /* Waits for a lock that another process has. */
     int fd = open("locked", O_RDWR | O_CREAT, 0600);
     struct flock all = {.l_type = F_WRLCK};
     int ready[2];
@@ -194,7 +194,7 @@ static void signals(void) {
     signal(SIGALRM, SIG_DFL);
 }
 
-/* To open a pipe with a name waits for somebody, and a handler ends that, or not. */
+/* Opening a named pipe waits for the other side; a handler ends the wait or not. */
 static void waits(void) {
     struct itimerval often = {.it_value = {.tv_usec = 5000}, .it_interval = {.tv_usec = 5000}}, never = {0};
     printf("pipe %d\n", mkfifo("pipe", 0600));
@@ -319,7 +319,7 @@ static void spawn_one(const char *program, const char *opens) {
     printf("children left: %s\n", left == -1 && errno == ECHILD ? "none" : "some");
 }
 
-/* Why a program cannot be executed is told by the call, and leaves no child behind. */
+/* The call returns why a program cannot be executed, and leaves no child behind. */
 static void *spawns(void *self) {
     spawn_one(self, NULL);
     spawn_one("m", NULL);
@@ -331,7 +331,7 @@ static void *spawns(void *self) {
     return NULL;
 }
 
-/* Without a name, or by one that is gone when the program begins. */
+/* Executes a program without a name, or by one that is gone when the program starts. */
 static void by_descriptor(char *self) {
     char *again[] = {self, "again", "m", NULL}, *none[] = {NULL}, name[64];
     char *last = strrchr(self, '/'), folder[4096];
@@ -363,7 +363,7 @@ static void by_descriptor(char *self) {
     }
 }
 
-/* What the child of a vfork leaves in the frame of who made it. */
+/* The child of a vfork leaves a value in its parent's stack frame. */
 static int vfork_fails(void) {
     volatile int error = 0;
     char *none[] = {NULL};

@@ -1,5 +1,5 @@
-// Preloaded: closing a file whose name holds what LATE says fails, after it was closed, as where a
-// quota is told late.
+// To be preloaded: makes the close of a file whose name contains the value of LATE fail after the file was
+// closed, like a late report of an exceeded quota.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>

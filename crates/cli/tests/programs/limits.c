@@ -1,4 +1,4 @@
-/* The limit of the length of files: what is written up to it, what fails there, and the signal. */
+/* The limit on file lengths: what is written up to it, what fails there, and the signal. */
 #include "case.h"
 #include <sys/resource.h>
 #include <sys/sendfile.h>
@@ -16,10 +16,10 @@ static void limit(pid_t who, rlim_t bytes) {
     MUST(prlimit(who, RLIMIT_FSIZE, &set, NULL));
 }
 
-/* The limit that calls are tried under. The transcript may be a file, too, and is written without. */
+/* The limit for the tested calls. The transcript may be a file, too, and is written without a limit. */
 static rlim_t bytes = RLIM_INFINITY;
 
-/* Says what a call gave under the limit, and how often the signal came. */
+/* Prints the result of a call under the limit, and how often the signal came. */
 #define TRY(call)                                                     \
     do {                                                              \
         limit(0, bytes);                                              \
@@ -118,7 +118,7 @@ static void effects(void) {
     signal(SIGXFSZ, SIG_IGN);
     TRY(write(fd, "text", 4));
     signal(SIGXFSZ, SIG_DFL);
-    /* What a parent sets for a child that has begun, and what a new program has from before. */
+    /* A limit that a parent sets for a running child, and one that a new program inherits. */
     int go[2];
     MUST(pipe(go));
     pid_t child = fork();

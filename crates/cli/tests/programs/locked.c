@@ -1,5 +1,5 @@
-/* Locks of processes that end: while they have them, while they wait for them, and in the moment
- * in which they get them. Only counts are said. */
+/* Locks of processes that end while they hold them, while they wait for them, and at the moment when they get
+ * them. Only counts are printed. */
 #include "case.h"
 #include <sys/file.h>
 
@@ -13,7 +13,7 @@ static int lock(enum way way, int fd, int type, int wait) {
     return flock(fd, (type == F_WRLCK ? LOCK_EX : LOCK_UN) | (wait ? 0 : LOCK_NB));
 }
 
-/* Another process locks the file: 0, or why it cannot. */
+/* Another process locks the file. Returns 0, or why it cannot. */
 static int tried(enum way way, int wait) {
     pid_t child = MUST(fork());
     if (child == 0) {
@@ -26,14 +26,14 @@ static int tried(enum way way, int wait) {
     return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
 }
 
-/* Some moments, other ones each time. */
+/* Pauses for a short time, different on each call. */
 static void pause_a_bit(int most_us) {
     static unsigned state = 1;
     state = state * 1103515245 + 12345;
     usleep((state >> 8) % most_us);
 }
 
-/* Who is told that a file was closed finds its locks gone, through connections of its own. */
+/* A process that learns that a file was closed finds the closer's locks gone, through its own connections. */
 static void files_are_closed(void) {
     int ask[2], told[2];
     make("f", "hello");
@@ -74,7 +74,7 @@ static void holders_end(void) {
         int good = 0, rounds = 60;
         for (int round = 0; round < rounds; round++) good += tried(way, 0) == 0;
         say("%s: %d of %d", ways[way], good, rounds);
-        /* As by flock(1): a child that had the descriptor, too, has ended before. */
+        /* As with flock(1): a child that also had the descriptor has ended before. */
         for (int round = good = 0; round < rounds; round++) {
             pid_t child = MUST(fork());
             if (child == 0) {
@@ -93,7 +93,7 @@ static void holders_end(void) {
     }
 }
 
-/* Nobody is told of a lock of a process that was killed, nor finds it taken. */
+/* After a process is killed, no other sees its lock or finds it taken. */
 static void holders_are_killed(void) {
     make("f", "hello");
     int told[2], status;
@@ -123,7 +123,7 @@ static void holders_are_killed(void) {
     }
 }
 
-/* A process that waits for the lock, by this descriptor or one of its own. */
+/* Starts a process that waits for the lock, with this descriptor or one of its own. */
 static pid_t waiter(enum way way, int fd) {
     pid_t child = MUST(fork());
     if (child == 0) {
@@ -168,7 +168,7 @@ static void waiters_are_killed_when_they_get_it(void) {
             kill(second, SIGKILL);
             MUST(waitpid(first, &status, 0));
             MUST(waitpid(second, &status, 0));
-            /* What the second one got is the open file's, which is ours, too. */
+            /* The second one's lock belongs to the open file, which this process shares. */
             if (way != RANGE) MUST(lock(way, other, F_UNLCK, 0));
             good += tried(way, 1) == 0;
         }
@@ -183,7 +183,7 @@ static void on_alarm(int signal) {
     came++;
 }
 
-/* A signal ends the wait in the moment in which the lock is given up: the call says who has it. */
+/* A signal ends the wait at the moment when the lock is released: the call's result says who has the lock. */
 static void waits_are_cut_when_they_end(void) {
     make("f", "hello");
     int fd = MUST(open("f", O_RDWR)), status, told[2];

@@ -1,5 +1,5 @@
-/* Large mappings, which are read when they are touched: what programs do to them, and what is done to
- * their files. */
+/* Large mappings, which are read when they are touched: what programs do to them, and what happens to their
+ * files. */
 #include "pattern.h"
 #include <pthread.h>
 #include <setjmp.h>
@@ -12,7 +12,7 @@ static unsigned char *map(const char *path, long length, int protection, int fla
     return at;
 }
 
-/* Touches a byte, and says what came of it. */
+/* Touches a byte and prints what happens. */
 static sigjmp_buf back;
 static void hit(int signal) { siglongjmp(back, signal); }
 static void touch(const char *what, volatile unsigned char *at) {
@@ -85,7 +85,7 @@ static void beyond_the_end(void) {
     }
 }
 
-/* Much more than there is, with pages at once, as databases do that are to grow. */
+/* Maps and populates much more than the file has, as databases do with files that will grow. */
 static void populated(void) {
     long pages = 256, length = 512 << 20;
     unsigned char resident[256];
@@ -172,7 +172,7 @@ static void children(void) {
         });
         compare("what the child changed", at + 200 * PAGE, 200 * PAGE, PAGE);
         compare("the rest", at + 7 * PAGE, 7 * PAGE, LENGTH - 7 * PAGE);
-        // The parent's mapping is gone before its child looks.
+        // The parent's mapping is gone before its child reads.
         int ends[2];
         MUST(pipe(ends));
         pid_t child = fork();
@@ -199,7 +199,7 @@ static void pieces(void) {
     for (int kind = 0; kind < 2; kind++) {
         say("%s", names[kind]);
         unsigned char *at = map("f", LENGTH, PROT_READ, kinds[kind], 0);
-        // Not unmapped: something else might be mapped there, which is not for us to touch.
+        // Not unmapped: something else might then be mapped there, which this program must not touch.
         MUST((long)mmap(at + 100 * PAGE, 100 * PAGE, PROT_NONE,
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0));
         touch("a hole", at + 150 * PAGE);
@@ -217,7 +217,7 @@ static void pieces(void) {
                                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
         say("in its place: %d, and at the end %d", other == at + 300 * PAGE, other[9 * PAGE]);
         compare("behind that", at + 310 * PAGE, 310 * PAGE, LENGTH - 310 * PAGE);
-        // All of it by another part of the file.
+        // Replaced completely by another part of the file.
         int fd = MUST(open("f", O_RDONLY));
         other = mmap(at, LENGTH - 64 * PAGE, PROT_READ, kinds[kind] | MAP_FIXED, fd, 64 * PAGE);
         MUST(close(fd));

@@ -1,5 +1,5 @@
-/* Directories that are renamed or removed while somebody is in them or has them open, and mappings
- * of files that are changed by other calls. */
+/* Directories that are renamed or removed while processes work in them or have them open, and mappings of
+ * files that are changed by other calls. */
 #include "case.h"
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -16,7 +16,7 @@ static void name_of(int fd) {
     else say("is %s", path);
 }
 
-/* Runs a case in a process of its own. */
+/* Runs a case in its own process. */
 static void apart(void (*what)(void)) {
     pid_t child = fork();
     if (child == 0) {
@@ -65,7 +65,7 @@ static void rename_by_link(void) { SAY(rename("../../alias/d", "../../alias/e"))
 static void move_by_link(void) { SAY(rename("../../alias/e/", "../../way/deep/../g")); }
 static void remove_by_link(void) { SAY(rmdir("../../../way/g/in")); }
 
-/* By others, and by names that links lead to. */
+/* Renamed by other processes, and by names with links. */
 static void working_directory_is_renamed_by_links(void) {
     MUST(mkdir("d", 0755));
     MUST(mkdir("d/in", 0755));
@@ -90,7 +90,7 @@ static void working_directory_is_renamed_by_links(void) {
     SAY(open("new", O_CREAT | O_WRONLY, 0644));
 }
 
-/* By a name that a link leads to, so that only the file system can tell where it is now. */
+/* Renamed by a name with a link, so that only the file system knows where it is afterwards. */
 static void open_directories_are_renamed_by_links(void) {
     MUST(mkdir("d", 0755));
     MUST(symlink("/", "d/out"));
@@ -260,7 +260,7 @@ static void mappings_that_grow(void) {
     char text[4] = {0};
     SAY(pread(fd, text, 3, 8192));
     say("%s", text);
-    /* Private ones see that or not, as the system likes; what they hold themselves stays. */
+    /* Private mappings may or may not see that; their own changes stay. */
     SAY(mprotect(own_more, 20480, PROT_READ | PROT_WRITE));
     memcpy(own_more + 16384, "own", 3);
     SAY(pread(fd, text, 3, 16384));
@@ -306,7 +306,7 @@ static void long_names(void) {
         snprintf(link, sizeof link, "l%d", i);
         say("as a target %d: %d %s", lengths[i], symlink(text, link), strerrorname_np(errno));
         say("as a name %d: %d %s", lengths[i], mkdir(text, 0755), strerrorname_np(errno));
-        /* Relative to a remote directory a path may be shorter by the length of that. */
+        /* A path relative to a remote directory must be shorter by the length of that. */
         if (lengths[i] == 4095) continue;
         for (int k = 0; k + 1 < lengths[i]; k += 2) memcpy(text + k, "./", 2);
         say("as a path %d: %d %s", lengths[i], symlink("t", text), strerrorname_np(errno));

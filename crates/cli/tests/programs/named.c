@@ -1,4 +1,5 @@
-/* What a program is called, and what it is, that was executed by way of links and scripts. Compiled for any libc. */
+/* The name and path that a program sees when it was executed through links and scripts. Compiled for any
+ * libc. */
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -61,7 +62,7 @@ int main(int count, char **arguments) {
     for (int i = 0; i < 7; i++) run(paths[i], NULL);
     run("far", "folder");
     unlink("program");
-    /* Their interpreters are named by where they are. */
+    /* These contain their interpreters' absolute paths. */
     unlink("a-script-with-a-long-name");
     unlink("by-link");
     unlink("of-script");

@@ -1,6 +1,6 @@
-/* Opens a file by a system call of its own, in this thread and in one of libc's, and copies it. The
-   path is read from standard input, so that no argument tells where it is. Before that a file may be
-   opened by libc: the first argument. */
+/* Opens a file with its own system call, in this thread and in one of libc's, and copies it. The path is read
+ * from standard input, so that no argument contains it. Before that, libc may open a file: the first
+ * argument. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <pthread.h>

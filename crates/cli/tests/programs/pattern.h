@@ -1,4 +1,4 @@
-/* Files of several MiB whose bytes are known. */
+/* Files of several MiB with known contents. */
 #include "case.h"
 #include <stdint.h>
 #include <sys/mman.h>
@@ -9,7 +9,7 @@
 
 static inline unsigned char byte_at(long at) { return (uint64_t)at * 2654435761u >> 15 ^ at >> 12; }
 
-/* Makes a file of the pattern. */
+/* Creates a file with the pattern. */
 static inline void pattern(const char *path, long length) {
     unsigned char *all = malloc(length);
     for (long at = 0; at < length; at++) all[at] = byte_at(at);
@@ -19,7 +19,7 @@ static inline void pattern(const char *path, long length) {
     free(all);
 }
 
-/* Compares pages with the pattern, from this offset of the file on. */
+/* Compares pages with the pattern at this offset of the file. */
 static inline void compare(const char *what, const unsigned char *at, long offset, long length) {
     for (long i = 0; i < length; i++) {
         if (at[i] != byte_at(offset + i)) {

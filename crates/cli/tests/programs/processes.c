@@ -18,9 +18,8 @@ static void script(const char *path, const char *text) {
     MUST(chmod(path, 0755));
 }
 
-/* Every way to execute: what it says goes to the transcript as descriptor 1. */
-/* What a spawn came to. In a guest the child that is to execute the program has memory of its own, so
- * that libc does not hear from it why that failed. */
+/* Prints the result of a spawn. In a guest, the child that executes the program has its own memory, so libc
+ * does not learn why that failed. */
 static void came_of(const char *name, int result, pid_t pid) {
 #ifdef GUEST
     int status = 0;
@@ -32,6 +31,7 @@ static void came_of(const char *name, int result, pid_t pid) {
 #endif
 }
 
+/* Every way to execute a program, whose output goes to the transcript as descriptor 1. */
 static void every_exec(void) {
     copy_program("/bin/echo", "e");
     script("s", "#!/bin/sh\necho script $0 $1 $2\n");
@@ -208,7 +208,7 @@ static void working_directory(void) {
     say("%s", getcwd(here, sizeof here));
     make("g", "made here");
     show("../b/g");
-    /* A directory opened by way of a link, which leads elsewhere by then. */
+    /* A directory opened through a link that leads elsewhere by then. */
     symlink("a/b", "../../way");
     int by_way = MUST(open("../../way", O_RDONLY | O_DIRECTORY));
     SAY(fchdir(by_way));
@@ -247,7 +247,7 @@ static void process_locks(void) {
         SAY(fcntl(fd, F_SETLK, &wanted));
     });
     IN_CHILD(SAY(lockf(fd, F_TEST, 10)); lseek(fd, 2, SEEK_SET); SAY(lockf(fd, F_TLOCK, 1)));
-    /* Any close of the file by this process gives its locks up. */
+    /* Any close of the file by this process releases its locks. */
     MUST(close(other));
     IN_CHILD(again("lock", "f"));
     lock = (struct flock){.l_type = F_WRLCK, .l_whence = SEEK_SET};
@@ -275,7 +275,7 @@ static void process_locks(void) {
         SAY(fcntl(fd, F_GETLK, &wanted));
         say("start %ld length %ld", (long)wanted.l_start, (long)wanted.l_len);
     });
-    /* As far as offsets go, and further. */
+    /* Up to the largest offset, and beyond. */
     lock = (struct flock){.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 9, .l_len = LONG_MAX};
     SAY(fcntl(fd, F_SETLK, &lock));
     lock.l_len = LONG_MAX - 8;
@@ -287,7 +287,7 @@ static void process_locks(void) {
     });
 }
 
-/* A lock is held across exec, and given up when the process ends, however it ends. */
+/* A lock is held across exec, and released when the process ends, however it ends. */
 static void locks_and_new_programs(void) {
     make("f", "x");
     make("ready", "");
@@ -369,7 +369,7 @@ static void waiting_for_locks(void) {
     SAY(fcntl(fd, F_SETLKW, &lock));
     show("f");
     reap(child);
-    /* A cycle. The locks of the parent went with the close in show. */
+    /* A cycle of waits. The locks of the parent were released by the close in show. */
     fd = MUST(open("f", O_RDWR));
     lock = (struct flock){.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 0, .l_len = 1};
     MUST(fcntl(fd, F_SETLK, &lock));
@@ -384,7 +384,7 @@ static void waiting_for_locks(void) {
     read(told[0], (char[1]){0}, 1);
     usleep(300000);
     lock.l_start = 1;
-    /* Whoever waits last is told; on a busy machine that may be the child. */
+    /* The process that waits last gets the error; on a busy machine that may be the child. */
     int told_us = fcntl(fd, F_SETLKW, &lock) == -1 && errno == EDEADLK;
     lock = (struct flock){.l_type = F_UNLCK, .l_whence = SEEK_SET};
     SAY(fcntl(fd, F_SETLK, &lock));
@@ -427,7 +427,7 @@ static void opens_the_pipe(const char *path, int flags, char *data) {
     close(fd);
 }
 
-/* Both sides wait for each other, whatever way they name it. */
+/* Both sides of a named pipe wait for each other, however they name it. */
 static void pipes_with_names(void) {
     SAY(mkfifo("p", 0640));
     MUST(symlink("p", "link"));
@@ -454,7 +454,7 @@ static void pipes_with_names(void) {
     struct stat s;
     SAY(fstat(both, &s));
     say("is a pipe %d", S_ISFIFO(s.st_mode));
-    /* Another one of the same name, perhaps of the same number. */
+    /* Another pipe with the same name, perhaps with the same inode number. */
     SAY(unlink("../p"));
     SAY(mkfifo("../p", 0600));
     SAY(open("../p", O_WRONLY | O_NONBLOCK));
@@ -478,7 +478,7 @@ static void pipes_with_names(void) {
     reap(child);
 }
 
-/* By its name in /proc. */
+/* Names the working directory by its name in /proc. */
 static void working_directory_by_its_name(void) {
     MUST(mkdir("d", 0755));
     MUST(chdir("d"));
@@ -509,7 +509,7 @@ static void working_directory_by_its_name(void) {
     IN_CHILD(execlp("sh", "sh", "-c", "ls /proc/self/cwd/ /proc/self/cwd/d", NULL));
 }
 
-/* Who waits to have alone what several share gives up its own part first. */
+/* A process that waits to turn a shared lock into an exclusive one releases its own part first. */
 static void turned_locks(void) {
     make("f", "");
     int a = MUST(open("f", O_RDWR)), b = MUST(open("f", O_RDWR)), ready[2], go[2];
@@ -531,7 +531,7 @@ static void turned_locks(void) {
             MUST(write(ready[1], "", 1));
             read(go[0], &byte, 1);
             alarm(20);
-            /* In which order they end nobody knows. */
+            /* The order in which they end is unspecified. */
             _exit(flock(fd, LOCK_EX) == 0 ? 0 : errno);
         }
     }
@@ -550,7 +550,7 @@ static void *comes_and_goes(void *argument) {
     return argument;
 }
 
-/* The user of all threads is changed while others make new ones. */
+/* Changes the user of all threads while some of them create new threads. */
 static void users_of_threads(void) {
     pthread_t all[4];
     long failed = 0;

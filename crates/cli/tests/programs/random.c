@@ -1,8 +1,8 @@
-/* A long random program of system calls, the same for the same seed: `random SEED STEPS KINDS`.
- * It works in the working directory ("data"), whose parent it may reach by "..", and in OUTSIDE,
- * a directory of the environment variable of this name that is local on both sides. Every call and
- * what it gave is printed. KINDS: how many kinds of steps it draws from, so that a seed of before there were as
- * many still means what it did. */
+/* Runs a long random program of system calls, the same for the same seed: `random SEED STEPS KINDS`. It works
+ * in the working directory ("data"), whose parent it may reach with "..", and in the directory that the
+ * environment variable OUTSIDE names, which is local on both sides. It prints every call and its result.
+ * KINDS is the number of kinds of steps to draw from, so that old seeds still mean the same after kinds were
+ * added. */
 #include "case.h"
 #include <ftw.h>
 #include <glob.h>
@@ -32,7 +32,7 @@ static const char *names[] = {"a", "b", "c", "d", "e", "d/f", "d/g", "d/h/i", "d
                               "./b", "../data/c", "../beside", "d/./h/../f", "in", "out", "in/f", "out/o",
                               "none/z", "a/z", "d/", "x/", "loop", "far"};
 
-/* A path: relative, absolute, or by a link across the border. */
+/* Returns a path: relative, absolute, or through a link across the boundary. */
 static const char *path(void) {
     static char texts[4][PATH_MAX + 64];
     static int turn;
@@ -48,7 +48,7 @@ static const char *path(void) {
 
 static int file(void) { return fds[draw(FILES)]; }
 
-/* A directory for the at-functions. */
+/* Returns a directory for the at-functions. */
 static int base(void) { return draw(4) ? AT_FDCWD : file(); }
 
 static void result(const char *what, const char *first, const char *second, long value) {
@@ -155,15 +155,15 @@ static char walked[6000];
 
 static int visit(const char *name, const struct stat *s, int kind, struct FTW *place) {
     (void)s;
-    /* The order is the file system's, so the names are counted into a sum. */
+    /* The file system decides the order, so names are combined into a sum. */
     unsigned all = sum((const unsigned char *)name, strlen(name)) + kind * 3 + place->level + place->base;
     snprintf(walked, sizeof walked, "%u", (unsigned)strtoul(walked, NULL, 10) + all);
     return ++visited > 300;
 }
 
-/* What walks over trees see. A prefix need not exist, so they do not begin above it. */
+/* Prints what walks over trees see. A prefix need not exist, so they do not start above it. */
 static void walk(const char *name) {
-    /* What is outside has another name on the other side. */
+    /* Directories outside have other names on the other side. */
     if (name[0] == '/' || strstr(name, "..") || strstr(name, "out")) return;
     char here[PATH_MAX];
     if (!getcwd(here, sizeof here) || strncmp(here, top, strlen(top))) return;
@@ -181,7 +181,7 @@ static void walk(const char *name) {
     if (!got) globfree(&found);
 }
 
-/* Reads a directory in pieces, goes back to where it was, and begins anew. */
+/* Reads a directory in pieces, goes back to an earlier position, and starts again. */
 static void seek_in(const char *name) {
     DIR *stream = opendir(name);
     if (!stream) return;
@@ -200,7 +200,7 @@ static void seek_in(const char *name) {
     closedir(stream);
 }
 
-/* Of several locks in the way any may be told of: one byte has several only if they are shared. */
+/* Any of several conflicting locks may be reported. Several on one byte must be shared. */
 static void tell(const char *who, int got, const struct flock *found) {
     if (got < 0) say("%s: %s", who, strerrorname_np(errno));
     else if (found->l_type == F_RDLCK) say("%s: shared", who);
@@ -211,12 +211,12 @@ static void lock(int fd) {
     struct flock lock = {.l_type = (short[]){F_RDLCK, F_WRLCK, F_UNLCK}[draw(3)],
                          .l_whence = draw(3), .l_start = draw(50), .l_len = draw(20)};
     int commands[] = {F_SETLK, F_GETLK, F_OFD_SETLK, F_OFD_GETLK}, command = commands[draw(4)];
-    /* Newer kernels tell of any lock then. */
+    /* Newer kernels then report any lock. */
     if (command == F_OFD_GETLK && lock.l_type == F_UNLCK) lock.l_type = F_WRLCK;
     if (command == F_GETLK || command == F_OFD_GETLK) lock.l_len = 1;
     int got = draw(4) ? fcntl(fd, command, &lock) : flock(fd, (int[]){LOCK_SH, LOCK_EX, LOCK_UN}[draw(3)] | LOCK_NB);
     tell("lock", got, &lock);
-    /* Another process sees what this one has. */
+    /* Another process sees this one's locks. */
     struct flock probe = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = draw(50), .l_len = 1};
     pid_t child = fork();
     if (child == 0) {
@@ -226,7 +226,7 @@ static void lock(int fd) {
     waitpid(child, NULL, 0);
 }
 
-/* A file without a name, which gets one or none. */
+/* A file without a name, which may or may not get one. */
 static void unnamed(int at, const char *name) {
     int fd = openat(at, draw(2) ? "d" : ".", O_TMPFILE | (draw(2) ? O_RDWR : O_WRONLY), 0600 + draw(64));
     result("unnamed", "", "", fd < 0 ? -1 : 0);
@@ -266,11 +266,11 @@ static void attributes_of(const char *name, int fd) {
     }
 }
 
-/* Through a pipe, both ways. */
+/* Splices through a pipe, both ways. */
 static void through_pipe(int from, int to) {
     int ends[2];
     struct stat one, other;
-    /* What is spliced is the file's own pages, which may be what is written to. */
+    /* Splicing passes the file's own pages, which might be those written to. */
     if (fstat(from, &one) == 0 && fstat(to, &other) == 0 && one.st_ino == other.st_ino) return;
     if (pipe2(ends, O_NONBLOCK)) return;
     off_t place = draw(1000);
@@ -309,7 +309,7 @@ static void control(int fd) {
     result("fdatasync", "", "", draw(2) ? fdatasync(fd) : fsync(fd));
 }
 
-/* Not higher than the parent of "data", so that all happens in directories of this program alone. */
+/* Stays within the parent of "data", so that everything happens in directories of this program. */
 static void stay(void) {
     char here[PATH_MAX], parent[PATH_MAX];
     snprintf(parent, sizeof parent, "%s", top);
@@ -325,7 +325,7 @@ static void step(void) {
     int place = draw(FILES), fd = fds[place], at = base();
     const char *first = path(), *second = path();
     ssize_t got;
-    /* What is in a removed working directory differs between file systems. */
+    /* What a removed working directory contains differs between file systems. */
     if (!getcwd(link, sizeof link)) stay();
     errno = 0;
     switch (draw(kinds)) {
@@ -374,7 +374,7 @@ static void step(void) {
     }
     case 15: case 16: {
         int whence = draw(3);
-        /* Offsets of directories are the file system's own. */
+        /* Offsets in directories depend on the file system. */
         if (fstat(fd, &s) == 0 && S_ISDIR(s.st_mode)) break;
         result("lseek", "", "", lseek(fd, (off_t)offset() - (whence ? 500 : 0), whence));
         break;
@@ -430,7 +430,7 @@ static void step(void) {
         off_t from = draw(1000);
         int to = file();
         struct stat other;
-        /* How far a file reaches that is copied into itself depends on the size of the kernel's pieces. */
+        /* The length of a file copied into itself depends on the size of the kernel's pieces. */
         if (fstat(fd, &s) == 0 && fstat(to, &other) == 0 && s.st_ino == other.st_ino && s.st_dev == other.st_dev)
             break;
         if (draw(2)) result("sendfile", "", "", sendfile(to, fd, &from, length()));
@@ -498,7 +498,7 @@ int main(int count, char **arguments) {
     snprintf(into, sizeof into, "%s/into", outside);
     MUST(mkdir("d", 0755));
     MUST(mkdir("d/h", 0755));
-    /* Links across the border, both ways, and one that leads nowhere. */
+    /* Links across the boundary in both directions, and one that leads nowhere. */
     MUST(symlink(outside, "out"));
     MUST(symlink(top, into));
     MUST(symlink("d", "in"));

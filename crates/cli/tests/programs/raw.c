@@ -1,4 +1,4 @@
-/* System calls that a program makes itself, without libc. Prints what they say. */
+/* Makes system calls without libc, and prints their results. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -50,7 +50,7 @@ static void expect(const char *what, long got, long wanted)
 static volatile int handled;
 static char file[4096];
 
-/* Opens, reads and closes the file without libc: the first byte, or what failed. */
+/* Opens, reads and closes the file without libc. Returns the first byte, or the error. */
 static long first_byte(void)
 {
     char byte = 0;
@@ -74,7 +74,7 @@ static void *thread(void *argument)
     return argument;
 }
 
-/* A way back from handlers of the program's own. */
+/* The program's own return from signal handlers. */
 asm(".globl own_way_back\nown_way_back:\n mov $15, %eax\n syscall\n");
 extern void own_way_back(void);
 struct action { void (*handler)(int); unsigned long flags; void *restorer; uint64_t mask; };
@@ -88,7 +88,7 @@ static int child_task(void)
     return 0;
 }
 
-/* clone with a new stack, without libc: the child takes its function from there. */
+/* clone with a new stack, without libc: the child takes its function from that stack. */
 static long clone_raw(unsigned long flags)
 {
     void **top = (void **)(stack + sizeof stack - 64);
@@ -101,7 +101,7 @@ static long clone_raw(unsigned long flags)
     return result;
 }
 
-/* A child that shares memory and stack until it ends, which it does at once. */
+/* Creates a child that shares memory and stack until it ends, which it does at once. */
 static long clone_waited_for(long number, unsigned long first, unsigned long second, int *told)
 {
     long result;
@@ -112,7 +112,7 @@ static long clone_waited_for(long number, unsigned long first, unsigned long sec
     return result;
 }
 
-/* Such a child is what the flags say: how its end is told, and a descriptor for it. */
+/* The flags determine how the end of this kind of child is reported, and whether there is a pidfd for it. */
 static void waited_for(void)
 {
     struct { uint64_t flags, pid_fd, child_tid, parent_tid, exit_signal, stack, stack_bytes, tls; } how = {0};
@@ -128,7 +128,7 @@ static void waited_for(void)
     how.pid_fd = (uintptr_t)&pid_fd;
     how.exit_signal = SIGCHLD;
     child = clone_waited_for(SYS_clone3, (uintptr_t)&how, sizeof how, 0);
-    if (child == -ENOSYS) /* a guest has none */
+    if (child == -ENOSYS) /* a guest has no clone3 */
         return;
     expect("clone3, too", pid_fd >= 0, 1);
     expect("of a child", waitpid((pid_t)child, &wait_status, 0) == child, 1);
@@ -188,11 +188,11 @@ int main(int argc, char **argv)
     expect("readlink", CALL3(SYS_readlink, "link", text, sizeof text), 11);
     expect("open by a relative path", CALL3(SYS_open, "link", O_RDONLY, 0) > 0, 1);
     expect("chdir back", CALL1(SYS_chdir, ".."), 0);
-    /* A second argument says that this is under `towline run`, where rings are refused. */
+    /* A second argument means that this is under `towline run`, which refuses rings. */
     expect("io_uring_setup", argc < 3 || CALL2(SYS_io_uring_setup, 4, text) == -ENOSYS, 1);
     expect("io_setup", argc < 3 || CALL2(SYS_io_setup, 4, text) == -ENOSYS, 1);
 
-    /* What stays local. */
+    /* Local files. */
     expect("open of a local file", CALL3(SYS_open, "/etc/passwd", O_RDONLY, 0) > 0, 1);
     int ends[2];
     expect("pipe", CALL1(SYS_pipe, ends), 0);

@@ -1,6 +1,6 @@
-/* Descriptors of files that are opened and closed again and again, as most programs do, and what else may
- * have got them meanwhile. `reused idle FILE` opens and closes a file often, says so, and waits for the end
- * of its input. */
+/* Descriptors of files that are opened and closed again and again, as most programs do, when other processes
+ * may have got them meanwhile. `reused idle FILE` opens and closes a file often, reports that, and waits for
+ * the end of its input. */
 #include "case.h"
 #include <pthread.h>
 
@@ -12,7 +12,7 @@ static const char *name(int number) {
     return text;
 }
 
-/* Opens and closes long enough for whoever remembers descriptors to do so. */
+/* Opens and closes a file for so long that a library that caches descriptors does so. */
 static void often(const char *path) {
     for (int i = 0; i < 200; i++) {
         close(MUST(open(path, O_RDONLY)));
@@ -29,7 +29,7 @@ static void begin(void) {
     often("f0");
 }
 
-/* What a file opened anew is like. */
+/* The properties of a newly opened file. */
 static void fresh(void) {
     begin();
     for (int i = 0; i < 12; i++) {
@@ -69,7 +69,7 @@ static void duplicates(void) {
     }
 }
 
-/* A child has the file still, and the parent opens others. */
+/* A child still has the file while the parent opens others. */
 static void children(void) {
     begin();
     for (int i = 0; i < 3; i++) {
@@ -125,7 +125,7 @@ static int receive_one(int socket) {
     return fd;
 }
 
-/* On their way in a socket, when this process has closed them and opened others. */
+/* Descriptors are in transit in a socket when this process has closed them and opened others. */
 static void passed(void) {
     begin();
     int ends[2];
@@ -144,7 +144,7 @@ static void passed(void) {
     }
 }
 
-/* Names that come and go, and come again. */
+/* Names that are created, removed and created again. */
 static void names(void) {
     begin();
     for (int i = 0; i < 5; i++) {

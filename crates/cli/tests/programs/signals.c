@@ -1,5 +1,5 @@
-/* Handlers of signals that come while files are used. What is said depends on no time: only how many
- * came where that is certain, and what the program is told of its handlers. */
+/* Signal handlers that run while files are used. The output does not depend on time: only counts that are
+ * certain, and what the program is told about its handlers. */
 #include "case.h"
 #include <pthread.h>
 #include <setjmp.h>
@@ -14,7 +14,7 @@ static void count_one(int signal) {
     count++;
 }
 
-/* Some calls with files of the working directory. */
+/* Makes some calls with files in the working directory. */
 static void use_files(void) {
     struct stat status;
     char text[8];
@@ -91,8 +91,8 @@ static void handlers_jump(void) {
     make("f", "hello");
     struct sigaction action = {.sa_handler = on_timer_jumps};
     MUST(sigaction(SIGALRM, &action, NULL));
-    /* The timer comes once for each jump, so that no handler is jumped out of in the midst of
-     * another one's calls. What is open then stays open. */
+    /* The timer fires once for each jump, so that no handler jumps out of the middle of another one's calls,
+     * which would leave files open. */
     volatile int jumps = 0;
     while (jumps < 60) {
         struct stat status;
@@ -111,7 +111,8 @@ static void handlers_jump(void) {
     say("%d wrong", (int)wrong);
 }
 
-/* Waits for a lock that a child has for a while: in all three ways, and by system calls of its own. */
+/* Waits for a lock that a child holds for a while: with all three functions, and with the program's own
+ * system calls. */
 enum way { RANGE, WHOLE, LOCKF, RAW, RAW_WHOLE, WAYS };
 static const char *const ways[] = {"F_SETLKW", "flock", "lockf", "raw F_SETLKW", "raw flock"};
 
@@ -140,7 +141,7 @@ static int lock(enum way way, int fd, int wait) {
     }
 }
 
-/* A child that has the lock until it is told to end. */
+/* Starts a child that holds the lock until it is told to end. */
 static pid_t holder(enum way way, int *tell) {
     int held[2], end[2];
     char byte;
@@ -165,7 +166,7 @@ static pid_t holder(enum way way, int *tell) {
 
 static struct sigaction set_anew;
 
-/* Comes again and again, since the first one may come before the wait. */
+/* Sets the alarm again and again, since the first may come before the wait. */
 static void on_alarm_comes_again(int signal) {
     (void)signal;
     int before = errno;
@@ -200,7 +201,7 @@ static void waits_for_locks_end(void) {
         pid_t child = holder(way, &tell);
         int fd = MUST(open("f", O_RDWR));
         for (int kind = 0; kind < 4; kind++) {
-            /* Fails with EINTR. */
+            /* The wait fails with EINTR. */
             struct sigaction action = {.sa_handler = on_alarm_comes_again, .sa_flags = flags[kind]};
             struct itimerval soon = {{0, 0}, {0, 10000}};
             set_anew = action;
@@ -211,7 +212,7 @@ static void waits_for_locks_end(void) {
             start_timer(0);
             say("%s, %s: %d %s, came %d, %d wrong", ways[way], kinds[kind], result, strerrorname_np(error),
                 count > 0, (int)wrong);
-            /* Leaves by a jump, again and again. */
+            /* The handler leaves by a jump, again and again. */
             action.sa_handler = on_timer_jumps;
             volatile int jumps = 0;
             while (jumps < 3) {
@@ -228,7 +229,7 @@ static void waits_for_locks_end(void) {
             say("%s, %s: %d jumps, %d wrong, blocked %d", ways[way], kinds[kind], jumps, (int)wrong,
                 sigismember(&mask, SIGALRM));
         }
-        /* Begun again, until the other one gives it up. */
+        /* The wait is restarted until the holder releases the lock. */
         struct sigaction action = {.sa_handler = on_third_ends_holder, .sa_flags = SA_RESTART};
         MUST(sigaction(SIGALRM, &action, NULL));
         count = 0;
@@ -238,7 +239,7 @@ static void waits_for_locks_end(void) {
         int status;
         MUST(waitpid(child, &status, 0));
         say("%s, restarted: %d, enough %d, %d wrong", ways[way], result, count >= 3, (int)wrong);
-        /* Nothing that was jumped out of waits still, or has it. */
+        /* No abandoned wait still waits, or holds the lock. */
         MUST(close(fd));
         child = holder(way, &tell);
         close(tell);
@@ -323,7 +324,7 @@ static void masks_hold(void) {
     say("came %d, pending %d", (int)count, sigismember(&pending, SIGUSR1));
     MUST(sigprocmask(SIG_UNBLOCK, &set, NULL));
     say("came %d", (int)count);
-    /* A program that is executed begins with the mask that this one has. */
+    /* A new program starts with the mask of this one. */
     start_timer(500);
     signal(SIGALRM, count_one);
     while (count < 50) use_files();

@@ -1,5 +1,5 @@
-/* Handlers of SIGSYS of a program's own: for what others send, what it raises, and what a filter of its own traps.
- * Compiled for any libc. What is said depends on no time. */
+/* A program's own SIGSYS handlers: for signals that others send, that it raises, and that its own filter
+ * causes. Compiled for any libc. The output does not depend on time. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -46,7 +46,7 @@ static void end_of(pid_t child, const char *what) {
     fflush(stdout);
 }
 
-/* Handlers begin where they are to, with what came, and what they interrupt goes on as it was. */
+/* Handlers run on the right stack with the right arguments, and the interrupted code goes on unchanged. */
 static void raised(void) {
     stack_t stack = {.ss_sp = other, .ss_size = sizeof other}, none = {.ss_flags = SS_DISABLE};
     volatile double sum = 1.5;
@@ -104,7 +104,7 @@ static int use(int i) {
     return bad + (fstat(fd, &status) || access("/", F_OK) || close(fd));
 }
 
-/* In whatever the program does. */
+/* Signals arrive in the middle of anything that the program does. */
 static void while_files_are_used(int on_stack) {
     stack_t stack = {.ss_sp = other, .ss_size = sizeof other}, none = {.ss_flags = SS_DISABLE};
     if (on_stack) sigaltstack(&stack, NULL);
@@ -121,7 +121,7 @@ static void while_files_are_used(int on_stack) {
     sigaltstack(&none, NULL);
 }
 
-/* Sends signals: ten, or until it is told that enough have come. */
+/* Sends `times` signals or, for 0, sends until `enough` have arrived. */
 static void send_to(pid_t target, int times, volatile int *told, int enough) {
     for (int i = 0; times ? i < times : *told < enough; i++) {
         kill(target, SIGSYS);
@@ -129,7 +129,7 @@ static void send_to(pid_t target, int times, volatile int *told, int enough) {
     }
 }
 
-/* What waits is begun again, or ends, as the handler says; also in a wait for a lock of a file. */
+/* Waits are restarted or fail, as the handler's flags say; also waits for file locks. */
 static void what_waits(void) {
     int ends[2], lock_fd = open("lock", O_RDWR | O_CREAT, 0600);
     volatile int *told = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -221,7 +221,7 @@ static void without_handlers(void) {
 #ifdef __x86_64__
 static volatile int trapped, last;
 
-/* As a sandbox does: what was not let through is answered here. */
+/* Answers calls that the filter did not allow, as a sandbox does. */
 static void on_trapped(int signal, siginfo_t *info, void *context) {
     (void)signal;
     trapped += info->si_code == 1;
@@ -230,7 +230,7 @@ static void on_trapped(int signal, siginfo_t *info, void *context) {
 }
 
 static void trap_calls(const int *numbers, int count) {
-    /* As in linux/filter.h and linux/seccomp.h, which not every libc comes with. */
+    /* As in linux/filter.h and linux/seccomp.h, which not every libc provides. */
     enum { LOAD = 0x20, IS = 0x15, RETURN = 0x06, TRAP = 0x30000, ALLOW = 0x7fff0000, FILTER = 2 };
     struct step {
         uint16_t code;

@@ -1,4 +1,4 @@
-/* Large shared mappings that are stored to: what reaches the file, and who sees it. */
+/* Stores to large shared mappings: what reaches the file, and who sees it. */
 #include "pattern.h"
 #include <pthread.h>
 #include <setjmp.h>
@@ -14,7 +14,7 @@ static unsigned char *map(const char *path, long length, int protection, long of
 
 #define BOTH (PROT_READ | PROT_WRITE)
 
-/* Says what a file holds at the beginning of a page. */
+/* Prints what a file holds at the start of a page. */
 static void at_page(const char *path, long page) {
     char text[24] = {0};
     int fd = MUST(open(path, O_RDONLY));
@@ -25,7 +25,7 @@ static void at_page(const char *path, long page) {
     close(fd);
 }
 
-/* Says whether all pages of a file but these are as written. */
+/* Prints whether all pages of a file except these hold the pattern. */
 static void other_pages(const char *path, int count, const long *but) {
     unsigned char *all = malloc(LENGTH);
     int fd = MUST(open(path, O_RDONLY));
@@ -40,7 +40,7 @@ static void other_pages(const char *path, int count, const long *but) {
     free(all);
 }
 
-/* Processes take turns. */
+/* Lets two processes take turns. */
 struct turns {
     int ends[2][2];
 };
@@ -72,7 +72,7 @@ static void stores_reach_the_file(void) {
     SAY(munmap(at, LENGTH));
     at_page("f", 200);
     other_pages("f", 7, (long[]){0, 3, 64, 65, 400, PAGES - 1, 200});
-    /* Behind the end nothing is kept. */
+    /* Nothing is kept beyond the end. */
     at = map("f", LENGTH, BOTH, 0);
     at[LENGTH] = 'x';
     SAY(munmap(at, LENGTH));
@@ -174,7 +174,7 @@ static void processes_share(void) {
     struct turns both = turns();
     pid_t child = MUST(fork());
     if (child == 0) {
-        /* Read first: it begins to be stored to later. */
+        /* Only read at first; stores come later. */
         unsigned char *at = map("f", LENGTH, PROT_READ, 0);
         compare("before", at, 0, LENGTH / 2);
         tell(&both, 0);
@@ -243,7 +243,7 @@ static void other_calls_and_stores(void) {
     MUST(close(fd));
 }
 
-/* Mapped to be read, made to be stored to by other calls than mprotect of libc. */
+/* Mapped read-only, and made writable by calls other than libc's mprotect. */
 static void made_writable_otherwise(void) {
     pattern("f", LENGTH);
     unsigned char *at = map("f", LENGTH, PROT_READ, 0);
@@ -295,7 +295,7 @@ static void ends_move_and_stores(void) {
     at_page("f", 301);
     at_page("f", PAGES);
     MUST(close(fd));
-    /* Made by its length alone, as data bases do. */
+    /* Given only a length, as databases do. */
     fd = MUST(open("made", O_RDWR | O_CREAT, 0644));
     MUST(ftruncate(fd, 8 << 20));
     at = mmap(NULL, 8 << 20, BOTH, MAP_SHARED, fd, 0);
@@ -364,7 +364,7 @@ static void threads_store(void) {
     say("%ld bytes are wrong", wrong);
 }
 
-/* Some processes count together. */
+/* Several processes count together. */
 static void processes_count(void) {
     int fd = MUST(open("f", O_RDWR | O_CREAT, 0644));
     MUST(ftruncate(fd, 1 << 20));

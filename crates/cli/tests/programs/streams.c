@@ -28,7 +28,7 @@ static void modes(void) {
 
 static void positions(void) {
     FILE *stream = fopen("f", "w+");
-    /* Else it is as long as the file system likes it. */
+    /* Otherwise the file system decides its length. */
     static char buffer[4096];
     MUST(setvbuf(stream, buffer, _IOFBF, sizeof buffer));
     for (int i = 0; i < 3000; i++) fprintf(stream, "line %d\n", i);
@@ -160,7 +160,7 @@ static int by_name(const void *a, const void *b) {
     return strcmp(*(char *const *)a, *(char *const *)b);
 }
 
-/* Says the rest of a listing, in order. */
+/* Prints the rest of a listing, sorted. */
 static void listed(DIR *list) {
     char *names[200], all[8192] = {0};
     int count = 0;
@@ -242,7 +242,7 @@ static void large_directories(void) {
     SAY(rmdir("d"));
 }
 
-/* Where streams that append begin, also on descriptors that had another such stream before. */
+/* Where append streams start, also on descriptors that had another such stream before. */
 static void ends(void) {
     make("other", "something else");
     make("empty", "");

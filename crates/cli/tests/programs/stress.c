@@ -1,5 +1,5 @@
-/* Threads that read and write a file by system calls of their own, some of them with short stacks for
-   signals, while a signal comes again and again whose handler reads it, too; then children. */
+/* Threads that read and write a file with their own system calls, some of them with short stacks for signals,
+ * while a signal comes again and again whose handler reads the file, too; then children. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <pthread.h>

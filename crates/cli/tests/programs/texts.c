@@ -1,4 +1,4 @@
-/* Names that are made up, patterns in texts, catalogues of messages, and the user for files alone. */
+/* Generated names, patterns in texts, message catalogues, and the file-system user. */
 #include "case.h"
 #include <libintl.h>
 #include <locale.h>
@@ -6,7 +6,7 @@
 #include <sys/fsuid.h>
 #include <wordexp.h>
 
-/* A warning comes with the call by its name. */
+/* Declared under another name, since the linker warns about the function's own. */
 extern char *made_up(char *) __asm__("mktemp");
 
 static void made_up_names(void) {
@@ -78,7 +78,7 @@ static void catalogue(void) {
     }
 }
 
-/* A catalogue of one message. */
+/* Creates a catalogue with one message. */
 static void message(const char *folder, const char *text, const char *other) {
     char path[PATH_MAX + 64];
     snprintf(path, sizeof path, "po/%s", folder);
@@ -101,7 +101,7 @@ static void translations(void) {
     char path[PATH_MAX + 8];
     snprintf(path, sizeof path, "%s/po", top);
     for (int i = 0; i < 3; i++) {
-        /* What was found before is remembered. */
+        /* In a child, since libc remembers what it found before. */
         IN_CHILD({
             MUST(setenv("LANGUAGE", i == 0 ? "de_AT.UTF-8" : i == 1 ? "xx:fr_FR" : "it", 1));
             if (!setlocale(LC_ALL, "C.UTF-8")) say("there is no C.UTF-8");
@@ -127,10 +127,10 @@ static const struct test tests[] = {
 };
 
 int main(int count, char **arguments) {
-    /* `texts owner FILE`: makes a file as another user, for files alone. */
+    /* `texts owner FILE`: creates a file as another file-system user. */
     if (count == 3 && strcmp(arguments[1], "owner") == 0) {
         struct stat found;
-        if (stat(arguments[2], &found) == 0) return 3; /* connects, as only root may here */
+        if (stat(arguments[2], &found) == 0) return 3; /* connects as root, since the other user may not */
         setfsgid(2);
         setfsuid(1);
         int fd = open(arguments[2], O_CREAT | O_EXCL | O_WRONLY, 0600);

@@ -1,11 +1,11 @@
-/* Processes that become another user, with what others of the run have made or left. Where they may not,
- * they stay who they are. What they make is removed again, as a server may make it for its own user. */
+/* Processes that become another user, with files that others of the run have created or left. Where they may
+ * not, they stay who they are. They remove what they create, since a server may create it for its own user. */
 #include "case.h"
 #include <grp.h>
 #include <sys/mman.h>
 #include <sys/un.h>
 
-/* Becomes nobody, for good. */
+/* Becomes the user nobody for good. */
 static void become_nobody(void) {
     if (geteuid() != 0) return;
     MUST(setgroups(0, NULL));
@@ -13,7 +13,7 @@ static void become_nobody(void) {
     MUST(setuid(65534));
 }
 
-/* A folder that everybody may use, whatever the umask. */
+/* Creates a folder that everybody may use, whatever the umask. */
 static void make_open(const char *path) {
     MUST(mkdir(path, 0777));
     MUST(chmod(path, 0777));
@@ -100,7 +100,7 @@ static void sockets(void) {
     });
 }
 
-/* A copy of this program. */
+/* Copies this program. */
 static void copy_to(const char *path) {
     char bytes[65536];
     int from = MUST(open(self, O_RDONLY));

@@ -1,11 +1,11 @@
-/* Children of `vfork`, which use their parent's memory until they execute a program or end: whatever
- * they do meanwhile, the parent goes on as it was, and sees what they left in its variables. */
+/* Children of `vfork`, which use their parent's memory until they execute a program or end. Whatever they do
+ * meanwhile, the parent goes on as before and sees what they left in its variables. */
 #include "case.h"
 #include <pthread.h>
 #include <sys/mman.h>
 #include <sys/time.h>
 
-/* Runs a block in such a child, and waits for it. */
+/* Runs a block in a vfork child and waits for it. */
 #define VFORKED(...)              \
     do {                          \
         pid_t vforked = vfork();  \
@@ -68,7 +68,7 @@ static void closes(void) {
     peek(twice, 2);
     int again_open = MUST(open("f", O_RDONLY));
     peek(again_open, 4);
-    /* Locks of this process are not those of the child, and stay when it closes the file. */
+    /* The child does not own the locks of this process, which stay when it closes the file. */
     struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
     SAY(fcntl(fds[1], F_SETLK, &lock));
     VFORKED(close(fds[1]); close(fds[2]));
@@ -131,7 +131,7 @@ static void masks(void) {
     say("came %s", sigabbrev_np(came));
 }
 
-/* Ended at any moment of what it does with files; each time in a process that has had no child before. */
+/* Killed at any moment while it uses files; each time in a process that has had no child before. */
 static void killed(void) {
     make("f", "0123456789");
     int fd = MUST(open("f", O_RDWR));

@@ -1,5 +1,4 @@
-/* Functions of libc that walk directories by themselves: fts, and glob with the program's own
- * functions. */
+/* Libc functions that walk directories themselves: fts, and glob with the program's own functions. */
 #include "case.h"
 #include <fts.h>
 #include <ftw.h>
@@ -175,7 +174,7 @@ static int count(const char *path, const struct stat *status, int kind, struct F
     return 0;
 }
 
-/* With links to a directory that is visited elsewhere, too. */
+/* Also with links to a directory that is visited elsewhere. */
 static void each_once(void) {
     MUST(mkdir("t", 0755));
     MUST(mkdir("far", 0755));

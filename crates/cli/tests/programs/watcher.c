@@ -1,6 +1,7 @@
-/* Watches what its arguments name, says so, and prints what it is told, a line each: what happened, and to which name. It ends when
- * a name "end" comes, or when nothing more can come. With "-s" first it says how long a file is that was written, or came, in the directory
- * named last; with "-l" it says what names that one has, once it watches it. */
+/* Watches the files named by its arguments, reports that, and prints each event as a line: what happened, and
+ * to which name. It ends at a name "end" or when nothing more can come. With "-s" first it prints the length
+ * of a file that was written, or appeared, in the directory named last; with "-l" it prints the names in that
+ * directory, once it watches it. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <errno.h>

@@ -1,5 +1,6 @@
-/* Programs that watch files and directories with inotify. What is told is printed up to a mark: the name of a directory that is made last,
- * in a place that the same queue watches. Events of opening are left out but for a case of their own: they are told together with closing. */
+/* Watches files and directories with inotify. Events are printed up to a mark: the name of a directory that
+ * is created last, in a place that the same queue watches. Open events are left out except for one case: they
+ * are reported together with the close. */
 #include "case.h"
 #include <poll.h>
 #include <sys/epoll.h>
@@ -26,7 +27,8 @@ static void begin(void) {
     mark = MUST(inotify_add_watch(queue, "marks", IN_CREATE));
 }
 
-/* The watch descriptors of programs that do the same are the same, but nobody promises that. */
+/* Adds a watch. Does not print its descriptor: programs that do the same get the same one, but without
+ * guarantee. */
 static int watch(const char *path, uint32_t mask) {
     int got = inotify_add_watch(queue, path, mask);
     if (got < 0) say("watching %s: %s", path, strerrorname_np(errno));
@@ -49,13 +51,13 @@ static void print(const struct inotify_event *event, uint32_t *cookie, int *move
         to += *from > 32 && *from < 127 ? snprintf(name + to, 3, "%c", *from) : snprintf(name + to, 5, "\\%02x", *from);
     name[to] = 0;
     snprintf(line + at, sizeof line - at, " %s%d", name, event->wd - mark);
-    /* What is told twice in a row the kernel puts together if nobody has read the first. */
+    /* The kernel merges an event with an equal one before it that has not been read yet. */
     if (!event->cookie && strcmp(last, line) == 0) return;
     strcpy(last, line);
     say("   %s", line);
 }
 
-/* Prints what is told up to a new mark. */
+/* Prints the events up to a new mark. */
 static void told_of(int from, const char *what) {
     char name[32];
     char events[65536] __attribute__((aligned(8)));
@@ -206,7 +208,7 @@ static void opening_is_told(void) {
     told("read");
 }
 
-/* As programs do that watch a tree: each directory when it comes. */
+/* Watches each directory when it appears, as programs do that watch a tree. */
 static void trees_are_watched_as_they_grow(void) {
     begin();
     MUST(mkdir("t", 0755));
@@ -345,7 +347,7 @@ static void processes_watch_together(void) {
     MUST(pipe(ready));
     pid_t child = fork();
     if (child == 0) {
-        /* Its own queue, with a watch of the same. */
+        /* The child's own queue, with a watch on the same directory. */
         queue = MUST(inotify_init1(0));
         mark = MUST(inotify_add_watch(queue, "marks", IN_CREATE));
         watch("d", IN_CREATE | IN_MODIFY);
@@ -358,12 +360,12 @@ static void processes_watch_together(void) {
     char one;
     MUST(read(ready[0], &one, 1));
     reap(child);
-    marks++; /* the child's */
+    marks++; /* the child's mark */
     told("the parent");
     IN_CHILD(MUST(rmdir("d/child")); told("with the parent's queue"));
     marks++;
     if ((child = fork()) == 0) {
-        /* Nobody waits for it with what it watched. */
+        /* A killed process with its own watch changes nothing for others. */
         watch("d", IN_DELETE | IN_MASK_ADD);
         raise(SIGKILL);
     }
@@ -390,7 +392,7 @@ static void odd_names(void) {
     }
 }
 
-/* More than one answer of the server holds, and more than one listing. */
+/* More names than one answer of the server holds, and than one listing holds. */
 static void thousands_of_names(void) {
     enum { COUNT = 3000 };
     begin();

@@ -1,5 +1,5 @@
-/* Names that lead from a local directory into the remote one by a link, and out of it: for functions that libc does by
- * itself. */
+/* Names that lead from a local directory into the remote one through a link, and out of it, with functions
+ * that libc implements itself. */
 #include "case.h"
 #include <fts.h>
 #include <ftw.h>
@@ -10,7 +10,7 @@
 #include <wordexp.h>
 
 extern char **environ;
-/* The directory, by the way there. */
+/* The directory, named through the link. */
 static char way[PATH_MAX];
 
 static const char *in(const char *name) {
@@ -98,13 +98,13 @@ static struct sockaddr_un address(const char *name) {
     return address;
 }
 
-/* The last part of a name that was told. */
+/* Returns the last part of an address that was returned. */
 static const char *last(const struct sockaddr_un *told, socklen_t length) {
     const char *slash = length > 2 ? strrchr(told->sun_path, '/') : NULL;
     return slash ? slash : "none";
 }
 
-/* Who is at the other end, by each of the calls that tell. */
+/* Prints the peer's address, with each of the calls that return it. */
 static void peers(int listens, int gets) {
     struct sockaddr_un name = address("s"), caller = address("c"), told;
     int fd = MUST(socket(AF_UNIX, SOCK_STREAM, 0)), from = MUST(socket(AF_UNIX, SOCK_DGRAM, 0));
@@ -197,7 +197,7 @@ static void all(void) {
     spawns();
 }
 
-/* The directory of the directory that is remote is local. */
+/* The parent of the remote directory is local. */
 static void inward(void) {
     char target[PATH_MAX + 8];
     snprintf(target, sizeof target, "%s/below", top);

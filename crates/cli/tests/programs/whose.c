@@ -1,4 +1,4 @@
-/* Says for each function named on standard input which library a program gets it from. */
+/* Prints, for each function named on standard input, which library a program gets it from. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdio.h>

@@ -1,4 +1,4 @@
-/* Executes a program for which the kernel has no Syscall User Dispatch, as before Linux 5.11. */
+/* Executes a program as on a kernel without Syscall User Dispatch, as before Linux 5.11. */
 #include <errno.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>

@@ -1,4 +1,4 @@
-//! Programs in C that say all they see (`programs/*.c`), on a local directory and on a remote one.
+//! Runs C programs that print everything they see (`programs/*.c`), on a local and on a remote directory.
 
 use super::{TOWLINE, World};
 use std::fs;
@@ -6,24 +6,24 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Longest time for one program; the machine may be busy.
+/// Time limit for one program; the machine may be busy.
 const LIMIT: Duration = Duration::from_secs(170);
 
-/// Which libc a program has, and where.
+/// The libc of a program, and how it is linked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Libc {
-    /// glibc, as most have it.
+    /// glibc, dynamically linked.
     Shared,
-    /// glibc inside of it.
+    /// glibc, statically linked.
     Static,
-    /// musl.
+    /// musl, dynamically linked.
     Musl,
-    /// musl inside of it.
+    /// musl, statically linked.
     StaticMusl,
 }
 
 impl Libc {
-    /// The compiler for it, and what it has to be told.
+    /// Returns the compiler for it, and its flags.
     fn compiler(self) -> (&'static str, &'static [&'static str]) {
         match self {
             Self::Shared => ("cc", &[]),
@@ -33,7 +33,7 @@ impl Libc {
         }
     }
 
-    /// False where no programs for it can be made here, which is said.
+    /// Returns whether programs for it can be compiled here. If not, prints that the test is skipped.
     pub(crate) fn is_here(self) -> bool {
         let (compiler, _) = self.compiler();
         let found = Command::new(compiler).arg("--version").stdout(Stdio::null()).status();
@@ -49,7 +49,7 @@ impl Libc {
 pub(crate) fn compiled(libc: Libc, world: &World, name: &str) -> PathBuf {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs").join(name);
     let program = world.local(name.strip_suffix(".c").unwrap());
-    // As distributions compile: with the forms of functions that check lengths.
+    // As distributions compile: with the variants of functions that check lengths.
     let (compiler, flags) = libc.compiler();
     let output = Command::new(compiler)
         .args(flags)
@@ -63,7 +63,7 @@ pub(crate) fn compiled(libc: Libc, world: &World, name: &str) -> PathBuf {
     program
 }
 
-/// Runs a command to its end, which must come in time.
+/// Runs a command, which must end in time. Returns its output and exit code.
 pub(crate) fn finished(command: &mut Command, transcript: &Path) -> (String, Option<i32>) {
     let file = fs::File::create(transcript).unwrap();
     let mut child = command
@@ -87,23 +87,23 @@ pub(crate) fn finished(command: &mut Command, transcript: &Path) -> (String, Opt
     }
 }
 
-/// What is in a directory: names, kinds, modes, links, targets and bytes.
+/// Describes a directory: names, kinds, modes, links, targets and contents.
 pub(crate) fn tree(directory: &Path) -> String {
     let script = "find . -printf '%p %y %m %n %l\\n' | sort; find . -type f | sort | xargs cksum";
     let output = Command::new("sh").args(["-c", script]).current_dir(directory).output().unwrap();
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// Runs a program with its arguments on a local directory and under `run`, and compares.
+/// Runs a program on a local directory and under `run`, and compares.
 pub(crate) fn same(libc: Libc, source: &str, arguments: &[&str]) {
     same_over(&["shm", "tcp"], libc, source, arguments);
 }
 
-/// [`same`] over some transports.
+/// Like [`same`], over these transports.
 pub(crate) fn same_over(transports: &[&str], libc: Libc, source: &str, arguments: &[&str]) {
     let world = World::new();
     let program = compiled(libc, &world, source);
-    // The parent of the prefix is a directory here, as that of the local one is.
+    // The parent of the prefix is a local directory, like that of the local one.
     for side in ["local", "remote"] {
         fs::create_dir(world.local(side)).unwrap();
     }

@@ -1,5 +1,5 @@
-//! A server and a place for files, for tests of the program as its users run it.
-#![allow(dead_code)] // each test program uses its part
+//! A server and a directory for files, for tests that run the program as users do.
+#![allow(dead_code)] // each test program uses only a part
 
 pub(crate) mod compare;
 
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 /// The program under test.
 pub(crate) const TOWLINE: &str = env!("CARGO_BIN_EXE_towline");
 
-/// Waits until something is so; a test that waits too long, even for a busy machine, fails.
+/// Waits until a condition holds. A test that waits too long, even for a busy machine, fails.
 pub(crate) fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     let end = Instant::now() + Duration::from_secs(120);
     while !is_so() {
@@ -28,8 +28,8 @@ pub(crate) fn set_mode(path: &Path, mode: u32) {
     fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
 }
 
-/// A directory with a server on `served` (export `dir`), on `served` again (`ro`, read only) and
-/// with memory exports `mem` (256 MiB) and `small` (4 MiB).
+/// A directory, and a server for `served` in it (export `dir`, and read-only as `ro`) and for the memory
+/// exports `mem` (256 MiB) and `small` (4 MiB).
 pub(crate) struct World {
     pub(crate) path: PathBuf,
     server: Child,
@@ -47,36 +47,36 @@ impl World {
         Self { tcp, path, server }
     }
 
-    /// Kills the server, and waits for its end.
+    /// Kills the server and waits for its end.
     pub(crate) fn stop(&mut self) {
         self.server.kill().unwrap();
         self.server.wait().unwrap();
     }
 
-    /// A new server in place of one that is stopped now, if it was not: at the same addresses.
+    /// Stops the server if it still runs, and starts a new one at the same addresses.
     pub(crate) fn restart(&mut self) {
         self.stop();
-        // That of the one before.
+        // The previous server's socket.
         fs::remove_file(self.path.join("socket")).unwrap();
         (self.server, self.tcp) = serve(&self.path, &self.tcp);
     }
 
-    /// Number of the server's process.
+    /// The server's process number.
     pub(crate) fn server_id(&self) -> u32 {
         self.server.id()
     }
 
-    /// A path on this machine.
+    /// Returns a local path.
     pub(crate) fn local(&self, name: &str) -> PathBuf {
         self.path.join(name)
     }
 
-    /// A URL through TCP.
+    /// Returns a URL over TCP.
     pub(crate) fn url(&self, path: &str) -> String {
         format!("towline://{}/{path}", self.tcp)
     }
 
-    /// A URL through a transport: `tcp`, `unix` or `shm`.
+    /// Returns a URL over a transport: `tcp`, `unix` or `shm`.
     pub(crate) fn through(&self, transport: &str, path: &str) -> String {
         match transport {
             "tcp" => self.url(path),
@@ -88,7 +88,7 @@ impl World {
     }
 }
 
-/// A server, and its address for TCP.
+/// Starts a server. Returns it with its TCP address.
 fn serve(path: &Path, tcp: &str) -> (Child, String) {
     let shown = path.to_str().unwrap();
     let mut server = Command::new(TOWLINE)
@@ -103,8 +103,8 @@ fn serve(path: &Path, tcp: &str) -> (Child, String) {
     (server, tcp)
 }
 
-/// Waits until a server, whose standard error is a pipe, listens on a Unix socket, and gives its address for
-/// TCP. All that it says later goes to `later`.
+/// Waits until a server, whose standard error is a pipe, listens on a Unix socket. Returns its TCP address.
+/// Its later output goes to `later`.
 pub(crate) fn listening(
     server: &mut Child,
     later: impl FnMut(io::Result<String>) + Send + 'static,
@@ -134,7 +134,7 @@ pub(crate) fn run<S: AsRef<OsStr>>(arguments: &[S]) -> Output {
     Command::new(TOWLINE).args(arguments).stdin(Stdio::null()).output().unwrap()
 }
 
-/// Runs the program, which must succeed without a word of complaint, and gives what it prints.
+/// Runs the program, which must succeed and print no complaint. Returns its output.
 pub(crate) fn good<S: AsRef<OsStr> + std::fmt::Debug>(arguments: &[S]) -> Vec<u8> {
     let output = run(arguments);
     let complaint = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -142,12 +142,12 @@ pub(crate) fn good<S: AsRef<OsStr> + std::fmt::Debug>(arguments: &[S]) -> Vec<u8
     output.stdout
 }
 
-/// As [`good`], as text.
+/// Like [`good`], with text as output.
 pub(crate) fn text<S: AsRef<OsStr> + std::fmt::Debug>(arguments: &[S]) -> String {
     String::from_utf8(good(arguments)).unwrap()
 }
 
-/// Runs the program, which must fail with this status, and gives its complaint.
+/// Runs the program, which must fail with this status. Returns its complaint.
 pub(crate) fn bad<S: AsRef<OsStr> + std::fmt::Debug>(status: i32, arguments: &[S]) -> String {
     let output = run(arguments);
     let complaint = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -155,8 +155,8 @@ pub(crate) fn bad<S: AsRef<OsStr> + std::fmt::Debug>(status: i32, arguments: &[S
     complaint
 }
 
-/// A command, whose arguments follow, for which a system call fails with `EPERM`, as filters of containers let it. Needs
-/// `python3`.
+/// Returns a command that runs the program in its arguments with a filter that makes one system call fail
+/// with `EPERM`, as containers' filters do. Needs `python3`.
 pub(crate) fn forbidding(call: libc::c_long) -> Command {
     let script = "
 import ctypes, os, struct, sys
@@ -172,7 +172,7 @@ os.execv(sys.argv[2], sys.argv[2:])
     command
 }
 
-/// Bytes that differ everywhere.
+/// Returns pseudo-random bytes.
 pub(crate) fn noise(length: usize, seed: u32) -> Vec<u8> {
     let mut state = seed | 1;
     let mut next = || {
@@ -184,7 +184,7 @@ pub(crate) fn noise(length: usize, seed: u32) -> Vec<u8> {
     (0..length).map(|_| next()).collect()
 }
 
-/// Names in a directory, sorted.
+/// Returns the sorted names in a directory.
 pub(crate) fn names(directory: &Path) -> Vec<String> {
     let mut names: Vec<String> = fs::read_dir(directory)
         .unwrap()
@@ -194,7 +194,8 @@ pub(crate) fn names(directory: &Path) -> Vec<String> {
     names
 }
 
-/// False, and says so, when a program is not installed, also where administrators have theirs.
+/// Returns whether a program is installed, in `PATH` or the directories for administrators. If not, prints
+/// that the test is skipped.
 pub(crate) fn have(program: &str) -> bool {
     let path = std::env::var("PATH").unwrap_or_default();
     let mut directories = path.split(':').chain(["/usr/sbin", "/sbin"]);
@@ -217,7 +218,7 @@ pub(crate) fn under_run(world: &World, script: &str) -> Output {
         .unwrap()
 }
 
-/// The keeper of a run: the process that has a descriptor of the one with this number, which became the program.
+/// Finds the keeper of a run: the process that has a pidfd of process `program`, which became the program.
 pub(crate) fn keeper(program: u32) -> Option<String> {
     let line = format!("Pid:\t{program}\n");
     let sees = |process: &Path| {

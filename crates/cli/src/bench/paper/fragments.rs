@@ -1,8 +1,9 @@
-//! How long a fragment should be: the time of a single read by the length of its fragments.
+//! Finds the best length of fragments: measures the time of a single read by fragment length.
 //!
-//! When disk and network work at once, a read of `l` bytes in equal fragments of `c` takes
-//! T = l/r_disk + c/r_net: the disk's own time, and then the last fragment's way over the network. A read in
-//! series with the disk is the case c = l. So short fragments are better, but for what each of them costs.
+//! If disk and network work at the same time, a read of `l` bytes in equal fragments of `c` bytes takes T =
+//! l/r_disk + c/r_net: the disk's own time, and then the time to send the last fragment. A read that is sent
+//! only after the disk has finished is the case c = l. So shorter fragments are better, except for the cost
+//! of each one.
 
 use super::measure::{delay_seconds, export, fill, one};
 use super::server::Server;
@@ -17,19 +18,19 @@ use towline_server::SHORTEST_FRAGMENT;
 /// Bytes of the reads.
 const SIZES: [u64; 2] = [1 << 20, 8 << 20];
 
-/// A length of fragments on a disk.
+/// The result for one length of fragments on a disk.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Row {
     disk: DiskName,
     /// Bytes of a read.
     size: u64,
-    /// Bytes of its fragments; none: all of it at once, the network after the disk.
+    /// Bytes of its fragments. `None`: the whole read at once, the network after the disk.
     fragment: Option<u64>,
-    /// Tenth percentile of the reads of a round, median of the rounds.
+    /// Tenth percentile of the reads of each round, median of the rounds.
     measured_us: f64,
-    /// With equal fragments of this length.
+    /// The formula for equal fragments of this length.
     formula_us: f64,
-    /// With the last ones as short as they are.
+    /// The formula with the actual, shorter length of the last fragments.
     formula_short_us: f64,
     cpu_s_per_gib: f64,
 }
@@ -40,7 +41,7 @@ struct Samples {
     cpu: Vec<f64>,
 }
 
-/// Measures all of `--fragments`, and reads in series.
+/// Measures all lengths of `--fragments`, and reads without overlap.
 pub(super) fn sweep(args: &Args, files: &Files) -> Result<Vec<Row>, String> {
     let disks = [DiskName::Plain, DiskName::Delay].into_iter().filter(|d| args.disks.contains(d));
     let mut servers = Vec::new();
@@ -103,13 +104,13 @@ pub(super) fn sweep(args: &Args, files: &Files) -> Result<Vec<Row>, String> {
     Ok(rows)
 }
 
-/// The tenth percentile, since the formula knows nothing of others that want the processors.
+/// Returns the tenth percentile, since the formula ignores other processes that use the processors.
 fn undisturbed(mut times: Vec<f64>) -> f64 {
     times.sort_by(f64::total_cmp);
     times.get(times.len() / 10).copied().unwrap_or_default()
 }
 
-/// One table for each disk and size.
+/// Formats one table for each disk and size.
 pub(super) fn text(rows: &[Row]) -> String {
     let mut out = String::new();
     let mut last = None;

@@ -1,5 +1,5 @@
-//! What a server at work costs a program that needs the memory: the paper's bzip2, here one that copies
-//! memory over and over. It has a processor of its own; server and client share another one.
+//! Measures how much a busy server slows down a memory-bound program: bzip2 in the paper, here a loop that
+//! copies memory. The program has a processor of its own; server and client share another one.
 
 use super::measure::export;
 use super::server::Server;
@@ -10,11 +10,12 @@ use crate::report::note;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// System, options of its disk, and whether its file stays in the page cache.
+/// Each system's name and the options of its disk, which also decide whether its file stays in the page
+/// cache.
 const SYSTEMS: [(&str, &str); 3] =
     [("staged", ":cached:staged"), ("sendfile", ":cached:sendfile"), ("direct", ":direct")];
 
-/// Measures all; nothing with a single processor.
+/// Measures all systems. Returns nothing if there is only one processor.
 pub(super) fn all(args: &Args, files: &Files) -> Result<Vec<Interference>, String> {
     let usable = processor::usable();
     let &[ours, theirs, ..] = usable.as_slice() else {
@@ -48,7 +49,8 @@ pub(super) fn all(args: &Args, files: &Files) -> Result<Vec<Interference>, Strin
     Ok(rows)
 }
 
-/// MiB a second of the memory-bound program beside some work, and what the work says.
+/// Runs the memory-bound program beside some work. Returns the MiB per second of the program and the result
+/// of the work.
 fn beside(
     args: &Args,
     processor: usize,
@@ -64,7 +66,8 @@ fn beside(
     })
 }
 
-/// Reads 1 MiB at a time, four under way, all of the file again and again; bytes a second.
+/// Reads the whole file again and again, 1 MiB at a time with four requests under way. Returns bytes per
+/// second.
 fn load(
     args: &Args,
     files: &Files,

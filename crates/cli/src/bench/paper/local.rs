@@ -1,4 +1,4 @@
-//! What stands beside the server: the disk itself, and a program that needs the memory.
+//! What is compared with the server or runs beside it: the disk itself, and a memory-bound program.
 
 use crate::bench::nbd_client::{Load, Outcome};
 use rustix::fs::{Advice, Mode, OFlags};
@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Makes a file of `length` bytes with data in it, on the disk.
+/// Creates a file with `length` bytes of data and writes it to the disk.
 pub(super) fn make(path: &Path, length: u64) -> io::Result<()> {
     use std::io::Write;
     let mut file = std::fs::File::create(path)?;
@@ -21,14 +21,14 @@ pub(super) fn make(path: &Path, length: u64) -> io::Result<()> {
     file.sync_all()
 }
 
-/// Throws what is clean of a file out of the page cache.
+/// Drops a file from the page cache, after syncing it so that all its pages are clean.
 pub(super) fn forget(path: &Path) -> io::Result<()> {
     let file = std::fs::File::open(path)?;
     file.sync_all()?;
     Ok(rustix::fs::fadvise(&file, 0, None, Advice::DontNeed)?)
 }
 
-/// The same load on a file or device here, around the page cache: a thread for each request that is
+/// Runs the same load on a local file or device, bypassing the page cache, with one thread for each request
 /// under way.
 pub(super) fn direct(path: &Path, load: Load) -> io::Result<Outcome> {
     let access = if load.writes { OFlags::RDWR } else { OFlags::RDONLY };
@@ -63,7 +63,7 @@ fn one_thread(
     let at = buffer.as_ptr().align_offset(4096);
     let buffer = &mut buffer[at..at + load.size];
     let mut times = Vec::new();
-    // At least one, however slow the device is.
+    // Make at least one request, however slow the device is.
     while times.is_empty() || start.elapsed() < load.limit {
         let offset = next.fetch_add(load.size as u64, Ordering::Relaxed);
         if offset + load.size as u64 > load.span {
@@ -82,10 +82,11 @@ fn one_thread(
     Ok(times)
 }
 
-/// A memory-bound program on one processor: how many MiB it copies a second, and how long it did.
+/// Runs a memory-bound program on one processor until `over` is set. Returns the MiB that it copies per
+/// second.
 pub(super) fn memory_bound(processor: usize, over: &AtomicBool) -> Result<f64, String> {
     let _pinned = crate::bench::processor::Pinned::to(processor)?;
-    // More than any cache of one core holds.
+    // More than the cache of any core holds.
     const BYTES: usize = 64 << 20;
     let (from, mut to) = (vec![1u8; BYTES], vec![0u8; BYTES]);
     to.copy_from_slice(&from);

@@ -1,18 +1,18 @@
-//! Bandwidth and latency of each system, by size and number of requests.
+//! Measures bandwidth and latency of each system, by size and number of requests.
 
 use super::server::Server;
 use super::{Args, DiskName, Files, Point, escaped, limit, local, median};
 use crate::bench::nbd_client::{Client, Load, Order, Outcome};
 use std::collections::HashMap;
 
-/// What is compared.
+/// A system that is compared.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct System {
     pub(super) name: &'static str,
-    /// Options of its disk.
+    /// The options of its disk.
     pub(super) options: &'static str,
     pub(super) order: Order,
-    /// Its writes differ from those of the others.
+    /// Writes are measured, too, since this system's differ from those of the others.
     pub(super) writes: bool,
 }
 
@@ -31,7 +31,7 @@ const SYNCHRONISED: System =
 const STREAMS: System =
     System { name: "streams", options: ":direct", order: Order::Any, writes: false };
 
-/// The systems of a disk.
+/// Returns the systems to measure on a disk.
 fn systems(disk: DiskName) -> Vec<System> {
     let memory = |system| System {
         options: if system == "direct" { ":serial" } else { "" },
@@ -49,17 +49,17 @@ fn systems(disk: DiskName) -> Vec<System> {
     }
 }
 
-/// Of the disk with 200 us and 1 GiB/s.
+/// Delay and bandwidth of the delayed disk as an option: 200 us and 1 GiB/s.
 const DELAY: &str = "200:1G";
-/// The same, in seconds and bytes a second.
+/// The same in seconds and in bytes per second.
 const DELAY_IS: (f64, f64) = (200e-6, (1 << 30) as f64);
 
-/// How long that disk takes for one read of so many bytes.
+/// Returns the seconds that the delayed disk takes for one read of `size` bytes.
 pub(super) fn delay_seconds(size: u64) -> f64 {
     DELAY_IS.0 + size as f64 / DELAY_IS.1
 }
 
-/// What is served under which options.
+/// Returns the `--disk` argument for a disk with these options.
 pub(super) fn export(disk: DiskName, files: &Files, args: &Args, options: &str) -> String {
     match disk {
         DiskName::Plain => format!("d={}{options}", escaped(&files.plain())),
@@ -71,7 +71,7 @@ pub(super) fn export(disk: DiskName, files: &Files, args: &Args, options: &str) 
     }
 }
 
-/// What a point is about.
+/// Identifies one measured point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Key {
     disk: DiskName,
@@ -90,7 +90,7 @@ struct Samples {
     cpu: Vec<f64>,
 }
 
-/// Measures all.
+/// Measures all systems on all disks.
 pub(super) fn all(args: &Args, files: &Files) -> Result<Vec<Point>, String> {
     let mut servers = Vec::new();
     for disk in &args.disks {
@@ -114,7 +114,7 @@ pub(super) fn all(args: &Args, files: &Files) -> Result<Vec<Point>, String> {
             entry.first.push(median(outcome.first_us.clone()));
         }
         if let (Some(disk), false) = (disk_us, outcome.first_us.is_empty()) {
-            // Means, as the server's time is one.
+            // Means, because the server's time is a mean.
             let mean = |all: &[f64]| all.iter().sum::<f64>() / all.len() as f64;
             entry.stages.push(stages(mean(&outcome.whole_us), mean(&outcome.first_us), disk));
         }
@@ -181,7 +181,7 @@ pub(super) fn all(args: &Args, files: &Files) -> Result<Vec<Point>, String> {
     Ok(points)
 }
 
-/// Holes would not cross the network.
+/// Fills the disk with data, since holes would not be sent over the network.
 pub(super) fn fill(server: &Server, span: u64) -> std::io::Result<()> {
     let limit = std::time::Duration::MAX;
     let load = Load {
@@ -196,14 +196,15 @@ pub(super) fn fill(server: &Server, span: u64) -> std::io::Result<()> {
     Client::connect(&server.nbd, "", Order::Any)?.run(load).map(drop)
 }
 
-/// Where the time of one read goes: the disk alone, both, the network alone. Both begin with the
-/// request; the network is at work from the first data on.
+/// Splits the time of one read into the disk alone, both together, and the network alone. The disk starts
+/// with the request; the network is at work from the first data on.
 fn stages(whole: f64, first: f64, disk: f64) -> [f64; 3] {
     let disk = disk.min(whole);
     let alone = first.min(disk);
     [alone, disk - alone, whole - disk]
 }
 
+/// Returns all combinations of request size, number of requests and direction (true for writes).
 fn cases(args: &Args) -> Vec<(u64, usize, bool)> {
     let mut cases = Vec::new();
     for writes in [false, true] {
@@ -214,7 +215,8 @@ fn cases(args: &Args) -> Vec<(u64, usize, bool)> {
     cases
 }
 
-/// One measurement; with the time of the disk for a request, and CPU seconds of the server.
+/// Runs one measurement. Also returns the disk's time per request in microseconds, and the server's CPU
+/// seconds.
 pub(super) fn one(
     server: &Server,
     order: Order,
@@ -236,8 +238,8 @@ pub(super) fn one(
     Ok((outcome, (count > 0.0).then(|| rise("sum") / count * 1e6), cpu))
 }
 
-/// What is known without measuring: the delayed disk's own time, and what disk and network yield one
-/// after the other.
+/// Returns the points that are known without measuring: the delayed disk's own rate, and the rate of disk and
+/// network one after the other.
 fn known(args: &Args, points: &[Point]) -> Vec<Point> {
     let mut known = Vec::new();
     let of = |key: Key, rate: f64| Point {
@@ -264,7 +266,7 @@ fn known(args: &Args, points: &[Point]) -> Vec<Point> {
             };
             let mut own = rate("disk");
             if disk == DiskName::Delay {
-                // Requests share the bandwidth, and their latencies overlap.
+                // Requests share the bandwidth, but their latencies overlap.
                 let alone = size as f64 / delay_seconds(size);
                 let rate = (alone * outstanding as f64).min(DELAY_IS.1);
                 known.push(of(key("disk"), rate));

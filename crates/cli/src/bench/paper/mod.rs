@@ -1,12 +1,17 @@
-//! `towline bench disk --paper`: the experiments of the gmblock paper, on this machine.
+//! `towline bench disk --paper`: repeats the experiments of the gmblock paper on this machine.
 //!
-//! What they compare: the way of servers of old, through the page cache by copies (*staged*); pages of
-//! the cache by reference (*sendfile*); around the cache into memory that is sent from, the network
-//! after the disk (*direct*); the same with the network beginning when the first fragment lands, in one
-//! stream (*synchronised*) or with one for each member of a stripe (*streams*). Beside them the disk
-//! itself, and what the serial formula 1 / (1 / r_disk + 1 / r_net) says.
+//! They compare the data paths of a server:
 //!
-//! Everything is measured in turns, and medians are taken.
+//! - *staged*: through the page cache with copies, as in traditional servers;
+//! - *sendfile*: pages of the cache by reference;
+//! - *direct*: bypassing the cache into memory to send from, where the network starts after the disk has
+//!   finished;
+//! - *synchronised*: the same, but the network starts when the first fragment lands, in one stream;
+//! - *streams*: the same with one stream for each member of a stripe.
+//!
+//! The figures also include the disk itself and the serial formula 1 / (1 / r_disk + 1 / r_net).
+//!
+//! All systems are measured in turn, several times, and the results are medians.
 
 mod fragments;
 mod interference;
@@ -26,38 +31,39 @@ use std::time::Duration;
 #[derive(clap::Args, Clone, Debug)]
 #[group(skip)]
 pub(super) struct Args {
-    /// Where test files are made: on the disk to be measured.
+    /// Directory for test files, on the disk to measure.
     #[arg(long, value_name = "DIR", default_value = ".")]
     dir: PathBuf,
-    /// Bytes of a test file: not to be held by the caches of the device. Of a load: bytes of the disk that are used, at most all.
+    /// Bytes of a test file; should exceed the caches of the device. For a load: bytes of the disk to use, at
+    /// most all.
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes, default_value = "256M")]
     pub(super) span: u64,
-    /// Sizes of requests, with commas between.
+    /// Sizes of requests, separated by commas.
     #[arg(long, value_name = "SIZES", value_delimiter = ',', value_parser = parse_bytes,
           default_value = "4K,16K,64K,256K,1M,8M")]
     sizes: Vec<u64>,
     /// Numbers of requests under way.
     #[arg(long, value_name = "NUMBERS", value_delimiter = ',', default_value = "1,2,4")]
     outstanding: Vec<usize>,
-    /// How often everything is measured.
+    /// Number of times that everything is measured.
     #[arg(long, default_value_t = 3)]
     rounds: usize,
-    /// Seconds for each measurement at most; it also ends when all of the file was asked for.
+    /// Seconds for each measurement at most; it also ends after the whole file has been requested.
     #[arg(long, default_value_t = 0.3)]
     pub(super) secs: f64,
-    /// The disks, with commas between: plain (a file), stripe (two files, 64 KiB by turns), delay
+    /// Disks, separated by commas: plain (a file), stripe (two files in alternating pieces of 64 KiB), delay
     /// (memory with 200 us and 1 GiB/s).
     #[arg(long, value_name = "DISKS", value_delimiter = ',', default_value = "plain,stripe,delay")]
     disks: Vec<DiskName>,
-    /// Only this: single reads of 1 MiB and 8 MiB of a plain and a delayed disk in fragments of at most these
-    /// sizes, 4K to 256K with commas between, beside T = l/r_disk + c/r_net.
+    /// Measure only single reads of 1 MiB and 8 MiB of a plain and a delayed disk, in fragments of at most
+    /// these sizes (4K to 256K, separated by commas), and compare with T = l/r_disk + c/r_net.
     #[arg(long, value_name = "SIZES", value_delimiter = ',', value_parser = parse_bytes,
           conflicts_with_all = ["plot", "sizes", "outstanding"])]
     fragments: Vec<u64>,
-    /// Where the plot goes.
+    /// Write the plot to this file.
     #[arg(long, value_name = "FILE.svg")]
     plot: Option<PathBuf>,
-    /// Where the JSON goes; else it is the last line.
+    /// Write the JSON to this file; by default, it is the last line of output.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }
@@ -68,13 +74,13 @@ pub(super) struct Args {
 pub(super) enum DiskName {
     /// One file.
     Plain,
-    /// Two files by turns.
+    /// Two files in alternating pieces.
     Stripe,
-    /// Memory that is slow in a known way.
+    /// Memory with a known delay.
     Delay,
 }
 
-/// One figure of the experiments: medians over the rounds.
+/// One point of the experiments: medians over the rounds.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Point {
     pub(super) disk: DiskName,
@@ -83,33 +89,33 @@ pub(super) struct Point {
     pub(super) size: u64,
     pub(super) outstanding: usize,
     pub(super) bytes_per_s: f64,
-    /// From asking to the last byte, and to the first one.
+    /// Microseconds from the request to the last byte, and to the first.
     pub(super) request_us: f64,
     pub(super) first_data_us: Option<f64>,
-    /// Where the mean time of one read goes: the disk alone, both, the network alone.
+    /// How the mean time of one read is split, in microseconds: the disk alone, both, the network alone.
     pub(super) stages_us: Option<[f64; 3]>,
-    /// CPU of the server.
+    /// CPU seconds of the server per GiB.
     pub(super) cpu_s_per_gib: Option<f64>,
 }
 
-/// How much a memory-bound program on another processor is slowed down by a server at work.
+/// How much a busy server slows down a memory-bound program on another processor.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Interference {
     pub(super) system: &'static str,
-    /// How much longer it takes than beside an idle server: 0.1 is a tenth longer.
+    /// How much longer the program takes than beside an idle server: 0.1 is a tenth longer.
     pub(super) slowdown: f64,
-    /// What was read meanwhile.
+    /// Rate of the reads that ran meanwhile.
     pub(super) bytes_per_s: f64,
 }
 
-/// All of it.
+/// All results.
 #[derive(Debug, Serialize)]
 pub(super) struct Figures {
     pub(super) points: Vec<Point>,
     pub(super) interference: Vec<Interference>,
 }
 
-/// Files for the experiments, gone when dropped.
+/// The test files, removed when dropped.
 pub(super) struct Files {
     directory: PathBuf,
 }
@@ -135,7 +141,7 @@ impl Files {
         ["even", "odd"].map(|name| self.directory.join(name))
     }
 
-    /// Nothing of them is in the page cache.
+    /// Drops all files from the page cache.
     pub(super) fn forget(&self) -> std::io::Result<()> {
         let all = [[self.plain()].as_slice(), &self.members()].concat();
         all.iter().try_for_each(|path| local::forget(path))
@@ -148,7 +154,7 @@ impl Drop for Files {
     }
 }
 
-/// A path as `--disk` wants it.
+/// Escapes a path for `--disk`.
 pub(super) fn escaped(path: &Path) -> String {
     path.display().to_string().replace('\\', "\\\\").replace(':', "\\:")
 }
@@ -199,7 +205,7 @@ fn put_json(args: &Args, figures: &impl Serialize) -> Result<(), String> {
     }
 }
 
-/// The middle one of some figures; zero for none.
+/// Returns the median, or zero if there are no figures.
 pub(super) fn median(mut figures: Vec<f64>) -> f64 {
     figures.sort_by(f64::total_cmp);
     figures.get(figures.len() / 2).copied().unwrap_or_default()

@@ -1,5 +1,5 @@
-//! The figures as a plot: bandwidth over size, a column for each number of requests under way and a row
-//! for each disk; below, where the time of a read goes, and the interference.
+//! Plots the figures: bandwidth over request size, with a column for each number of requests under way and a
+//! row for each disk; below them, where the time of a read goes, and the interference.
 
 use super::table::{self, SYSTEMS, size_name};
 use super::{DiskName, Figures, Point};
@@ -26,7 +26,7 @@ fn colour(system: &str) -> RGBColor {
     }
 }
 
-/// Draws all into an SVG file.
+/// Draws all plots into an SVG file.
 pub(super) fn draw(figures: &Figures, path: &Path) -> Drawn {
     let mut rows: Vec<(DiskName, bool)> = Vec::new();
     for writes in [false, true] {
@@ -101,7 +101,7 @@ fn bandwidth(
     Ok(())
 }
 
-/// A bar for each system, of the longest reads of which there are figures at most 1 MiB long.
+/// Draws a bar for each system, showing its reads of the largest measured size up to 1 MiB.
 fn breakdown(figures: &Figures, area: &Area<'_>) -> Drawn {
     let alone: Vec<&Point> =
         figures.points.iter().filter(|p| p.outstanding == 1 && !p.writes).collect();

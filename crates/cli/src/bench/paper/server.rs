@@ -1,4 +1,4 @@
-//! A server of its own for each system that is measured.
+//! Starts a separate server for each system that is measured.
 
 use crate::bench::nbd_client::Place;
 use std::collections::HashMap;
@@ -7,7 +7,7 @@ use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-/// `towline serve` as a child process; ends when dropped.
+/// `towline serve` as a child process, which is killed when dropped.
 pub(super) struct Server {
     child: Child,
     /// Where NBD clients connect.
@@ -16,8 +16,8 @@ pub(super) struct Server {
 }
 
 impl Server {
-    /// Serves one disk, described as for `--disk`, on a processor of its own or where the scheduler
-    /// likes, in fragments of at most so many bytes or of the default.
+    /// Starts a server for one disk, described as for `--disk`. It runs on `processor`, or wherever the
+    /// scheduler puts it. Its fragments have at most `fragment` bytes, or the default size.
     pub(super) fn start(
         disk: &str,
         processor: Option<usize>,
@@ -31,7 +31,7 @@ impl Server {
             command.args(["--fragment", &fragment.to_string()]);
         }
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
-        // A child begins where its parent is.
+        // A child inherits the processors of its parent.
         let pinned = processor.map(crate::bench::processor::Pinned::to).transpose()?;
         let spawned = command.spawn();
         drop(pinned);
@@ -53,14 +53,14 @@ impl Server {
             said.push_str(&line);
             said.push('\n');
         }
-        // What it says later must not fill the pipe.
+        // Drain later output, so that it does not fill the pipe.
         std::thread::spawn(move || lines.for_each(drop));
         let nbd = Place::Tcp(nbd.unwrap_or_default());
         let metrics = metrics.unwrap_or_default();
         Ok(Self { child, nbd, metrics })
     }
 
-    /// What it counts, by name; stages as `sum` and `count` of their seconds.
+    /// Returns the server's counters by name; stages have a `sum` and a `count` of their seconds.
     pub(super) fn counters(&self) -> Result<HashMap<String, f64>, String> {
         let failed = |error: std::io::Error| format!("metrics of the server: {error}");
         let mut socket = TcpStream::connect(&self.metrics).map_err(failed)?;
@@ -73,7 +73,7 @@ impl Server {
         Ok(lines.filter_map(|(name, value)| Some((name.to_owned(), value.parse().ok()?))).collect())
     }
 
-    /// Seconds that its threads ran so far, which end with it.
+    /// Returns the CPU seconds of all threads so far. Threads that have ended are not counted.
     pub(super) fn cpu_seconds(&self) -> f64 {
         let tasks = std::fs::read_dir(format!("/proc/{}/task", self.child.id()));
         let ran = |task: std::fs::DirEntry| -> Option<f64> {
@@ -86,7 +86,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // It holds nothing that it would have to put right.
+        // The server holds nothing that it would have to clean up.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

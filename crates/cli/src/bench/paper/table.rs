@@ -1,13 +1,13 @@
-//! The figures as text.
+//! Formats the figures as text.
 
 use super::{DiskName, Figures, Point};
 use std::fmt::Write;
 
-/// The systems in the order of the paper, with those that only bound them last.
+/// The systems in the order of the paper; those that are only bounds come last.
 pub(super) const SYSTEMS: [&str; 8] =
     ["staged", "sendfile", "direct", "synchronised", "streams", "disk", "network", "formula"];
 
-/// The disks that there are figures of.
+/// Returns the disks with figures.
 pub(super) fn disks(figures: &Figures) -> Vec<DiskName> {
     let mut disks = Vec::new();
     for point in &figures.points {
@@ -18,7 +18,7 @@ pub(super) fn disks(figures: &Figures) -> Vec<DiskName> {
     disks
 }
 
-/// Numbers of requests under way that there are figures of.
+/// Returns the numbers of requests under way that have figures.
 pub(super) fn outstanding(figures: &Figures) -> Vec<usize> {
     let mut all: Vec<usize> = figures.points.iter().map(|point| point.outstanding).collect();
     all.sort_unstable();
@@ -26,7 +26,7 @@ pub(super) fn outstanding(figures: &Figures) -> Vec<usize> {
     all
 }
 
-/// The points of one line of a plot, by size.
+/// Returns the points of one line of a plot, by size.
 pub(super) fn line<'a>(
     figures: &'a Figures,
     disk: DiskName,
@@ -49,7 +49,7 @@ pub(super) fn size_name(size: u64) -> String {
     }
 }
 
-/// All tables.
+/// Formats all tables.
 pub(super) fn text(figures: &Figures) -> String {
     let mut out = String::new();
     // Writing to a string cannot fail.

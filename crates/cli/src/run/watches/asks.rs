@@ -1,9 +1,10 @@
-//! Makes shadows for programs that ask.
+//! Creates shadows for programs that ask.
 //!
-//! Nothing is missed that happens after a program was told of a shadow, and no name is left out: first the server is asked to watch the
-//! file, then the directory is listed, and what happens meanwhile is kept until the shadow has the names of the listing, and is then done
-//! to it. It ends as the directory is, however much of that the listing has already, since the last change of each name decides. Only then
-//! does anybody watch the shadow.
+//! No event after a program learns of a shadow is missed, and no name is left out. First the server is asked
+//! to watch the file, then the directory is listed. Events that arrive meanwhile are kept until the shadow
+//! has the listed names, and are then applied to it. However many of them the listing reflects already, the
+//! shadow ends up like the directory, since the last change of each name decides. Only then can anybody watch
+//! the shadow.
 
 use super::shadows::{Entry, OF_DIRECTORIES, OF_FILES, Shadow};
 use super::{Common, Met, Shared, failed};
@@ -15,40 +16,40 @@ use towline_client::{Client, Errno, Error, Options, Transport};
 use towline_instance::watches::{Ask, Opened, UNKNOWN, answer_bytes};
 use towline_wire::event;
 
-/// What listing a directory does to it: the watcher need not hear of that.
+/// Events that listing a directory causes, which watchers need not see.
 const LISTING: u32 = event::OPEN | event::ACCESS | event::CLOSE_NOWRITE;
 
-/// A question, and what its answer goes to. That it is closed without one is an answer, too.
+/// A question and the descriptor for its answer. Closing the descriptor without an answer is an answer, too.
 pub(super) type Question = (Ask, OwnedFd);
 
-/// One server.
+/// Answers the questions about one server.
 pub(super) struct Server {
     common: Arc<Common>,
     transport: Transport,
-    /// From the first question on that needs it.
+    /// `None` before the first question that needs a connection.
     met: Option<Met>,
 }
 
 impl Server {
-    /// One that was not met yet.
+    /// Creates it without connecting.
     pub(super) fn new(common: Arc<Common>, transport: Transport) -> Self {
         Self { common, transport, met: None }
     }
 
-    /// Answers until the run is over.
+    /// Answers questions until the run is over.
     pub(super) fn answer_all(mut self, questions: &Receiver<Question>) {
         while let Ok((ask, asker)) = questions.recv() {
             let answer = self.answer(&ask).map_err(|error| match error.errno() {
-                // What programs are told where no more can be watched: they look from time to time then.
+                // The error for programs if no more files can be watched. They then check from time to time.
                 Errno::EOPNOTSUPP | Errno::EPROTO | Errno::EMFILE | Errno::ENFILE => libc::ENOSPC,
                 errno => i32::from(errno.0),
             });
-            // Who asked may have ended.
+            // The program that asked may have ended.
             let _ = rustix::io::write(&asker, &answer_bytes(answer));
         }
     }
 
-    /// The number of a shadow.
+    /// Returns the number of the shadow that a question asks for.
     fn answer(&mut self, ask: &Ask) -> Result<u64, Error> {
         if self.met.is_none() && ask.opened.is_none() {
             return Err(Errno(UNKNOWN as u16).into());
@@ -61,7 +62,7 @@ impl Server {
             (None, Some(opened)) => return self.make(ask, opened),
             (Some((handle, shadow)), opened) => {
                 if let Some(opened) = opened {
-                    // Somebody else was faster.
+                    // Another process was faster.
                     client.close_handle(opened.handle);
                 }
                 let mask = wanted(ask.mask, shadow.is_directory);
@@ -70,7 +71,7 @@ impl Server {
                 }
             }
         }
-        // It may have been moved meanwhile.
+        // Look again: the shadow may have a new number by now.
         let found = shared.shadows().find(which);
         found.map(|(_, shadow)| shadow.number).ok_or(Errno::ENOENT.into())
     }
@@ -81,7 +82,7 @@ impl Server {
         }
         let mut options = Options::default();
         options.family = self.common.family;
-        // What it waits for is not in a hurry, and it asks little else.
+        // This session waits for events, which are not urgent, and sends few other requests.
         options.spin_us = 0;
         options.nearer_after = u64::MAX;
         let met = self.common.meet(Client::connect(&self.transport, options)?)?;
@@ -89,7 +90,7 @@ impl Server {
         Ok(met)
     }
 
-    /// Makes the shadow of an open file, and keeps that open.
+    /// Creates the shadow of an open file, and keeps the file open.
     fn make(&mut self, ask: &Ask, opened: &Opened) -> Result<u64, Error> {
         let Met { client, shared } = self.meet()?;
         let &Opened { handle, is_directory, ref path } = opened;
@@ -107,7 +108,7 @@ impl Server {
         })
     }
 
-    /// Gives a new shadow its entries, from when on it is kept true.
+    /// Fills a new shadow with its entries. From then on, it follows the file.
     fn fill(&mut self, handle: u64, shadow: &Shadow) -> Result<u64, Error> {
         let Met { client, shared } = self.meet()?;
         loop {
@@ -127,20 +128,21 @@ impl Server {
     }
 }
 
-/// Has a server tell more of a file.
+/// Asks a server to report more events of a file.
 fn widen(client: &Client, shared: &Shared, handle: u64, mask: u32) -> Result<(), Error> {
     loop {
         let losses = shared.losses.load(Ordering::SeqCst);
         client.watch(handle, mask)?;
         shared.shadows().widen(handle, mask);
-        // Else the server may have forgotten that, and have been asked for less.
+        // If events were lost meanwhile, the server may have forgotten the watch and may have been asked for
+        // the old events only.
         if losses == shared.losses.load(Ordering::SeqCst) {
             return Ok(());
         }
     }
 }
 
-/// The names in a directory that is watched from before they are read; none of anything else.
+/// Watches a file. For a directory, also returns the names in it, read after the watch is in place.
 pub(super) fn watch_and_list(
     client: &Client,
     handle: u64,
@@ -152,7 +154,7 @@ pub(super) fn watch_and_list(
     client.watch(handle, shadow.mask & !LISTING)?;
     let mut listing = client.with_handle(handle, 0, |directory| directory.list_all(false))?;
     if listing.iter().any(|entry| entry.file_type == libc::DT_UNKNOWN) {
-        // Some file systems tell the types of names with other attributes only.
+        // Some file systems report the types of names only together with other attributes.
         listing = client.with_handle(handle, 0, |directory| directory.list_all(true))?;
     }
     if shadow.mask & LISTING != 0 {
@@ -161,11 +163,11 @@ pub(super) fn watch_and_list(
     Ok(listing.into_iter().map(|entry| (entry.name, entry.file_type == libc::DT_DIR)).collect())
 }
 
-/// What a server is asked for so that a program is told what it wants.
+/// Returns the events to request from the server so that a program gets those it wants.
 fn wanted(mask: u32, is_directory: bool) -> u32 {
     const CLOSE: u32 = event::CLOSE_WRITE | event::CLOSE_NOWRITE;
     let own = if is_directory { OF_DIRECTORIES } else { OF_FILES };
-    // Opening is told together with closing, see `Shadows::touch`.
+    // An open is repeated together with the close, see `Shadows::touch`.
     let both = if mask & event::OPEN != 0 && mask & CLOSE != 0 { CLOSE } else { 0 };
     mask & event::ALL | own | both
 }

@@ -1,4 +1,4 @@
-//! Learns from a server what has happened to watched files, and repeats it in their shadows.
+//! Receives events on watched files from a server, and repeats them on their shadows.
 
 use super::asks::watch_and_list;
 use super::shadows::{Entry, More, Repeated, Shadow, Shadows};
@@ -11,16 +11,16 @@ use std::time::Duration;
 use towline_client::{File, Happening, Happenings};
 use towline_wire::event;
 
-/// How long the second half of a move is waited for, which a server tells right behind the first one. If it does not come, the
-/// name went to where nobody watches.
+/// How long to wait for the second half of a move, which a server sends right after the first. If it does not
+/// come, the name went to a directory that is not watched.
 const HALF: Duration = Duration::from_millis(30);
-/// The same of what is known to come.
+/// The same for events that are certain to come.
 const ALL: Duration = Duration::from_secs(2);
 
-/// Answers that are received ahead of what was repeated; more stay with the server.
+/// Answers that are received before they are repeated; others wait on the server.
 const AHEAD: usize = 2;
 
-/// Begins, in threads that end with the session.
+/// Starts the threads for a server, which end with its session.
 pub(super) fn listen(met: &Met, common: &Arc<Common>) -> io::Result<()> {
     let (sender, told) = sync_channel(AHEAD);
     let repeater = Repeater { met: met.clone(), common: Arc::clone(common) };
@@ -45,7 +45,7 @@ pub(super) fn listen(met: &Met, common: &Arc<Common>) -> io::Result<()> {
     })
 }
 
-/// Who repeats what happens on a server.
+/// Repeats the events of a server.
 struct Repeater {
     met: Met,
     common: Arc<Common>,
@@ -72,7 +72,8 @@ impl Repeater {
         }
     }
 
-    /// Whoever is told of something finds it: what processes of the run know from before does not count any more.
+    /// Invalidates what processes of the run have cached, so that a program that learns of an event also sees
+    /// its effect.
     fn forget_known(&self) {
         self.common.state.changes().fetch_add(1, Ordering::SeqCst);
     }
@@ -84,7 +85,7 @@ impl Repeater {
             client.close_handle(handle);
         }
         for happening in &missing {
-            // What is done to an open file that has no name any more is told to nobody.
+            // Events on an open file that no longer has a name are not reported.
             let is_there = |directory: &File| directory.stat_path(&happening.name, false);
             if client.with_handle(happening.handle, 0, is_there).is_ok() {
                 shared.shadows().restore(happening);
@@ -100,18 +101,19 @@ impl Repeater {
         }
     }
 
-    /// Events were lost, and perhaps the watches with them: all is watched anew, and what is different now is repeated.
+    /// Recovers after events were lost, and perhaps the watches with them: watches everything again, and
+    /// repeats the differences.
     fn catch_up(&self) {
         let shared = &self.met.shared;
         shared.losses.fetch_add(1, Ordering::SeqCst);
-        // Not under the lock, which is for those who ask, too.
+        // Do not hold the lock during the loop: threads that answer questions need it, too.
         let handles = shared.shadows().handles();
         for handle in handles {
             while !self.catch_up_with(handle) {}
         }
     }
 
-    /// The same of one file. False: it is to be watched for more since.
+    /// Does the same for one file. Returns false if the file must be watched for more events since.
     fn catch_up_with(&self, handle: u64) -> bool {
         let Met { client, shared } = &self.met;
         let found = shared.shadows().at(handle);
@@ -124,7 +126,7 @@ impl Repeater {
         }
         match listing.and_then(|listing| shadows.fill(&shadow, listing).map_err(failed)) {
             Ok(same) => tell_modified(&shadows, &shadow, &same),
-            // It is gone, or cannot be had again.
+            // The file is gone, or cannot be opened again.
             Err(_) => {
                 shadows.remove(handle);
                 client.close_handle(handle);
@@ -134,7 +136,7 @@ impl Repeater {
     }
 }
 
-/// Which of the files that are still there were written meanwhile, nobody knows.
+/// Reports all remaining files as modified, since those written meanwhile are not known.
 fn tell_modified(shadows: &Shadows, shadow: &Shadow, same: &[Entry]) {
     if shadow.mask & event::MODIFY == 0 {
         return;

@@ -1,8 +1,9 @@
-//! Has the kernel tell programs of the run what happens to remote files that they watch.
+//! Has the kernel report events on watched remote files to programs of the run.
 //!
-//! A program watches a file's shadow (`shadows.rs`), which the kernel does as of any local file. For each server with watched files there
-//! are a session and threads: one makes shadows for programs that ask (`asks.rs`), the others learn from the server what has happened,
-//! and repeat it (`events.rs`). So a server that hangs stops nobody but who waits for it.
+//! A program watches the local *shadow* of a file (`shadows.rs`), on which the kernel reports events as on
+//! any local file. For each server with watched files there is a session, with several threads: one creates
+//! shadows for programs that ask (`asks.rs`), the others receive events from the server and repeat them
+//! (`events.rs`). So a server that hangs stops only the programs that wait for it.
 
 mod asks;
 mod events;
@@ -27,24 +28,25 @@ const STACK_BYTES: usize = 256 << 10;
 /// All watched files of the run.
 pub(super) struct Watches {
     common: Arc<Common>,
-    /// Who answers questions for a server, once there was one, by the number of its first mount.
+    /// The threads that answer questions for a server, by the number of its first mount. They start with the
+    /// first question.
     servers: HashMap<usize, Sender<Question>>,
 }
 
-/// What is the same for all servers.
+/// What all servers share.
 struct Common {
     folder: PathBuf,
     state: Arc<State>,
-    /// By mount.
+    /// By mount number.
     urls: Vec<Url>,
     family: u64,
-    /// The next number of a shadow.
+    /// The next shadow number.
     numbers: Arc<AtomicU64>,
-    /// The servers that were met; `None` at the end.
+    /// The connected servers; `None` at the end.
     met: Mutex<Option<Vec<Met>>>,
 }
 
-/// A server that was met.
+/// A connected server.
 #[derive(Clone)]
 struct Met {
     client: Client,
@@ -54,12 +56,13 @@ struct Met {
 /// What the threads of a server share.
 struct Shared {
     shadows: Mutex<Shadows>,
-    /// How often events were lost: what was watched or listed before that may be watched no more, or be too old.
+    /// How often events were lost. What was watched or listed before a loss may no longer be watched, or may
+    /// be out of date.
     losses: AtomicU64,
 }
 
 impl Watches {
-    /// Of none yet.
+    /// Starts without watches.
     pub(super) fn new(directory: &RunDirectory, state: Arc<State>, urls: Vec<Url>) -> Self {
         let common = Common {
             folder: directory.path().join(SHADOWS),
@@ -72,7 +75,7 @@ impl Watches {
         Self { common: Arc::new(common), servers: HashMap::new() }
     }
 
-    /// Has a question answered. Who is not answered cannot watch.
+    /// Passes a question to the thread that answers it. Without an answer, the program cannot watch.
     pub(super) fn ask(&mut self, question: Question) {
         let urls = &self.common.urls;
         let Some(url) = urls.get(question.0.mount as usize) else { return };
@@ -88,12 +91,12 @@ impl Watches {
             self.servers.insert(first, sender);
         }
         if let Some(server) = self.servers.get(&first) {
-            // Fails where its thread has ended, which closes what the answer would go to.
+            // Fails if the thread has ended, which closes the descriptor for the answer.
             let _ = server.send(question);
         }
     }
 
-    /// Ends all watches. The directory of the run can be removed then.
+    /// Ends all watches. After that, the directory of the run can be removed.
     pub(super) fn stop(&self) {
         let met = lock(&self.common.met).take();
         for Met { client, shared } in met.into_iter().flatten() {
@@ -104,8 +107,9 @@ impl Watches {
 }
 
 impl Common {
-    /// What there is to know of a server that somebody connected to. What happens to the files of a family is told to one session of it:
-    /// where two ways lead to one server, all is watched through the one that was first.
+    /// Returns what is known of a server that has just been connected to. A server reports the events of a
+    /// family's files to one session of it. If two routes lead to the same server, everything is watched
+    /// through the first one.
     fn meet(self: &Arc<Self>, client: Client) -> Result<Met, Error> {
         let mut met = lock(&self.met);
         let all = met.as_mut().ok_or(Errno::ECANCELED)?;
@@ -126,7 +130,7 @@ impl Common {
         lock(&self.met).is_none()
     }
 
-    /// Where an open file is to be found, should the server be started again.
+    /// Records the path of an open file, so that it can be opened again if the server restarts.
     fn remember(&self, client: &Client, handle: u64, shadow: &Shadow, path: &[u8]) {
         let (mount, inode) = shadow.which;
         let Some(url) = self.urls.get(mount as usize) else { return };
@@ -146,7 +150,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What a call of the system says.
+/// Converts the error of a system call.
 fn failed(error: rustix::io::Errno) -> Error {
     Errno(error.raw_os_error() as u16).into()
 }

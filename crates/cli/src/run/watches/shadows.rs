@@ -1,12 +1,15 @@
-//! What stands for watched remote files: local ones, to which is done what is done to the remote ones, so that the kernel tells
-//! whoever watches them.
+//! Local files that stand for watched remote files. Every change of a remote file is repeated on its local
+//! one, so that the kernel reports it to watchers.
 //!
-//! A watched directory has as its *shadow* an empty directory with an entry for each name: an empty file, or an empty directory. Anything
-//! else that is watched has an empty file. A shadow's name is a number, which is another one after the file was moved.
+//! The *shadow* of a watched directory is a directory with an entry for each name: an empty file or an empty
+//! directory. The shadow of anything else is an empty file. A shadow's name is a number, which changes
+//! whenever the file is moved.
 //!
-//! What is told of a local file depends on how it is changed: `utimensat(2)` of the time of modification alone tells `IN_MODIFY`, of the time
-//! of access alone `IN_ACCESS`, without opening anything; `chmod(2)` tells `IN_ATTRIB` though the mode stays. Entries are never hard
-//! links of each other: a rename over another name of the same file does nothing, and tells nothing.
+//! The event that the kernel reports depends on how a local file is changed: `utimensat(2)` reports
+//! `IN_MODIFY` if it sets only the modification time, and `IN_ACCESS` if it sets only the access time,
+//! without opening anything; `chmod(2)` reports `IN_ATTRIB` even if the mode stays the same. Entries are
+//! never hard links of each other: a rename over another name of the same file would do nothing and report
+//! nothing.
 
 use rustix::fs::{
     AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT,
@@ -21,66 +24,67 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use towline_client::Happening;
 use towline_wire::event;
 
-/// What has to be heard of a directory so that its shadow stays true.
+/// Events of a directory that its shadow needs to stay true.
 pub(super) const OF_DIRECTORIES: u32 = event::CREATE
     | event::DELETE
     | event::MOVED_FROM
     | event::MOVED_TO
     | event::DELETE_SELF
     | event::MOVE_SELF;
-/// The same of anything else.
+/// The same for anything else.
 pub(super) const OF_FILES: u32 = event::DELETE_SELF | event::MOVE_SELF;
-/// Both ways in which a file is closed.
+/// Both events for closing a file.
 const CLOSE: u32 = event::CLOSE_WRITE | event::CLOSE_NOWRITE;
 
-/// Which file: number of the mount, and identity in its export.
+/// Identifies a file: the number of its mount, and its identity in the export.
 pub(super) type Which = (u32, u64);
 
-/// A name of a directory, and whether it is one of a directory.
+/// A name in a directory, and whether it names a directory.
 pub(super) type Entry = (Vec<u8>, bool);
 
-/// How more may be told that the same call has done.
+/// Whether more events of the same call may follow.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum More {
-    /// Not.
+    /// No more events.
     No,
-    /// Perhaps.
+    /// There may be more.
     Perhaps,
-    /// Certainly.
+    /// There are certainly more.
     Certainly,
 }
 
-/// What came of repeating.
+/// The result of repeating events.
 #[derive(Default)]
 pub(super) struct Repeated {
     /// Handles of files that are gone.
     pub(super) ended: Vec<u64>,
-    /// What happened to names that the shadow has not: either they are gone, or it was not told all.
+    /// Events on names that the shadow lacks: either they are gone, or an event was not reported.
     pub(super) missing: Vec<Happening>,
 }
 
 /// The shadows of one server's files.
 pub(super) struct Shadows {
     folder: OwnedFd,
-    /// Directory beside them for what comes from where nobody watches, or goes there; so it is moved, as far as anybody is told.
+    /// Name of a directory beside the shadows. Entries move to and from it that the remote file system moves
+    /// to or from where nobody watches, so that watchers see a move.
     aside: String,
-    /// The last number in use, by the shadows of any server.
+    /// The next number, shared by the shadows of all servers.
     numbers: Arc<AtomicU64>,
     by_handle: HashMap<u64, Shadow>,
     handles: HashMap<Which, u64>,
-    /// What happened to files whose shadows are not filled yet.
+    /// Events on files whose shadows are not filled yet.
     waiting: HashMap<u64, Vec<Happening>>,
-    /// The run is over: nothing may be made where all is being removed.
+    /// The run is over: nothing may be created in folders that are being removed.
     is_over: bool,
 }
 
-/// One of them.
+/// The shadow of one file.
 #[derive(Clone, Copy)]
 pub(super) struct Shadow {
     pub(super) number: u64,
     pub(super) which: Which,
     pub(super) is_directory: bool,
-    /// What the server was asked for.
+    /// The events requested from the server.
     pub(super) mask: u32,
 }
 
@@ -90,20 +94,20 @@ impl Shadow {
         if name.is_empty() { number.into() } else { [number.as_bytes(), b"/", name].concat() }
     }
 
-    /// Whoever of the run may watch the file may watch its shadow.
+    /// The mode of the shadow. Every user in the run who may watch the file may watch its shadow.
     fn mode(&self) -> Mode {
         Mode::from_raw_mode(if self.is_directory { 0o755 } else { 0o644 })
     }
 }
 
 impl Shadows {
-    /// In the folder of shadows of a run, which is made if it is not there.
+    /// Keeps shadows in a run's folder for them, which is created if it does not exist.
     pub(super) fn new(folder: &Path, numbers: Arc<AtomicU64>) -> Result<Self> {
         match mkdirat(CWD, folder, Mode::RWXU) {
             Err(error) if error != Errno::EXIST => return Err(error),
             _ => {}
         }
-        // The directory of the run lets in who may come.
+        // Access is controlled by the directory of the run.
         chmodat(CWD, folder, Mode::from_raw_mode(0o755), AtFlags::empty())?;
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let folder = openat(CWD, folder, flags, Mode::empty())?;
@@ -114,29 +118,29 @@ impl Shadows {
         Ok(Self { folder, aside, numbers, by_handle, handles, waiting, is_over })
     }
 
-    /// Nobody watches any more, and nothing is repeated from now on.
+    /// Ends all watches: nothing is repeated from now on.
     pub(super) fn end(&mut self) {
         self.by_handle.clear();
         self.is_over = true;
     }
 
-    /// The shadow of a file, and the handle of that.
+    /// Returns the shadow of a file, and the file's handle.
     pub(super) fn find(&self, which: Which) -> Option<(u64, Shadow)> {
         let handle = *self.handles.get(&which)?;
         Some((handle, *self.by_handle.get(&handle)?))
     }
 
-    /// The shadow of the file with this handle.
+    /// Returns the shadow of the file with this handle.
     pub(super) fn at(&self, handle: u64) -> Option<Shadow> {
         self.by_handle.get(&handle).copied()
     }
 
-    /// The handles of all files with shadows.
+    /// Returns the handles of all files with shadows.
     pub(super) fn handles(&self) -> Vec<u64> {
         self.by_handle.keys().copied().collect()
     }
 
-    /// Makes one without entries.
+    /// Creates a shadow without entries.
     pub(super) fn make(&self, which: Which, is_directory: bool, mask: u32) -> Result<Shadow> {
         let shadow = Shadow { number: self.number(), which, is_directory, mask };
         self.make_at(&shadow.path(b""), is_directory)?;
@@ -145,17 +149,18 @@ impl Shadows {
         Ok(shadow)
     }
 
-    /// What happens to this file from now on is to be [repeated](Self::repeat) once its shadow is [kept](Self::keep).
+    /// Keeps events on this file from now on, to [repeat](Self::repeat) them once its shadow is
+    /// [kept](Self::keep).
     pub(super) fn wait_for(&mut self, handle: u64) {
         self.waiting.insert(handle, Vec::new());
     }
 
-    /// That will not be.
+    /// Discards the events that [`Self::wait_for`] has kept.
     pub(super) fn give_up(&mut self, handle: u64) {
         self.waiting.remove(&handle);
     }
 
-    /// This shadow has been filled, and is kept true from now on. False: the file is gone already.
+    /// Adds a filled shadow, which follows its file from now on. Returns false if the file is gone already.
     pub(super) fn keep(&mut self, handle: u64, shadow: Shadow) -> bool {
         self.handles.insert(shadow.which, handle);
         self.by_handle.insert(handle, shadow);
@@ -163,14 +168,14 @@ impl Shadows {
         self.repeat(&missed).ended.is_empty()
     }
 
-    /// Notes what the server was asked for besides.
+    /// Records that the server was asked for more events.
     pub(super) fn widen(&mut self, handle: u64, mask: u32) {
         if let Some(shadow) = self.by_handle.get_mut(&handle) {
             shadow.mask |= mask;
         }
     }
 
-    /// Removes a shadow: whoever watches it is told that the file is gone.
+    /// Removes a shadow. Its watchers learn that the file is gone.
     pub(super) fn remove(&mut self, handle: u64) {
         let Some(shadow) = self.by_handle.remove(&handle) else { return };
         if self.handles.get(&shadow.which) == Some(&handle) {
@@ -179,9 +184,9 @@ impl Shadows {
         self.discard(&shadow);
     }
 
-    /// Removes one with all that is in it.
+    /// Removes a shadow and everything in it.
     pub(super) fn discard(&self, shadow: &Shadow) {
-        // Only if need be are they looked for, which would be told, too.
+        // List the entries only if necessary, since watchers would see that, too.
         if self.remove_at(&shadow.path(b""), shadow.is_directory).is_err() {
             for (name, is_directory) in self.entries(shadow).unwrap_or_default() {
                 let _ = self.remove_at(&shadow.path(&name), is_directory);
@@ -190,7 +195,7 @@ impl Shadows {
         }
     }
 
-    /// Gives the shadow of a directory these entries, and no others. Those that were there already are given back.
+    /// Makes these the only entries of a directory's shadow. Returns those that existed already.
     pub(super) fn fill(&self, shadow: &Shadow, listing: Vec<Entry>) -> Result<Vec<Entry>> {
         if !shadow.is_directory {
             return Ok(Vec::new());
@@ -206,8 +211,9 @@ impl Shadows {
         Ok(listing.into_iter().filter(|entry| before.contains(entry)).collect())
     }
 
-    /// Whether more has to be told before this is repeated: the first half of a move is not all of it, nor may be a move to a name that
-    /// is there, which leaves in turn where two are exchanged. What is of another kind can only be exchanged.
+    /// Returns whether to wait for more events before these are repeated. The first half of a move is
+    /// incomplete. So may be a move to an existing name, which moves away in turn if the two are exchanged.
+    /// If they are of different kinds, they can only have been exchanged.
     pub(super) fn may_go_on(&self, happenings: &[Happening]) -> More {
         let Some((last, before)) = happenings.split_last() else { return More::No };
         let is_directory = last.mask & event::ISDIR != 0;
@@ -222,7 +228,8 @@ impl Shadows {
         }
     }
 
-    /// What has the name of this event before it happens, after all `before`: whether that is a directory, `None` for nothing.
+    /// Returns what has the name of this event just before it, after all events in `before`: true for a
+    /// directory, false for anything else, `None` for nothing.
     fn there(&self, happening: &Happening, before: &[Happening]) -> Option<bool> {
         const COMES: u32 = event::CREATE | event::MOVED_TO;
         const GOES: u32 = event::DELETE | event::MOVED_FROM;
@@ -234,19 +241,19 @@ impl Shadows {
         }
     }
 
-    /// Gives a shadow a name that it should have, and repeats what happened to that.
+    /// Adds a missing name to a shadow, and repeats an event on it.
     pub(super) fn restore(&self, happening: &Happening) {
         let Some(shadow) = self.at(happening.handle) else { return };
         let is_directory = happening.mask & event::ISDIR != 0;
-        // It is there already if more than one thing happened to it.
+        // The name exists already if several events concern it.
         let _ = self.make_at(&shadow.path(&happening.name), is_directory);
         let _ = self.touch(&shadow, happening.mask, &happening.name);
     }
 
-    /// Repeats what happened to watched files.
+    /// Repeats events on the shadows of watched files.
     pub(super) fn repeat(&mut self, happenings: &[Happening]) -> Repeated {
         let mut repeated = Repeated::default();
-        // The second halves of moves whose first halves were repeated with them.
+        // Second halves of moves, which were repeated together with the first halves.
         let mut done = HashSet::new();
         for (at, happening) in happenings.iter().enumerate() {
             let Some(shadow) = self.by_handle.get(&happening.handle).copied() else {
@@ -269,7 +276,7 @@ impl Shadows {
             } else if mask & event::CREATE != 0 {
                 self.make_anew(&shadow.path(name), is_directory);
             } else if mask & event::DELETE != 0 {
-                // Where it is not there, that was told before.
+                // If the entry does not exist, its removal has been repeated before.
                 let _ = self.remove_at(&shadow.path(name), is_directory);
             } else if mask & event::MOVED_FROM != 0 {
                 let other = half_of(happening, rest, |n| !done.contains(&(at + 1 + n)));
@@ -302,7 +309,8 @@ impl Shadows {
             } else if mask & event::ATTRIB != 0
                 && rest.first().is_some_and(|next| ends(next, handle) && name.is_empty())
             {
-                // That its last name is gone, which is told when the shadow loses its own.
+                // This event says that the last name is gone, which the kernel reports when the shadow loses
+                // its own.
             } else {
                 let touched = self.touch(&shadow, mask, name);
                 if touched == Err(Errno::NOENT) && !name.is_empty() {
@@ -313,7 +321,7 @@ impl Shadows {
         repeated
     }
 
-    /// Tells of what changes no name.
+    /// Repeats an event that changes no name.
     pub(super) fn touch(&self, shadow: &Shadow, mask: u32, name: &[u8]) -> Result<()> {
         const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
         const OMIT: Timespec = Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT };
@@ -338,7 +346,8 @@ impl Shadows {
         } else if mask & event::CLOSE_NOWRITE != 0 {
             open(OFlags::RDONLY)
         } else if mask & event::OPEN != 0 && shadow.mask & CLOSE == 0 {
-            // Nobody hears how it is closed here. Otherwise that is told together: it is not known yet how it will be closed.
+            // Nobody watches for the close here. Otherwise, the open is repeated with the close, since only
+            // then it is known how the file is closed.
             open(OFlags::RDONLY)
         } else {
             Ok(())
@@ -367,7 +376,7 @@ impl Shadows {
         Ok(entries)
     }
 
-    /// `None`: there is nothing.
+    /// Returns whether the path is a directory, or `None` if it does not exist.
     fn is_directory(&self, path: &[u8]) -> Option<bool> {
         let found = statat(&self.folder, path, AtFlags::SYMLINK_NOFOLLOW).ok()?;
         Some(FileType::from_raw_mode(found.st_mode) == FileType::Directory)
@@ -383,7 +392,7 @@ impl Shadows {
         }
     }
 
-    /// What is there was removed, and it was not told.
+    /// Creates an entry. Anything with its name must have been removed without an event, so it is replaced.
     fn make_anew(&self, path: &[u8], is_directory: bool) {
         if self.make_at(path, is_directory) == Err(Errno::EXIST) {
             let _ = self.remove_at(path, is_directory);
@@ -391,7 +400,7 @@ impl Shadows {
         }
     }
 
-    /// Removes what is there, even if it is of the other kind.
+    /// Removes an entry, even if it is of the other kind.
     fn remove_at(&self, path: &[u8], is_directory: bool) -> Result<()> {
         let remove = |is_directory| {
             let flags = if is_directory { AtFlags::REMOVEDIR } else { AtFlags::empty() };
@@ -415,13 +424,14 @@ impl Shadows {
     fn put(&self, from: &[u8], to: &[u8], is_directory: bool) {
         let put = || renameat(&self.folder, from, &self.folder, to);
         if let Err(Errno::ISDIR | Errno::NOTDIR | Errno::EXIST | Errno::NOTEMPTY) = put() {
-            // What is there is of another kind.
+            // The existing entry is of another kind.
             let _ = self.remove_at(to, is_directory);
             let _ = put();
         }
     }
 
-    /// Has each of two entries take the other's place, by one call, as it is told. False: they are not both there.
+    /// Exchanges two entries with one call, so that the same events are reported. Returns false unless both
+    /// exist.
     fn exchange(&self, one: &[u8], other: &[u8]) -> bool {
         renameat_with(&self.folder, one, &self.folder, other, RenameFlags::EXCHANGE).is_ok()
     }
@@ -433,10 +443,10 @@ impl Shadows {
         }
     }
 
-    /// What comes from where nobody watches.
+    /// Creates an entry that stands for one moved from where nobody watches. Returns its path.
     fn come(&self, is_directory: bool) -> Vec<u8> {
         let aside = self.path_aside();
-        // Where there is no room for it nothing more can be told.
+        // If there is no space for it, nothing more can be reported.
         let _ = self.make_at(&aside, is_directory);
         aside
     }
@@ -445,7 +455,7 @@ impl Shadows {
         format!("{}/{}", self.aside, self.number()).into()
     }
 
-    /// Gives a shadow another number.
+    /// Gives a shadow a new number.
     fn move_to_next(&mut self, handle: u64) {
         let next = self.number();
         let Some(shadow) = self.by_handle.get_mut(&handle) else { return };
@@ -457,7 +467,8 @@ impl Shadows {
     }
 }
 
-/// Where the second half of a move is told: next to the first one, but for those of others who watch the same directories.
+/// Returns the index of a move's second half. It follows the first, apart from events for others who watch
+/// the same directories.
 fn half_of(
     first: &Happening,
     rest: &[Happening],
@@ -469,8 +480,9 @@ fn half_of(
     same.or_else(|| halves().next())
 }
 
-/// True when what follows the second half of a move is a move back: the two were exchanged. Had it been two moves the first of which
-/// put something in the place of another file, there would be one entry too many now, which is removed when it is made.
+/// Returns true if a move is followed by a move back, so that the two were exchanged. If they were in fact
+/// two moves, the first of which replaced another file, there is one entry too many afterwards; it is removed
+/// when it is created again.
 fn is_undone(second: &Happening, rest: &[Happening], first: &Happening) -> bool {
     let [from, to, ..] = rest else { return false };
     from.mask & event::MOVED_FROM != 0
@@ -480,7 +492,8 @@ fn is_undone(second: &Happening, rest: &[Happening], first: &Happening) -> bool 
         && is_same_name(to, first)
 }
 
-/// True when what stood where something came to goes next, to where nobody watches: the two were exchanged. Else as above.
+/// Returns true if the entry that `came` replaces next moves to where nobody watches, so that the two were
+/// exchanged. As above if they were not.
 fn gives_way(came: &Happening, rest: &[Happening]) -> bool {
     rest.first().is_some_and(|next| {
         next.mask & event::MOVED_FROM != 0
@@ -493,7 +506,7 @@ fn is_same_name(one: &Happening, other: &Happening) -> bool {
     one.handle == other.handle && one.name == other.name
 }
 
-/// True for the end of a watched file.
+/// Returns true for the event that ends the watch of this file.
 fn ends(happening: &Happening, handle: u64) -> bool {
     happening.handle == handle && happening.mask & event::DELETE_SELF != 0
 }

@@ -7,10 +7,10 @@ use std::mem::MaybeUninit;
 use std::path::PathBuf;
 use tempfile::TempDir;
 
-/// What the kernel tells: watch, mask, whether it is half of a move, and name.
+/// An event of the kernel: watch, mask, whether it is half of a move, and name.
 type Told = (i32, u32, bool, Vec<u8>);
 
-/// A queue of the kernel's.
+/// An inotify queue.
 struct Queue(OwnedFd);
 
 impl Queue {
@@ -22,7 +22,7 @@ impl Queue {
         inotify::add_watch(&self.0, path, WatchFlags::ALL_EVENTS).unwrap()
     }
 
-    /// All that is in it, as it comes from a server.
+    /// Returns all events in it, as a server would send them.
     fn happenings(&self) -> Vec<Happening> {
         let mut buffer = [const { MaybeUninit::uninit() }; 4096];
         let mut reader = inotify::Reader::new(&self.0, &mut buffer);
@@ -44,7 +44,7 @@ fn happening(event: &inotify::Event<'_>) -> Happening {
     }
 }
 
-/// Shadows of two directories, which somebody watches.
+/// Shadows of two watched directories.
 struct Scene {
     folder: TempDir,
     shadows: Shadows,
@@ -62,7 +62,8 @@ fn of(happenings: &[(u64, u32, u32, &str)]) -> Vec<Happening> {
 }
 
 impl Scene {
-    /// With these entries in the first directory. Handles are the numbers of the watches: 1 and 2.
+    /// Creates the scene with these entries in the first directory. Handles are the numbers of the watches: 1
+    /// and 2.
     fn new(entries: &[(&str, bool)]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("w");
@@ -91,13 +92,13 @@ impl Scene {
         self.folder.path().join("w").join(self.shadows.at(handle).unwrap().number.to_string())
     }
 
-    /// Repeats this, and says what was told.
+    /// Repeats these events, and returns those that the kernel reports.
     fn told(&mut self, happenings: &[(u64, u32, u32, &str)]) -> Vec<Told> {
         self.shadows.repeat(&of(happenings));
         self.queue.told()
     }
 
-    /// Repeats this, and finds that it is told so.
+    /// Repeats these events, and checks that the kernel reports the same.
     fn same(&mut self, happenings: &[(u64, u32, u32, &str)]) {
         let expected: Vec<Told> = happenings
             .iter()
@@ -115,7 +116,7 @@ impl Scene {
         let mut names: Vec<_> =
             fs::read_dir(self.path(handle)).unwrap().map(|entry| named(entry.unwrap())).collect();
         names.sort();
-        // That they were looked at.
+        // Discard the events of this listing.
         self.queue.told();
         names
     }
@@ -138,7 +139,7 @@ fn what_happened_is_told_as_it_was() {
     scene.same(&[(1, FROM, 8, "g"), (2, TO, 8, "g")]);
     scene.same(&[(2, FROM, 9, "g")]);
     scene.same(&[(2, TO, 10, "h")]);
-    // Over another one, told of by others who watch it, too.
+    // Over another file, with events in both directories.
     scene.same(&[(2, FROM, 11, "h"), (1, TO, 11, "old")]);
     scene.same(&[(1, FROM | DIRECTORY, 12, "d"), (1, TO | DIRECTORY, 12, "dir")]);
     scene.same(&[(1, TO, 13, "old"), (1, TO | DIRECTORY, 14, "dir")]);
@@ -193,13 +194,13 @@ fn files_have_shadows_too() {
     for mask in [event::MODIFY, event::ATTRIB, event::ACCESS, event::MOVE_SELF] {
         assert_eq!(scene.told(&[(5, mask, 0, "")]), [(3, mask, false, Vec::new())]);
     }
-    // That the last name is gone is told once.
+    // The loss of the last name is reported once.
     let told = scene.told(&[(5, event::ATTRIB, 0, ""), (5, event::DELETE_SELF, 0, "")]);
     let masks: Vec<u32> = told.iter().map(|told| told.1).collect();
     assert_eq!(masks, [event::ATTRIB, event::DELETE_SELF, event::IGNORED]);
 }
 
-/// What one call does may be told in more than one answer.
+/// Events of one call may come in more than one answer.
 #[test]
 fn halves_of_moves_are_waited_for() {
     let scene = Scene::new(&[("file", false), ("other", false), ("dir", true)]);
@@ -207,19 +208,19 @@ fn halves_of_moves_are_waited_for() {
     let waits = |happenings: &[(u64, u32, u32, &str)]| scene.shadows.may_go_on(&of(happenings));
     assert!(waits(&[from]) == More::Perhaps);
     assert!(waits(&[from, to("new")]) == More::No);
-    // Replaced, or exchanged: the other half of that is to come.
+    // Replaced or exchanged: the other half of the exchange may follow.
     assert!(waits(&[from, to("other")]) == More::Perhaps);
     assert!(waits(&[from, to("dir")]) == More::Certainly);
     let back = (1, FROM | DIRECTORY, 2, "dir");
     assert!(waits(&[from, to("dir"), back]) == More::Perhaps);
     assert!(waits(&[from, to("dir"), back, (1, TO | DIRECTORY, 2, "file")]) == More::No);
-    // What was there before this answer is not there any more.
+    // An entry from before this answer is gone.
     assert!(waits(&[(1, event::DELETE | DIRECTORY, 0, "dir"), from, to("dir")]) == More::No);
     assert!(waits(&[(1, event::CREATE, 0, "new"), from, to("new")]) == More::Perhaps);
     assert!(waits(&[from, to("new"), (1, event::MODIFY, 0, "new")]) == More::No);
 }
 
-/// The server is asked whether it is there.
+/// The server is then asked whether the name exists.
 #[test]
 fn what_happens_to_a_name_that_is_missing_is_noted() {
     let mut scene = Scene::new(&[("there", false)]);
@@ -234,7 +235,7 @@ fn what_happens_to_a_name_that_is_missing_is_noted() {
     scene.same(&[(1, event::ATTRIB, 0, "missing")]);
 }
 
-/// However much of what happened is in a listing already.
+/// The result is the same however many of the events the listing reflects already.
 #[test]
 fn what_happens_while_a_shadow_is_filled_is_done_before_anybody_watches() {
     let happened = [
@@ -268,7 +269,7 @@ fn what_happens_while_a_shadow_is_filled_is_done_before_anybody_watches() {
     assert!(!scene.shadows.keep(3, shadow), "it is gone");
 }
 
-/// What was lost is made up for: the differences of two listings are told.
+/// Lost events are made up for: the differences of two listings are reported.
 #[test]
 fn differences_are_told() {
     let scene = Scene::new(&[("kept", false), ("gone", false), ("dir", true), ("other", false)]);
@@ -289,7 +290,8 @@ fn differences_are_told() {
     assert_eq!(names(event::CREATE | DIRECTORY), [b"other".to_vec()]);
 }
 
-/// What cannot be is made to be: the program is told all that the server said, and perhaps more.
+/// Impossible events are made possible: the program learns of everything that the server reported, and
+/// perhaps more.
 #[test]
 fn a_shadow_that_is_not_true_becomes_so() {
     let mut scene = Scene::new(&[("f", false), ("d", true)]);
@@ -307,7 +309,7 @@ fn a_shadow_that_is_not_true_becomes_so() {
     assert_eq!(scene.told(&[(9, event::CREATE, 0, "of-nobody")]), []);
 }
 
-/// Real directories are changed at random, and what the kernel tells of them is told of their shadows.
+/// Changes real directories at random; their shadows report the same events as the kernel does.
 #[test]
 fn shadows_of_changing_directories_are_told_the_same() {
     for seed in 1..=40 {
@@ -330,10 +332,10 @@ fn shadows_of_changing_directories_are_told_the_same() {
                 let mut path = || [&a, &b, &c][draw(3)].join(["x", "y", "z"][draw(3)]);
                 let (one, other) = (path(), path());
                 if moved.take().is_some_and(|moved| moved == one || moved == other) {
-                    // What is moved on at once looks as if it was exchanged.
+                    // An entry that is moved on at once looks as if it had been exchanged.
                     continue;
                 }
-                // What cannot be done tells nothing.
+                // Calls that fail cause no events.
                 let _ = match draw(8) {
                     0 => mknodat(CWD, &one, FileType::RegularFile, Mode::RWXU, 0),
                     1 => mkdirat(CWD, &one, Mode::RWXU),
