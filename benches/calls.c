@@ -1,7 +1,7 @@
-// One system call after another, timed each: `calls OPERATION DIRECTORY FILES SECONDS`.
+// Times one operation after another: `calls OPERATION DIRECTORY FILES SECONDS`.
 // Operations: stat, orc (open, read 4 KiB, close), pread (4 KiB, anywhere in the file `big`).
-// The directory has tree/dNNN/fNNNNN, 100 files in each, and `big`. Prints the median and the mean in
-// microseconds, how many there were, and the CPU time of each (with what the loop itself takes).
+// The directory contains `big` and the files tree/dNNN/fNNNNN, 100 in each directory. Prints the median and
+// the mean in microseconds, the number of operations, and the CPU time of each (including the loop itself).
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdio.h>

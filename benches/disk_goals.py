@@ -53,7 +53,7 @@ def wait_for(what, process=None):
 
 
 class System:
-    """A server for one disk, over TCP or a Unix socket; `cpu`: pinned there."""
+    """A server for one disk, over TCP, a Unix socket or shared memory, pinned to `cpu` if given."""
 
     def __init__(self, bench, name, via="tcp", disk=None, cpu=None):
         self.bench, self.name, self.via, self.export, self.metrics, self.pidfile = bench, name, via, "", None, None
@@ -88,7 +88,7 @@ class System:
         at = f"port = {self.port}\n" if self.via == "tcp" else f"port = {self.port}\nunixsock = {self.sock}\n"
         with open(path, "w") as f:
             f.write(f"[generic]\nlistenaddr = 127.0.0.1\n{at}[d]\nexportname = {self.bench.image}\nmaxconnections = 0\n")
-        self.pidfile = path + ".pid"         # it goes to the background: with -d it serves one client
+        self.pidfile = path + ".pid"         # runs as a daemon: with -d it serves only one client
         return ["nbd-server", "-C", path, "-p", self.pidfile]
 
     def qemu_nbd(self, disk):
@@ -101,7 +101,7 @@ class System:
         return f"127.0.0.1:{self.port}" if self.via == "tcp" else f"unix://{self.sock}"
 
     def pid(self):
-        """Of the server; once there is something to connect to it has been written."""
+        """Returns the process number of the server, for a daemon from its pid file."""
         return int(open(self.pidfile).read()) if self.pidfile else self.process.pid
 
     def cpu_seconds(self):
@@ -152,7 +152,7 @@ class Bench:
         return [System(self, name, **how) for name in names if shutil.which(PEERS[name])]
 
     def load(self, system, *arguments, secs=None):
-        """One run of the client against a system; what it says, and `cpu`, seconds of the server."""
+        """Runs the client against a system. Returns its output, and CPU seconds of the server as `cpu`."""
         before = system.cpu_seconds()
         at = ["--server", system.address()] if system.via == "shm" else ["--nbd", system.address(), "--export", system.export]
         done = self.run("disk", *at, "--span", SIZE, "--secs", secs or self.secs, *arguments)
@@ -160,7 +160,7 @@ class Bench:
         return done
 
     def fill(self, system):
-        """All of it: holes are read without a look at memory, so they would be faster."""
+        """Writes the whole disk: reads of holes would be faster, because they do not touch memory."""
         to = {"shm": f"towline+unix:///d?socket={system.sock}", "unix": f"nbd+unix:///{system.export}?socket={system.sock}",
               "tcp": f"nbd://127.0.0.1:{system.port}/{system.export}"}[system.via]
         subprocess.run([self.towline, "disk", "copy", "--quiet", self.image, to], check=True)
@@ -172,12 +172,12 @@ class Bench:
         return json.loads(done.stdout.strip().splitlines()[-1])
 
     def medians(self, *measures):
-        """Runs the measures in turns; the median of each."""
+        """Runs the measures in turns and returns the median of each."""
         rounds = [[measure() for measure in measures] for _ in range(self.rounds)]
         return [statistics.median(column) for column in zip(*rounds)]
 
     def beside(self, systems, figure, *arguments):
-        """A figure of each system in turns, by name."""
+        """Measures a figure of each system in turns and returns the medians by name."""
         values = self.medians(*(lambda s=s: figure(self.load(s, *arguments)) for s in systems))
         return dict(zip((s.name for s in systems), values))
 
@@ -192,7 +192,7 @@ class Bench:
 
 
 def children_seconds():
-    """CPU of the programs that were run and ended."""
+    """Returns the CPU seconds of all child processes that have exited."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
@@ -206,7 +206,7 @@ def listed(found, unit, digits=1):
 
 
 # ------------------------------------------------------------------------------------------------------- rows
-# Each yields (what, goal, reached, beside it, good): texts, and whether the goal is met (None: reported only).
+# Each yields (what, goal, reached, beside, good): texts, and whether the goal is met (None: for information).
 
 def latency(bench):
     for via in ("tcp", "unix"):
@@ -226,7 +226,7 @@ def latency(bench):
 
 
 def depth(bench):
-    """The limit: messages of 32 requests, and of 32 replies, there and back."""
+    """The limit is a round trip of messages as long as 32 requests and 32 replies."""
     count = 32
     for via in ("unix", "tcp"):
         systems = [System(bench, "towline", via, f"mem:{SIZE}")] + bench.peers("nbdkit memory", "nbd-server", "qemu-nbd", via=via)
@@ -248,7 +248,7 @@ def depth(bench):
 
 
 def shared(bench):
-    """Our own protocol over shared memory; CPU of server and client beside it, which a busy machine changes less."""
+    """Towline's own protocol over shared memory. Also tells CPU, which depends less on the machine's load."""
     systems = [System(bench, "towline", "shm", f"mem:{SIZE}")] + bench.peers("nbdkit memory", "nbd-server", "qemu-nbd", via="unix")
     for what, more in (("read", []), ("write", ["--write"])):
         cpu = {s.name: [] for s in systems}
@@ -288,7 +288,8 @@ def sequential(bench):
         both["sendfile"].append((children_seconds() - before) / (done["bytes"] / (1 << 30)))
         return done["bytes"] / done["secs"] / 1e9
 
-    # The limit lands in as much memory as the reader fills: into 256 KiB, which stay in the caches, it is faster.
+    # For a fair limit, sendfile's receiver fills as much memory as the reader does. Into 256 KiB, which stay
+    # in the caches, it is faster.
     warm, limit, *values = bench.medians(lambda: stream("256K"), lambda: stream("4M"), *(lambda s=s: one(s) for s in systems))
     found = dict(zip((s.name for s in systems), values))
     best = max(others(found).values(), default=0)
@@ -330,7 +331,7 @@ def memory(bench):
 
 
 def local_rate(bench, processes):
-    """Bytes a second that so many processes get out of the page cache, 64 KiB at a time."""
+    """Returns the bytes per second that `processes` processes read from the page cache, 64 KiB at a time."""
     begin = time.monotonic() + 0.5
     end = begin + bench.secs
 
@@ -413,8 +414,8 @@ def main():
             if args.rows and row.__name__ not in args.rows:
                 continue
             if args.boost:
-                # Inherited by all servers and clients, so that none of them waits for what else runs here. Not where
-                # many share a processor: in real time they take long turns.
+                # All servers and clients inherit real-time priority, so that they do not wait for other
+                # programs. Not in the row `clients`, where many share a processor: real-time slices are long.
                 kind = os.SCHED_OTHER if row is clients else os.SCHED_RR
                 os.sched_setscheduler(0, kind, os.sched_param(int(kind == os.SCHED_RR)))
             for what, goal, reached, beside, good in row(bench):

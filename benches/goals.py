@@ -23,7 +23,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 class Bench:
-    """A tree, a server for each need, and the load generator."""
+    """The test tree, the servers, and the load generator."""
 
     def __init__(self, args):
         self.towline, self.secs, self.rounds = args.towline, args.secs, args.rounds
@@ -43,7 +43,7 @@ class Bench:
         return server
 
     def run(self, *arguments):
-        """One run of the load generator: the JSON of its last line."""
+        """Runs the load generator and returns the JSON of its last line."""
         done = subprocess.run([self.towline, "bench", *map(str, arguments)], capture_output=True, text=True, timeout=300)
         if done.returncode:
             raise RuntimeError(f"towline bench {' '.join(map(str, arguments))}: {done.stderr.strip()[-300:]}")
@@ -57,7 +57,7 @@ class Bench:
         return self.run("net", "--secs", self.secs, *arguments)
 
     def medians(self, *measures):
-        """Runs the measures in turns; the median of each."""
+        """Runs the measures in turns and returns the median of each."""
         rounds = [[measure() for measure in measures] for _ in range(self.rounds)]
         return [statistics.median(column) for column in zip(*rounds)]
 
@@ -136,7 +136,7 @@ def copy_in(bench, server, export):
 
 
 # ------------------------------------------------------------------------------------------------------- rows
-# Each yields (what, goal, reached, limit, good): texts, and whether the goal is met (None: reported only).
+# Each yields (what, goal, reached, limit, good): texts, and whether the goal is met (None: for information).
 
 LATENCY = [("stat", "stat_same", 99, 180), ("open+read 4 KiB+close", "orc", 99, 4300), ("4 KiB random read", "randread", 56, 4150)]
 
@@ -158,7 +158,7 @@ def tcp_latency(bench):
 
 
 def shm_latency(bench):
-    """The same over shared memory, spinning and sleeping."""
+    """The same operations over shared memory, spinning and sleeping."""
     server = bench.server("--dir", f"t={bench.root}", "--mem", "m=2G", cpu=1)
     copy_in(bench, server, "m")
     for store, export, bounds in (("mem", "m", (3, 3, 3)), ("dir", "t", (3, 6, 3))):
@@ -173,7 +173,7 @@ def shm_latency(bench):
 
 
 def scan(bench):
-    """Listing a tree of 20,000 files with their attributes, 16 directories in flight."""
+    """Lists a tree of 20,000 files with their attributes, 16 directories in flight."""
     server = bench.server("--dir", f"t={bench.root}", "--mem", "m=2G")
     copy_in(bench, server, "m")
     rate = lambda url, *more: bench.file(url, "scan_stat", "--again", *more)["ops"] / bench.secs
@@ -186,7 +186,7 @@ def scan(bench):
 
 
 def system_calls(bench):
-    """System calls of the server for each request, 16 outstanding."""
+    """System calls of the server for each request, with 16 outstanding."""
     server = bench.server("--dir", f"t={bench.root}", "--mem", "m=2G", cpu=1)
     copy_in(bench, server, "m")
     for name, export, op, bound in (("4 KiB read, mem", "m", "randread", 0.5), ("stat, dir", "t", "stat_diff", 1.5)):
@@ -204,16 +204,16 @@ def system_calls(bench):
 
 
 def traced_calls(server, seconds):
-    """System calls of a server and requests that it served, by perf; by strace where perf may not count them.
+    """Returns the system calls of a server and its requests, counted by perf, or strace if perf may not.
 
-    The requests are counted within the time in which the calls are: what the ends add, they add to the calls."""
+    Requests are counted within the time in which calls are counted, so both ends can only add calls."""
     ask = ["sh", "-c", f'"$0" stats --json "$1"; sleep {seconds}; "$0" stats --json "$1"', server.bench.towline, server.url(export="")]
     pid = str(server.process.pid)
     perf = subprocess.run(["perf", "stat", "-x,", "-e", "raw_syscalls:sys_enter", "-p", pid, "--", *ask], capture_output=True, text=True)
     first = perf.stderr.strip().split(",")[0]
     if perf.returncode == 0 and first.isdigit():
         return int(first), requests_between(perf.stdout)
-    # Not its -c, which leaves out the calls that it does not know.
+    # Not `strace -c`, which omits calls that it does not know.
     trace = os.path.join(server.bench.tmp, "trace")
     with subprocess.Popen(["strace", "-f", "-qq", "-o", trace, "-p", pid], stderr=subprocess.DEVNULL) as strace:
         time.sleep(0.3)
@@ -225,14 +225,14 @@ def traced_calls(server, seconds):
 
 
 def requests_between(said):
-    """Requests served between two answers of `towline stats --json`."""
+    """Returns the number of requests served between two outputs of `towline stats --json`."""
     before, end = json.JSONDecoder().raw_decode(said)
     after = json.loads(said[end:])
     return after["counters"]["requests"] - before["counters"]["requests"]
 
 
 def small_files(bench):
-    """Reading 20,000 small files, and making and removing files, 16 in flight."""
+    """Reads 20,000 small files, and creates and removes files, 16 in flight."""
     server = bench.server("--dir", f"t={bench.root}")
     read, = bench.medians(lambda: bench.file(server.url(), "scan_read", "--qd", 16, "--again")["ops"] / bench.secs)
     yield "scan and read small files, TCP, 16 in flight", ">= 69 k/s (3 x best peer's 23 k/s)", f"{read / 1e3:.0f} k/s", "", read >= 69e3
@@ -259,10 +259,11 @@ def streams(bench):
         result = bench.net("--stream", "--sendfile", big, "--into", into)
         return result["bytes"] / result["secs"]
 
-    # The limit lands in as much memory as the reader fills: into 256 KiB, which stay in the caches, it is faster.
+    # For a fair limit, sendfile's receiver fills as much memory as the reader does. Into 256 KiB, which stay
+    # in the caches, it is faster.
     raw_warm, raw_one, raw_four, one, four = bench.medians(
         lambda: raw("256K"), lambda: raw("1M"), lambda: raw("4M"), lambda: read(1), lambda: read(4))
-    # Four under way, as in the same goal for disks: a reader of one piece after the other waits for each.
+    # Four requests in flight, as in the same goal for disks; a reader with only one waits for each.
     for depth, ours, limit in ((4, four, raw_four), (1, one, raw_one)):
         yield f"sequential read 1 MiB, depth {depth}, TCP, dir", ">= 85 % of sendfile", \
             f"{ours / 1e9:.2f} GB/s = {100 * ours / limit:.0f} %", \
@@ -276,14 +277,14 @@ def streams(bench):
 
 
 def many_clients(bench):
-    """8 and 184 clients at 64 KiB, reading and writing; a mix of 64."""
+    """8 and 184 clients that read and write 64 KiB at a time, and a mix of 64 clients."""
     limit = 64
     for name, op in (("reading", "clients"), ("writing", "seqwrite")):
         server = bench.server("--dir", f"t={bench.root}", options=("--buffer-limit", f"{limit}M"))
         fair = []
 
         def run(procs, url):
-            # Long enough for every client to have its turn many times.
+            # Long enough that every client gets many turns.
             result = bench.file(url, op, "--bs", 65536, "--procs", procs, "--secs", max(2, bench.secs))
             if procs == 184 and url != bench.root:
                 fair.append(result["fair_min"] / max(1e-9, result["fair_max"]))
@@ -307,7 +308,7 @@ def many_clients(bench):
 
 
 def idle(bench):
-    """An idle server, and how soon it answers."""
+    """Memory and CPU of an idle server, and its time to the first answer."""
     first = []
     for _ in range(bench.rounds):
         server = bench.server("--dir", f"t={bench.root}")

@@ -1,6 +1,7 @@
-// What a server pays to store what comes from a socket: `recvfile tcp|unix copy|splice FILE MIB CHUNK_KIB`.
+// Measures the cost of storing data from a socket in a file:
+// `recvfile tcp|unix copy|splice FILE MIB CHUNK_KIB`.
 // copy: recv into a buffer, pwrite from there; splice: into a pipe of 1 MiB, and from there into the file.
-// A child sends; prints CPU and wall time of the receiver per GiB, and its system calls per MiB.
+// A child process sends. Prints CPU and wall time of the receiver per GiB, and its system calls per MiB.
 #define _GNU_SOURCE
 #include <err.h>
 #include <fcntl.h>

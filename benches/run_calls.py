@@ -38,13 +38,13 @@ def program(options, prefix, calls, operation, root):
 
 
 def processor(prefix, script):
-    """CPU in seconds of all that a shell script starts, as the shell counts it."""
+    """Returns the CPU time in seconds of everything that a shell script starts, as counted by the shell."""
     minutes = output([*prefix, "bash", "-c", f"({script}) >/dev/null 2>&1; times"]).split()[-2:]
     return sum(60 * float(part.split("m")[0]) + float(part.split("m")[1].rstrip("s")) for part in minutes)
 
 
 def counted(prefix, log):
-    """System calls of a start of Python, without those of the start of the library itself."""
+    """Counts the system calls of a start of Python, without those that start `towline run` itself."""
     script = f"strace -f -qq -o {log} python3 -S -c 'import json, re, socket'"
     output([*prefix, "sh", "-c", script])
     return sum(1 for line in pathlib.Path(log).read_text().splitlines() if "(" in line and "resumed" not in line)

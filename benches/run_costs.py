@@ -22,7 +22,7 @@ import trees
 
 
 def processor_ms(pid):
-    """CPU of a process so far, in milliseconds (in steps of a tick, mostly 10 ms)."""
+    """Returns the CPU time of a process so far, in milliseconds (in steps of a tick, mostly 10 ms)."""
     fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) * 1000 / os.sysconf("SC_CLK_TCK")
 
@@ -33,7 +33,7 @@ def requests(towline, url):
 
 
 def measured(prefix, command, limit):
-    """Time and CPU in seconds, taken by a shell inside of the run, so that the run itself does not count."""
+    """Returns time and CPU in seconds, measured by a shell inside the run to leave out the run itself."""
     quoted = " ".join("'" + part.replace("'", "'\\''") + "'" for part in command)
     script = f"TIMEFORMAT='%R %U %S'; time {quoted} >/dev/null 2>&1; exit 0"
     done = subprocess.run([*prefix, "bash", "-c", script], capture_output=True, text=True, timeout=limit, stdin=subprocess.DEVNULL)
@@ -82,7 +82,7 @@ def main():
                     before = requests(program, control), processor_ms(server.pid)
                     wall, cpu = measured(prefix, known[name](root), options.limit)
                     after = requests(program, control), processor_ms(server.pid)
-                    # The inquiry itself is one.
+                    # The query of the counters is itself one request.
                     row = wall, cpu, (after[1] - before[1]) / 1000, after[0] - before[0] - 1
                     found.setdefault((name, way), []).append(row)
                     print(f"  {turn} {way:8} {name:14} {row}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""What a benchmark needs while it runs, and takes away when it ends: a directory in memory, and servers."""
+"""Sets up the directory and the servers of a benchmark, and removes them at its end."""
 
 import contextlib
 import pathlib
@@ -32,7 +32,7 @@ def wait_for(port, process, seconds=60):
 
 
 class Bench(contextlib.ExitStack):
-    """A context that a benchmark runs in; `place` is its directory, in memory where there is that much room."""
+    """The context of a benchmark. Its directory `place` is in memory if `room` bytes are free there."""
 
     def __init__(self, name, room=0):
         super().__init__()
@@ -41,7 +41,7 @@ class Bench(contextlib.ExitStack):
         self.callback(shutil.rmtree, self.place, ignore_errors=True)
 
     def serve(self, program, directory, *more):
-        """Serves a directory as export "d" over TCP until the end; the process and its port."""
+        """Serves a directory as export "d" over TCP until the end. Returns the process and its port."""
         port = free_port()
         command = [program, "serve", "--dir", f"d={directory}", "--listen", f"tcp://127.0.0.1:{port}", *more]
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

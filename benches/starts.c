@@ -1,7 +1,9 @@
-/* What starting a program costs: cc -O2 -o starts starts.c; ./starts TURNS COMMAND ... [+++ COMMAND ...] ...
+/* Measures the cost of starting programs:
+ * cc -O2 -o starts starts.c; ./starts TURNS COMMAND ... [+++ COMMAND ...] ...
  *
- * Starts the commands in turns, a few milliseconds apart. For each: medians (and first quartiles) of the time until it
- * has ended, of its CPU time and page faults, and of those of all that it left behind, too, which is waited for. */
+ * Runs the commands in turns, a few milliseconds apart. Prints for each the medians (and first quartiles) of
+ * the time until it exits and of its CPU time, the median of its page faults, and CPU time and page faults
+ * including those of all processes that it leaves behind, for which this program waits. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <spawn.h>
@@ -46,7 +48,7 @@ int main(int count, char **arguments) {
         }
     for (int c = 0; c < commands; c++)
         for (int v = WALL; v < VALUES; v++) values[c][v] = calloc(turns, sizeof(double));
-    /* What a command leaves behind becomes ours. */
+    /* Processes that a command leaves behind become children of this one. */
     prctl(PR_SET_CHILD_SUBREAPER, 1);
     posix_spawn_file_actions_t quiet;
     posix_spawn_file_actions_init(&quiet);

@@ -28,7 +28,7 @@ MODULES = "asyncio, http.server, xml.dom.minidom, email.mime.text, unittest, log
 
 
 def source(seed, number):
-    """A text like a program's, 0.5 to 12 KB, the same each time."""
+    """Returns text like that of a program, 0.5 to 12 KB, the same each time."""
     words = ["int", "static", "return", "if", "for", "struct", "buffer", "length", "offset", "{", "}", ";", "(", ")"]
     chance = random.Random(f"{seed}/{number}")
     lines = []
@@ -38,18 +38,18 @@ def source(seed, number):
 
 
 def make_tree(root, files):
-    """A repository with so many files, twenty in a directory, and what the other workloads need."""
+    """Makes a git repository of `files` files, twenty in each directory, and a copy of Python's library."""
     tree = root / "tree"
     for number in range(files):
         folder = tree / f"part{number // 400:03}" / f"sub{number // 20 % 20:02}"
         if number % 20 == 0:
             folder.mkdir(parents=True)
         (folder / f"file{number % 20:02}.c").write_text(source("tree", number))
-    # Else git tidies up in the background, which takes a processor from whatever is measured.
+    # Otherwise git runs maintenance in the background and takes CPU from the measurement.
     git = ["git", "-C", str(tree), "-c", "user.name=x", "-c", "user.email=x@x", "-c", "gc.auto=0", "-c", "maintenance.auto=false"]
     for command in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "all"]):
         subprocess.run(git + command, check=True, stdout=subprocess.DEVNULL)
-    # The archive is local to the client: the files are what is remote.
+    # The modules that `python import` loads.
     library = pathlib.Path(json.__file__).parent.parent
     shutil.copytree(
         library, root / "python", symlinks=True,
@@ -59,6 +59,7 @@ def make_tree(root, files):
 
 
 def make_archive(path, files):
+    # Stays local to the client: only the unpacked files are remote.
     with tempfile.TemporaryDirectory() as place:
         for number in range(files):
             folder = pathlib.Path(place) / "src" / f"part{number // 20:03}"
@@ -68,7 +69,7 @@ def make_archive(path, files):
 
 
 def workloads(archive):
-    """Name, and what gives the command for a root directory."""
+    """Returns the workloads by name: functions that return the command for a root directory."""
     imports = f"import sys; sys.path.insert(0, {{root!r}} + '/python'); import {MODULES}"
     return {
         "git status": lambda root: ["git", "-C", f"{root}/tree", "status", "--short"],
@@ -81,7 +82,7 @@ def workloads(archive):
 
 
 class Sshfs:
-    """A daemon of our own on loopback, and a mount through it."""
+    """An sshd on loopback and an sshfs mount through it. `why` says why there is none."""
 
     def __init__(self, place, served):
         self.mounted = None
@@ -138,7 +139,7 @@ def timed(command, limit):
     wall = time.perf_counter() - start
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    # grep says 1 when it finds nothing, which is what is expected here.
+    # grep exits with 1 because it finds nothing, as intended.
     if done.returncode not in (0, 1) or (done.returncode == 1 and b"grep" not in str(command).encode()):
         raise SystemExit(f"{command}: status {done.returncode}: {done.stderr.decode(errors='replace')[:500]}")
     return wall, cpu, done.stdout
@@ -178,7 +179,7 @@ def main():
         chosen = options.workload or list(known)
         times = {(name, way): [] for name in chosen for way, _, _ in ways}
         for turn in range(options.rounds):
-            # By way, not by workload: rm -r takes away what tar x made.
+            # All workloads of one way before the next: rm -r removes what tar x made.
             for way, prefix, root in ways:
                 for name in chosen:
                     wall, cpu, _ = timed(prefix + known[name](root), options.limit)

@@ -1,14 +1,14 @@
-"""Towline among its peers, for the harness that interleaves all systems (it is told of this file by OURS_PY).
+"""Towline as a system of the harness that measures all peers in turns (OURS_PY names this file).
 
     OURS_PY=benches/peers/ours.py python3 .../bench/peers.py file --quick --only 'ours*,ganesha*,local'
 
-The program is target/release/towline of this tree, or OURS_BIN/towline. Systems, each over tcp, unix and shm:
+The program is target/release/towline of this tree, or OURS_BIN/towline. Systems, for files over tcp, unix and shm:
 
     ours-dir       the harness's tree, exported as a directory; `towline bench file` is the client
     ours-dir-q16   the same with 16 operations in flight, beside the NFS '-q16' systems
     ours-mem       the tree copied into a memory export
-    ours-mem-q16
-    ours-nbd       a disk image behind our NBD server; the client is the harness's own
+    ours-mem-q16   the same with 16 operations in flight
+    ours-nbd       a disk image behind our NBD server, over tcp and unix; the client is the harness's own
 """
 import os
 import subprocess
@@ -22,7 +22,7 @@ TOWLINE = os.path.join(os.environ.get("OURS_BIN") or os.path.join(HERE, "../../t
 
 
 class OursFiles(FileSys):
-    """`towline serve` on the tree, `towline bench file` against it."""
+    """`towline serve` on the tree, with `towline bench file` as its client."""
     ours = True
 
     def __init__(self, ctx, variant, via, store, depth):
@@ -63,7 +63,7 @@ class OursFiles(FileSys):
 
 
 class OursNbd(Block):
-    """`towline serve --disk`, driven by the client that all NBD peers get."""
+    """`towline serve --disk`, with the same client as all NBD peers."""
     name, ours = "ours-nbd", True
     export = "d"
 
@@ -75,7 +75,7 @@ class OursNbd(Block):
 
 
 class OursNbdMemory(OursNbd):
-    """The same from memory of the server's own, beside nbdkit's memory plugin."""
+    """The same with a disk in the server's memory, to compare with nbdkit's memory plugin."""
     name = "ours-nbd-memory"
 
     def start(self):
@@ -87,7 +87,7 @@ class OursNbdMemory(OursNbd):
 
 
 def block(ctx, variants):
-    """The systems of the block measurements."""
+    """Returns the systems of the block measurements."""
     if not os.path.exists(TOWLINE):
         return []
     systems = [OursNbd(ctx, variant, via) for variant in variants for via in ("tcp", "unix")]
@@ -97,7 +97,7 @@ def block(ctx, variants):
 
 
 def file(ctx, variants):
-    """The systems of the file measurements."""
+    """Returns the systems of the file measurements."""
     if not os.path.exists(TOWLINE):
         return []
     return [OursFiles(ctx, variant, via, store, depth)

@@ -1,4 +1,4 @@
-/* bare-call PATH: opens a file by a system call without libc. */
+/* bare-call PATH: opens a file with a system call that does not go through libc. */
 #include <fcntl.h>
 #include <sys/syscall.h>
 

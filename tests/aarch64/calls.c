@@ -1,6 +1,7 @@
 /* calls DIRECTORY
- * What depends on the machine of what libc and the kernel take: layouts, flags, ways to call. Makes the directory and
- * prints what it finds below it; the same for a remote one under `towline run` as for a local one. */
+ * Calls functions of libc and the kernel whose interface depends on the processor: layouts, flags, ways to
+ * call. Creates the directory and prints what it finds in it. The output has to be the same for a local
+ * directory and for a remote one under `towline run`. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <errno.h>
@@ -50,7 +51,7 @@ static void flags(void) {
     const char *names[] = {"plain", "link", "folder", "way", "none"};
     for (unsigned i = 0; i < sizeof all / sizeof *all; i++)
         for (unsigned n = 0; n < 5; n++) {
-            /* Not every file system refuses that. */
+            /* Not every file system refuses O_DIRECT. */
             if (all[i] == O_DIRECT && n > 1 && n < 4) continue;
             int fd = open(at(names[n]), all[i]);
             printf("open %s, flags %u: %s", names[n], i, said(fd));
@@ -134,7 +135,7 @@ static void streams(void) {
     fclose(f);
 }
 
-/* Far longer than what is read at once, and than all sizes of pages. */
+/* Far longer than one read and than every page size. */
 enum { LONG = 1 << 20 };
 static void mappings(void) {
     long page = sysconf(_SC_PAGESIZE);
@@ -159,7 +160,7 @@ static void mappings(void) {
         waitpid(child, &ended, 0);
         printf("  child: %d, %s\n", WEXITSTATUS(ended), said(munmap(m, LONG)));
     }
-    /* Small, and not from the beginning. */
+    /* A small mapping that does not begin at offset zero. */
     unsigned char *m = mmap(NULL, 3 * page, PROT_READ, MAP_PRIVATE, fd, 2 * page);
     printf("small: %d\n", m != MAP_FAILED && m[5] == data[2 * page + 5]);
     printf("not of a page: %s\n", mmap(NULL, page, PROT_READ, MAP_PRIVATE, fd, 2048) == MAP_FAILED ? said(-1) : "done");

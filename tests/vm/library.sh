@@ -1,5 +1,5 @@
-# Functions of the tests of attached disks; sourced by them. They run as root in a virtual machine
-# whose kernel has ublk and NBD: they load modules, mount, and kill what they started.
+# Functions for the tests of attached disks, which source this file. The tests run as root in a virtual
+# machine whose kernel has ublk and NBD: they load modules, mount file systems, and kill what they started.
 #   TOWLINE: the program to test
 set -eu
 : "${TOWLINE:?the program to test}"
@@ -14,7 +14,7 @@ url() { # url DISK
     esac
 }
 passed=0 failed=0 skipped=0
-# A test that takes longer hangs.
+# Limit in seconds: a test that takes longer hangs.
 TEST_SECONDS=${TEST_SECONDS:-600}
 only= # part of the names of the tests to run
 server=
@@ -34,7 +34,7 @@ serve() { # serve DISK... : starts a server, or the same one again
 kill_server() { kill -9 "$server"; wait "$server" 2>/dev/null || true; }
 stop_server() { kill "$server"; wait "$server" 2>/dev/null || true; }
 
-until_true() { # until_true SECONDS WHAT COMMAND... : waits, or fails with words
+until_true() { # until_true SECONDS WHAT COMMAND... : waits for success, or fails with a message
     tries=$(($1 * 10)) what=$2
     shift 2
     until "$@"; do
@@ -45,7 +45,7 @@ until_true() { # until_true SECONDS WHAT COMMAND... : waits, or fails with words
 }
 attach() { device=$(RUST_LOG=info timeout 120 "$TOWLINE" attach "$@"); }
 detach() { timeout 120 "$TOWLINE" detach "$device"; }
-process() { # the process that serves the device
+process() { # prints the process that serves the device
     "$TOWLINE" attach --list | awk -v d="$device" '$1 == d { print $4 }'
 }
 state() { "$TOWLINE" attach --list | awk -v d="$device" '$1 == d { print $3 }'; }
@@ -60,18 +60,18 @@ make() { # make ext4|xfs
     xfs) mkfs.xfs -q -f "$device" ;;
     esac
 }
-check() { # check ext4|xfs : the file system is clean, without any repair
+check() { # check ext4|xfs : checks that the file system is clean without any repair
     case $1 in
     ext4) e2fsck -f -n "$device" >"$work/fsck" 2>&1 || { cat "$work/fsck" >&2; return 1; } ;;
     xfs) xfs_repair -n "$device" >"$work/fsck" 2>&1 || { cat "$work/fsck" >&2; return 1; } ;;
     esac
 }
-replay() { # replay ext4|xfs : what a mount after a crash does, and nothing else may be wrong
+replay() { # replay ext4|xfs : replays the journal with a mount, after which the file system has to be clean
     mount "$device" "$mnt"
     umount "$mnt"
     check "$1"
 }
-fill() { # large files and small synced ones, several writers at once; their sums
+fill() { # writes large files and small synced ones, several at once, and records their checksums
     writers=
     for number in 1 2; do
         dd if=/dev/urandom of="$mnt/large$number" bs=1M count=4 conv=fsync status=none &
@@ -84,7 +84,7 @@ fill() { # large files and small synced ones, several writers at once; their sum
 }
 compare() { forget_cache; (cd "$mnt" && md5sum -c --quiet "$work/sums"); }
 
-no_leftovers() { # nothing of us is left in the machine
+no_leftovers() { # checks that nothing of Towline is left in the machine
     [ -z "$("$TOWLINE" attach --list)" ]
     [ -z "$(ls -A /run/towline/attached)" ]
     refused ls /dev/ublkb* /dev/ublkc* /sys/block/nbd*/pid
@@ -93,16 +93,16 @@ no_leftovers() { # nothing of us is left in the machine
 }
 no_process() { ! pgrep -f 'towline attach --foreground' >/dev/null; }
 
-run() { # run NAME FUNCTION ARGUMENT... : one test, in a shell of its own that stops at the first failure
+run() { # run NAME FUNCTION ARGUMENT... : runs one test in a subshell that stops at the first failure
     name=$1
     shift
     case $name in *"$only"*) ;; *) return ;; esac
     started=$(cut -d. -f1 /proc/uptime)
-    # Not in a condition: there the shell would not stop at failures.
+    # Not in a condition, where `set -e` would have no effect.
     set +e
     (set -e; "$@") >"$work/log" 2>&1 &
     test=$!
-    # Ends what the test waits for; then it fails by itself.
+    # Kills a test that takes too long, and reports what runs.
     (
         sleep "$TEST_SECONDS" &
         trap "kill $!; exit" TERM
@@ -131,14 +131,14 @@ run() { # run NAME FUNCTION ARGUMENT... : one test, in a shell of its own that s
         ;;
     esac
 }
-clean_up() { # after a failure
+clean_up() { # cleans up after a failure
     umount -l "$mnt" 2>/dev/null || true
     for left in $("$TOWLINE" attach --list | awk '{ print $1 }'); do
         timeout 60 "$TOWLINE" detach --force "$left" || true
     done
     pkill -9 -f "$TOWLINE serve" || true
 }
-refused() { # refused COMMAND... : it has to fail; after "!" a shell does not stop
+refused() { # refused COMMAND... : the command has to fail; `set -e` ignores commands after "!"
     if "$@"; then
         echo "should have failed: $*"
         return 1

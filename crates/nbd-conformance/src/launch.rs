@@ -1,5 +1,5 @@
-//! Starts a server for the time of the test: by socket activation, or with `$sock` or `$port` in its
-//! arguments replaced. A server that ends by itself can be started again at the same place.
+//! Starts a server for the duration of the test: by socket activation, or by replacing `$sock` or `$port`
+//! in its arguments. A server that has exited can be started again at the same address.
 
 use std::fs::File;
 use std::io;
@@ -15,20 +15,21 @@ use tempfile::TempDir;
 use crate::link::Link;
 use crate::uri::Address;
 
-/// Puts the listening socket, given as standard input, where socket activation has it, and becomes the
-/// server. A shell does it because `LISTEN_PID` has to be the number of the process that the server is.
+/// Shell script that moves the listening socket from standard input to descriptor 3, as socket activation
+/// demands, and becomes the server. `LISTEN_PID` has to be the server's process number, which only the
+/// process itself knows before `exec`.
 const ACTIVATE: &str = "exec 3<&0 </dev/null; LISTEN_PID=$$ LISTEN_FDS=1; \
                         export LISTEN_PID LISTEN_FDS; exec \"$@\"";
 
-/// Pause between two looks at a server that is starting or ending.
+/// Interval at which a server that is starting or exiting is checked.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// A server started by this program; it is ended when this is dropped.
+/// A server started by this program. Dropping it kills the server.
 pub struct Launched {
-    /// Where it listens.
+    /// Where the server listens.
     pub address: Address,
     words: Vec<String>,
-    /// The socket the server is given; none when it makes its own.
+    /// The socket passed to the server; none if it makes its own.
     listener: Option<UnixListener>,
     verbose: bool,
     timeout: Duration,
@@ -37,11 +38,11 @@ pub struct Launched {
 }
 
 impl Launched {
-    /// Starts `command` and waits until it listens. What it prints on standard error is shown only when
-    /// `verbose`: a server under this test has much to complain about.
+    /// Starts `command` and waits until it listens. Shows its standard error only if `verbose`, because a
+    /// server under test has much to complain about.
     ///
     /// # Errors
-    /// A sentence for the user.
+    /// An error message for the user.
     pub fn start(command: &[String], timeout: Duration, verbose: bool) -> Result<Self, String> {
         let fail = |error: io::Error| format!("cannot start {}: {error}", command[0]);
         let directory = TempDir::with_prefix("nbd-conformance").map_err(fail)?;
@@ -64,8 +65,8 @@ impl Launched {
         Ok(launched)
     }
 
-    /// How the server ended, if it did. After a rule failed it is worth `patience`: a server that
-    /// crashes takes some time to be gone.
+    /// Returns how the server exited, if it did. Waits up to `patience`, because a server that crashes takes
+    /// some time to exit.
     pub fn ended(&mut self, patience: Duration) -> Option<String> {
         let deadline = Instant::now() + patience;
         loop {
@@ -79,13 +80,13 @@ impl Launched {
         }
     }
 
-    /// Starts a server that has ended again, where it was.
+    /// Starts a server that has exited again, at the same address.
     ///
     /// # Errors
-    /// A sentence for the user.
+    /// An error message for the user.
     pub fn restart(&mut self) -> Result<(), String> {
         if let (Address::Unix(path), None) = (&self.address, &self.listener) {
-            // The dead server's socket is in the way; it may be gone already.
+            // The dead server's socket file may still exist and would be in the way.
             let _ = std::fs::remove_file(path);
         }
         self.child = spawn(&self.words, self.listener.as_ref(), self.verbose)
@@ -93,7 +94,7 @@ impl Launched {
         self.wait()
     }
 
-    /// Waits until the server takes connections.
+    /// Waits until the server accepts connections.
     fn wait(&mut self) -> Result<(), String> {
         if self.listener.is_some() {
             return Ok(()); // the socket listens already
@@ -113,7 +114,7 @@ impl Launched {
 
 impl Drop for Launched {
     fn drop(&mut self) {
-        // It may have ended by itself; there is nobody to tell of an error.
+        // Errors can be ignored: the server may have exited already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -142,7 +143,7 @@ fn spawn(words: &[String], listener: Option<&UnixListener>, verbose: bool) -> io
         }
     };
     let errors = if verbose { Stdio::inherit() } else { Stdio::null() };
-    // What the server prints on standard output must not mix with the lines of the report.
+    // The server's standard output must not mix with the lines of the report.
     command.stdout(Stdio::null()).stderr(errors).spawn()
 }
 

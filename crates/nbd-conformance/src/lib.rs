@@ -1,9 +1,9 @@
-//! A conformance kit for servers of the Network Block Device protocol.
+//! A conformance test kit for servers of the Network Block Device protocol.
 //!
 //! Each rule of the protocol text (`doc/proto.md` of the reference implementation, with its
 //! extended-headers extension) is one small check in [`rules`]. A check opens its own connections,
-//! speaks legal and illegal NBD, and says what it saw. The kit shares no code with any server: it is
-//! an independent reading of the text. Read [`client`] for how it speaks, [`rule`] for what a rule is.
+//! speaks valid and invalid NBD, and reports what it saw. The kit shares no code with any server, so
+//! it is an independent reading of the text. [`client`] speaks the protocol; [`rule`] defines a rule.
 #![forbid(unsafe_code)]
 
 pub mod client;

@@ -1,4 +1,4 @@
-//! One connection to the server: bytes out, bytes in, each wait bounded.
+//! A connection to the server, with a limit on each wait.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -14,26 +14,26 @@ use rustix::net::{RecvFlags, SendFlags};
 
 use crate::uri::Address;
 
-/// Bytes that are followed by a pause when sending slowly: every header, and some of what follows.
+/// Number of leading bytes that a slow send pauses after: longer than every header.
 const SLOW_BYTES: usize = 48;
-/// The pause.
+/// Pause after each of these bytes.
 const SLOW_PAUSE: Duration = Duration::from_millis(2);
 
-/// Why a connection could not be used any further.
+/// Why a connection can no longer be used.
 #[derive(Debug)]
 pub enum Broken {
-    /// The server closed the connection when this much of what was awaited had come.
+    /// The server closed the connection before all awaited bytes had arrived.
     Closed {
-        /// Bytes received of what was awaited.
+        /// How many of them arrived.
         received: usize,
-        /// Bytes awaited.
+        /// Number of bytes awaited.
         awaited: usize,
     },
-    /// Nothing (more) came in the time allowed.
+    /// Not all awaited bytes arrived in time.
     TimedOut {
-        /// Bytes received of what was awaited.
+        /// How many of them arrived.
         received: usize,
-        /// Bytes awaited.
+        /// Number of bytes awaited.
         awaited: usize,
     },
     /// Another error of the socket.
@@ -68,14 +68,14 @@ enum Stream {
 pub struct Link {
     stream: Stream,
     timeout: Duration,
-    /// Received while sending.
+    /// Bytes received while sending.
     early: VecDeque<u8>,
-    /// While sending, the end of what the server sends was seen.
+    /// The server was seen to close its side while sending.
     ended: bool,
 }
 
 impl Link {
-    /// Connects; every later wait is bounded by `timeout`.
+    /// Connects; `timeout` limits every later wait.
     ///
     /// # Errors
     /// Those of `connect(2)` and name resolution.
@@ -91,11 +91,11 @@ impl Link {
         Ok(Self { stream, timeout, early: VecDeque::new(), ended: false })
     }
 
-    /// Sends all bytes. A server that answers before it takes more is listened to meanwhile, so that
-    /// neither side waits for the other.
+    /// Sends all bytes. Receives meanwhile, because a server may take no more before its answers are
+    /// received, and both sides would wait for each other.
     ///
     /// # Errors
-    /// [`Broken`], when the server has closed or takes nothing any more.
+    /// [`Broken`], if the server has closed the connection or no longer takes bytes.
     pub fn send(&mut self, mut bytes: &[u8]) -> Result<(), Broken> {
         let mut deadline = Instant::now() + self.timeout;
         while !bytes.is_empty() {
@@ -112,7 +112,7 @@ impl Link {
         Ok(())
     }
 
-    /// Waits until more can be sent, and takes what comes meanwhile.
+    /// Waits until more can be sent, and receives meanwhile.
     fn wait_for_room(&mut self, deadline: Instant) -> Result<(), Broken> {
         let left = deadline.saturating_duration_since(Instant::now());
         let mut wanted = PollFlags::OUT;
@@ -134,7 +134,7 @@ impl Link {
             match rustix::net::recv(self.fd(), &mut piece, RecvFlags::DONTWAIT) {
                 Ok((0, _)) => self.ended = true,
                 Ok((count, _)) => self.early.extend(&piece[..count]),
-                // It shows again when something is awaited.
+                // The error shows again at the next receive.
                 Err(_) => self.ended = true,
             }
         }
@@ -148,7 +148,7 @@ impl Link {
         }
     }
 
-    /// Sends byte by byte, with pauses between the first ones so that the server sees them alone.
+    /// Sends byte by byte, with pauses after the first ones so that the server receives them one by one.
     ///
     /// # Errors
     /// As [`Self::send`].
@@ -165,7 +165,7 @@ impl Link {
     /// Receives exactly `length` bytes.
     ///
     /// # Errors
-    /// [`Broken`], with how much had come.
+    /// [`Broken`], with the number of bytes that arrived.
     pub fn recv(&mut self, length: usize) -> Result<Vec<u8>, Broken> {
         let mut bytes = vec![0; length];
         let mut received = 0;
@@ -180,7 +180,7 @@ impl Link {
         Ok(bytes)
     }
 
-    /// Receives an array: for integers of the wire.
+    /// Receives an array, for integers.
     ///
     /// # Errors
     /// As [`Self::recv`].
@@ -190,10 +190,10 @@ impl Link {
         Ok(array)
     }
 
-    /// Waits for the end of the connection and returns what came before it.
+    /// Waits until the server closes the connection, and returns the bytes that came before.
     ///
     /// # Errors
-    /// [`Broken::TimedOut`] when the server keeps the connection open.
+    /// [`Broken::TimedOut`] if the server keeps the connection open.
     pub fn recv_until_closed(&mut self) -> Result<Vec<u8>, Broken> {
         let deadline = Instant::now() + self.timeout;
         let mut all = Vec::new();
@@ -210,16 +210,16 @@ impl Link {
         }
     }
 
-    /// Says that nothing more will be sent; what the server sends can still be received.
+    /// Shuts down the sending side; the server's bytes can still be received.
     pub fn half_close(&self) {
-        // Errors mean that the server was faster; the next receive tells.
+        // An error means that the server has closed already, which the next receive reports.
         let _ = match &self.stream {
             Stream::Tcp(stream) => stream.shutdown(Shutdown::Write),
             Stream::Unix(stream) => stream.shutdown(Shutdown::Write),
         };
     }
 
-    /// What came while sending, else what comes.
+    /// Receives bytes, first those that arrived while sending.
     fn recv_next(&mut self, bytes: &mut [u8], deadline: Instant) -> io::Result<usize> {
         if self.early.is_empty() {
             return self.recv_some(bytes, deadline);

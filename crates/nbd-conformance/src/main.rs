@@ -1,4 +1,4 @@
-//! The program `nbd-conformance`.
+//! The program `nbd-conformance`: parses arguments, runs the rules and prints the report.
 #![forbid(unsafe_code)]
 
 use std::io::{self, Write};

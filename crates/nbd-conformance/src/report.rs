@@ -1,4 +1,4 @@
-//! Runs the rules and writes one line for each.
+//! Runs rules and reports one line for each.
 
 use std::io::{self, Write};
 use std::time::Duration;
@@ -9,31 +9,31 @@ use crate::launch::Launched;
 use crate::rule::{Level, Problem, Rule};
 use crate::target::Target;
 
-/// What became of a rule.
+/// Outcome of a rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum Verdict {
     /// The server keeps the rule.
     Pass,
-    /// The server breaks it.
+    /// The server breaks the rule.
     Fail,
-    /// It could not be tried.
+    /// The rule could not be tried.
     Skip,
 }
 
-/// How long a server that crashes may take to be gone after the rule that killed it.
+/// How long to wait after a failed rule for a server that it crashed to exit.
 const CRASH_PATIENCE: Duration = Duration::from_millis(300);
 
 /// One line of the report.
 #[derive(Debug, Clone, Serialize)]
 pub struct Line {
-    /// Rule.
+    /// Identifier of the rule.
     pub id: &'static str,
     /// Section of the text.
     pub section: &'static str,
     /// Strength of the demand.
     pub level: Level,
-    /// What became of it.
+    /// Outcome.
     pub verdict: Verdict,
     /// What was seen, or why the rule was skipped.
     pub seen: String,
@@ -55,11 +55,11 @@ impl Line {
         Self { id: rule.id, section: rule.section, level: rule.level, verdict, seen }
     }
 
-    /// Tries one rule on a server started here. A server that ends by itself fails the rule, and is
+    /// Tries one rule on a server started by this program. A server that exits fails the rule, and is
     /// started again for the next one.
     ///
     /// # Errors
-    /// A sentence for the user, when it cannot be started again.
+    /// An error message for the user, if the server cannot be started again.
     pub fn of_launched(
         rule: &Rule,
         target: &Target,
@@ -79,7 +79,7 @@ impl Line {
         Ok(line)
     }
 
-    /// Writes the line for people.
+    /// Writes the line as text.
     ///
     /// # Errors
     /// Those of the output.
@@ -122,14 +122,14 @@ impl Summary {
     }
 }
 
-/// Everything as one JSON object.
+/// The whole report, for output as one JSON object.
 #[derive(Serialize)]
 pub struct Report<'a> {
     /// The server.
     pub server: String,
     /// The export.
     pub export: &'a str,
-    /// One line a rule.
+    /// One line for each rule.
     pub rules: &'a [Line],
     /// Counts.
     pub summary: Summary,

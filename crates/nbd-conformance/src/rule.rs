@@ -1,19 +1,19 @@
-//! What a rule is, and what a check says.
+//! Rules, and the results of their checks.
 
 use std::fmt;
 
 use crate::link::Broken;
 use crate::target::Target;
 
-/// How strongly the text demands it.
+/// How strongly the text demands a rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum Level {
     /// A failure makes the server non-conforming.
     Must,
-    /// A failure is allowed to servers that know why.
+    /// A server may break the rule if it has a good reason.
     Should,
-    /// Reported for information.
+    /// Reported for information only.
     May,
 }
 
@@ -43,7 +43,7 @@ impl From<Broken> for Problem {
 }
 
 impl Problem {
-    /// The same problem, with the circumstances in front.
+    /// Puts the circumstances in front of the problem's text.
     #[must_use]
     pub fn during(self, what: impl fmt::Display) -> Self {
         match self {
@@ -53,18 +53,18 @@ impl Problem {
     }
 }
 
-/// What a check returns: what was seen, or why it did not pass.
+/// Result of a check: what was seen, or why the check did not pass.
 pub type Seen = Result<String, Problem>;
 
 /// One rule of the protocol text.
 pub struct Rule {
     /// Stable name: `area.rule`.
     pub id: &'static str,
-    /// Heading of the text, or of the option, command or chunk type, where the rule stands.
+    /// Where the text states the rule: a heading, or the name of an option, command or chunk type.
     pub section: &'static str,
     /// How strongly the text demands it.
     pub level: Level,
-    /// Whether the check changes the export's contents (or tries to).
+    /// Whether the check writes to the export, or tries to.
     pub writes: bool,
     /// The rule in one sentence.
     pub demand: &'static str,
@@ -73,7 +73,7 @@ pub struct Rule {
 }
 
 impl Rule {
-    /// A rule that is harmless to the export.
+    /// Makes a rule whose check does not write to the export.
     pub const fn new(
         id: &'static str,
         section: &'static str,
@@ -84,7 +84,7 @@ impl Rule {
         Self { id, section, level, writes: false, demand, check }
     }
 
-    /// A rule whose check writes to the export, or tries to.
+    /// Makes a rule whose check writes to the export, or tries to.
     pub const fn writing(
         id: &'static str,
         section: &'static str,
@@ -96,7 +96,7 @@ impl Rule {
     }
 }
 
-/// Fails the check, with a formatted text of what was seen, unless the condition holds.
+/// Fails the check with a formatted text of what was seen, unless the condition holds.
 #[macro_export]
 macro_rules! ensure {
     ($condition:expr, $($text:tt)+) => {
@@ -106,7 +106,7 @@ macro_rules! ensure {
     };
 }
 
-/// Leaves the check as not applicable, with a formatted reason.
+/// Skips the check, with a formatted reason.
 #[macro_export]
 macro_rules! skip {
     ($($text:tt)+) => {

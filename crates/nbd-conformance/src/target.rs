@@ -11,30 +11,30 @@ use crate::rules::traffic;
 use crate::uri::{Address, Location};
 use crate::wire::*;
 
-/// Alignment used when the server announces none: the text's advice to clients.
+/// Alignment if the server announces none: the text's advice to clients.
 const BLOCK_DEFAULT: u64 = 512;
 
 /// The server under test.
 pub struct Target {
-    /// Where it listens.
+    /// Where the server listens.
     pub address: Address,
-    /// The export to try.
+    /// The export to test.
     pub export: String,
     /// Longest wait for any answer.
     pub timeout: Duration,
     /// Seed of the random parts.
     pub seed: u64,
-    /// What it offers; empty when [`Self::probe`] failed.
+    /// What the server offers; empty if [`Self::probe`] failed.
     pub profile: Profile,
     violations: OnceCell<Result<Vec<Violation>, Problem>>,
 }
 
-/// What a server offers, found out once before the rules.
+/// What a server offers, determined once before the rules are tried.
 #[derive(Debug, Clone, Default)]
 pub struct Profile {
     /// Size of the export in bytes.
     pub size: u64,
-    /// Transmission flags with the richest mode.
+    /// Transmission flags in the most capable mode.
     pub flags: u16,
     /// Block size constraints.
     pub blocks: Option<BlockSizes>,
@@ -42,9 +42,9 @@ pub struct Profile {
     pub modes: Vec<Mode>,
     /// Names of metadata contexts.
     pub contexts: Vec<String>,
-    /// Names of exports, if they are listed.
+    /// Names of exports, if the server lists them.
     pub exports: Vec<String>,
-    /// Whether the server takes a name that nobody configured.
+    /// Whether the server accepts names of exports that nobody configured.
     pub accepts_any_name: bool,
 }
 
@@ -52,7 +52,7 @@ pub struct Profile {
 pub const NOBODYS_NAME: &str = "nbd-conformance: no such export";
 
 impl Target {
-    /// A server at a location; nothing is connected yet.
+    /// Makes a target without connecting to it.
     pub fn new(location: Location, timeout: Duration, seed: u64) -> Self {
         Self {
             address: location.address,
@@ -64,10 +64,10 @@ impl Target {
         }
     }
 
-    /// Finds out what the server offers.
+    /// Determines what the server offers.
     ///
     /// # Errors
-    /// Fails when the export cannot be opened.
+    /// Fails if the export cannot be opened.
     pub fn probe(&mut self) -> Result<(), Problem> {
         let mut haggle = Haggle::open(self)?;
         let list = haggle.option(OPT_LIST, &[])?;
@@ -115,37 +115,39 @@ impl Target {
             .map_err(|error| Problem::Fail(format!("cannot connect to {}: {error}", self.address)))
     }
 
-    /// Alignment and smallest length of legal requests, in bytes.
+    /// Returns the alignment and smallest length of valid requests, in bytes.
     pub fn block(&self) -> u64 {
         self.profile.blocks.map_or(BLOCK_DEFAULT, |blocks| blocks.minimum.max(1).into())
     }
 
-    /// Largest payload the server announces, or what every client may assume.
+    /// Returns the largest payload that the server announces, or else [`PORTABLE_PAYLOAD_MAX`].
     pub fn payload_max(&self) -> u64 {
         self.profile.blocks.map_or(PORTABLE_PAYLOAD_MAX, |blocks| blocks.maximum.into())
     }
 
-    /// Size of the export in whole blocks, in bytes.
+    /// Returns the size of the export in bytes, rounded down to whole blocks.
     pub fn usable(&self) -> u64 {
         self.profile.size / self.block() * self.block()
     }
 
-    /// `length` in whole blocks, at least one where the export has any, as one legal request may have it.
+    /// Turns `length` into the length of one valid request: whole blocks, at least one if the export has
+    /// any, and no more than the export or one payload can hold.
     pub fn clip(&self, length: u64) -> u64 {
         self.share(1, length)
     }
 
-    /// The same where the export is to hold so many of them beside each other; zero where it cannot.
+    /// Like [`Self::clip`], but so that the export holds `count` adjacent ranges of that length. Returns
+    /// zero if it cannot.
     pub fn share(&self, count: u64, length: u64) -> u64 {
         let block = self.block();
         let length = length.max(block).min(self.usable() / count).min(self.payload_max());
         length / block * block
     }
 
-    /// Runs a check in every mode the server offers, and joins what was seen.
+    /// Runs a check in every mode that the server offers, and joins what was seen.
     ///
     /// # Errors
-    /// The first problem, with its mode. Skips only when every mode skips.
+    /// The first failure, with its mode. Skips only if every mode skips.
     pub fn each_mode(
         &self,
         check: impl Fn(&mut Session) -> Result<String, Problem>,
@@ -153,7 +155,7 @@ impl Target {
         self.each_of(&self.profile.modes, check)
     }
 
-    /// The same in the modes that reply in chunks.
+    /// Like [`Self::each_mode`], but only in modes that reply in chunks.
     ///
     /// # Errors
     /// As [`Self::each_mode`].
@@ -198,10 +200,11 @@ impl Target {
         }
     }
 
-    /// Breaches of the rules of form, collected once over a mixture of legal and illegal requests.
+    /// Returns the violations of the rules on the form of replies, collected once over a mixture of valid
+    /// and invalid requests.
     ///
     /// # Errors
-    /// The problem that stopped the mixture.
+    /// The problem that ended the mixture early.
     pub fn violations(&self) -> Result<&[Violation], Problem> {
         match self.violations.get_or_init(|| traffic::violations(self)) {
             Ok(violations) => Ok(violations),

@@ -13,7 +13,7 @@ const PORT: u16 = 10809;
 pub enum Address {
     /// TCP.
     Tcp {
-        /// Name or address, without brackets.
+        /// Host name or IP address, without brackets.
         host: String,
         /// Port.
         port: u16,
@@ -32,19 +32,19 @@ impl fmt::Display for Address {
     }
 }
 
-/// Where a server listens, and the export to try.
+/// Where a server listens, and the export to test.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Location {
     /// Where the server listens.
     pub address: Address,
-    /// Name of the export; empty is the default export.
+    /// Name of the export; empty for the default export.
     pub export: String,
 }
 
 /// Parses an NBD URI.
 ///
 /// # Errors
-/// A sentence for the user.
+/// An error message for the user.
 pub fn parse(uri: &str) -> Result<Location, String> {
     let (scheme, rest) = uri.split_once(':').ok_or_else(|| {
         format!("{uri}: not an NBD URI; write nbd://HOST[:PORT]/EXPORT or nbd+unix:///EXPORT?socket=PATH")

@@ -1,6 +1,7 @@
-//! Numbers of the protocol text, under the names it gives them (without the prefix `NBD_`).
+//! Constants of the protocol text, under the names used there (without the prefix `NBD_`).
+//!
 //! All integers on the wire are big-endian.
-#![allow(missing_docs)] // the names are those of the text, which documents them
+#![allow(missing_docs)] // documented in the protocol text under the same names
 
 pub const GREETING_MAGIC: u64 = 0x4e42_444d_4147_4943;
 pub const OPTION_MAGIC: u64 = 0x4948_4156_454f_5054;
@@ -11,13 +12,13 @@ pub const SIMPLE_REPLY_MAGIC: u32 = 0x6744_6698;
 pub const STRUCTURED_REPLY_MAGIC: u32 = 0x668e_33ef;
 pub const EXTENDED_REPLY_MAGIC: u32 = 0x6e8a_278c;
 
-/// Longest string the text allows, in bytes.
+/// Longest string that the text allows, in bytes.
 pub const STRING_MAX: usize = 4096;
-/// Zero bytes that end the answer to `OPT_EXPORT_NAME` unless both sides agreed to leave them out.
+/// Number of zero bytes at the end of the reply to `OPT_EXPORT_NAME`, unless both sides agreed to omit them.
 pub const EXPORT_NAME_PADDING: usize = 124;
-/// Payloads up to this many bytes should not be taken for an attack.
+/// Largest payload in bytes that clients may send if the server announces no limit.
 pub const PORTABLE_PAYLOAD_MAX: u64 = 32 << 20;
-/// A read with the DF flag must work up to this many bytes.
+/// Length in bytes up to which a read with the DF flag must work.
 pub const DF_LENGTH_MIN: u64 = 65_536;
 
 pub const FLAG_FIXED_NEWSTYLE: u16 = 1 << 0;
@@ -49,7 +50,7 @@ pub const OPT_STRUCTURED_REPLY: u32 = 8;
 pub const OPT_LIST_META_CONTEXT: u32 = 9;
 pub const OPT_SET_META_CONTEXT: u32 = 10;
 pub const OPT_EXTENDED_HEADERS: u32 = 11;
-/// An option nobody has registered.
+/// An unregistered option.
 pub const OPT_UNKNOWN: u32 = 0x6b69_7400;
 
 pub const REP_ACK: u32 = 1;
@@ -72,7 +73,7 @@ pub const INFO_EXPORT: u16 = 0;
 pub const INFO_NAME: u16 = 1;
 pub const INFO_DESCRIPTION: u16 = 2;
 pub const INFO_BLOCK_SIZE: u16 = 3;
-/// An information type nobody has registered.
+/// An unregistered information type.
 pub const INFO_UNKNOWN: u16 = 0x6b69;
 
 pub const CMD_READ: u16 = 0;
@@ -83,7 +84,7 @@ pub const CMD_TRIM: u16 = 4;
 pub const CMD_CACHE: u16 = 5;
 pub const CMD_WRITE_ZEROES: u16 = 6;
 pub const CMD_BLOCK_STATUS: u16 = 7;
-/// A command nobody has registered.
+/// An unregistered command.
 pub const CMD_UNKNOWN: u16 = 0x6b69;
 
 pub const CMD_FLAG_FUA: u16 = 1 << 0;
@@ -92,7 +93,7 @@ pub const CMD_FLAG_DF: u16 = 1 << 2;
 pub const CMD_FLAG_REQ_ONE: u16 = 1 << 3;
 pub const CMD_FLAG_FAST_ZERO: u16 = 1 << 4;
 pub const CMD_FLAG_PAYLOAD_LEN: u16 = 1 << 5;
-/// A command flag nobody has registered.
+/// An unregistered command flag.
 pub const CMD_FLAG_UNKNOWN: u16 = 1 << 14;
 
 pub const REPLY_FLAG_DONE: u16 = 1 << 0;
@@ -117,7 +118,7 @@ pub const EOVERFLOW: u32 = 75;
 pub const ENOTSUP: u32 = 95;
 pub const ESHUTDOWN: u32 = 108;
 
-/// Name of an error value in a reply.
+/// Returns the name of an error value in a reply.
 pub fn error_name(error: u32) -> String {
     let name = match error {
         0 => "success",
@@ -134,7 +135,7 @@ pub fn error_name(error: u32) -> String {
     name.to_owned()
 }
 
-/// Name of the type of an option reply.
+/// Returns the name of the type of an option reply.
 pub fn reply_name(kind: u32) -> String {
     let name = match kind {
         REP_ACK => "ACK",
@@ -156,7 +157,7 @@ pub fn reply_name(kind: u32) -> String {
     name.to_owned()
 }
 
-/// Name of a command.
+/// Returns the name of a command.
 pub fn command_name(command: u16) -> String {
     let name = match command {
         CMD_READ => "READ",

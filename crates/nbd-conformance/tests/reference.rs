@@ -1,5 +1,5 @@
-//! The kit on the servers of the field. Each one's known failures are listed here with the reason; any
-//! other failure, and a listed rule that passes, fails the test.
+//! Tests the kit on other projects' servers. The known failures of each are listed here with the reason. Any
+//! other failure fails the test, and so does a rule that is listed as failing but does not.
 #![allow(clippy::unwrap_used)] // a test that cannot go on should say where
 
 use std::path::Path;
@@ -17,7 +17,7 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 /// Size of the export in bytes.
 const SIZE: u64 = 16 << 20;
 
-/// Whether the program is here and prints this version; says so loudly when not.
+/// Returns true if the program is installed in this version; otherwise prints that the test is skipped.
 fn present(program: &str, version: &str) -> bool {
     if std::env::var_os("TOWLINE_LONG").is_none() {
         println!("SKIPPED: the servers of others, and their races, are tried by `make test-long`");
@@ -42,11 +42,11 @@ fn image(directory: &Path) -> String {
     path.to_str().unwrap().to_owned()
 }
 
-/// What is known of a rule on a server.
+/// A known failure of a rule on a server.
 enum Known {
-    /// It fails each time.
+    /// Fails each time.
     Fails(&'static str),
-    /// It fails on some runs.
+    /// Fails on some runs.
     Races(&'static str),
 }
 use Known::{Fails, Races};
@@ -156,7 +156,7 @@ fn nbd_server() {
     std::fs::write(&configuration, text).unwrap();
     let started = Command::new("nbd-server").args(["-C", &configuration, "-p", &pid]).status();
     assert!(started.unwrap().success());
-    // It goes to the background, and has written its number when it listens.
+    // It becomes a daemon, and has written its process number when it listens.
     let pid = loop {
         match std::fs::read_to_string(&pid) {
             Ok(text) if text.ends_with('\n') => break text.trim().to_owned(),

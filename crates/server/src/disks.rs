@@ -13,6 +13,7 @@ use towline_block::{Disk, Failures};
 use towline_nbd::{Catalogue, Offer};
 use towline_store::BlockStore;
 use towline_store::block::{CacheMode, DelayStore, FileDisk, ForeignDisk, MemoryDisk, StripeDisk};
+use towline_wire::disk::DISK_NAME_BYTES_MAX;
 
 /// The metadata contexts of every disk: allocation, and what was written since the server started to serve
 /// it, under a name that qemu takes for a dirty bitmap.
@@ -60,8 +61,9 @@ impl Disks {
             let wrong = |what: String| {
                 io::Error::new(io::ErrorKind::InvalidInput, format!("disk \"{name}\": {what}"))
             };
-            if name.is_empty() || name.contains('\0') || name.len() > 256 {
-                return Err(wrong("name is empty or longer than 256 bytes".into()));
+            if name.is_empty() || name.contains('\0') || name.len() > DISK_NAME_BYTES_MAX {
+                let limit = format!("name is empty or longer than {DISK_NAME_BYTES_MAX} bytes");
+                return Err(wrong(limit));
             }
             if next.iter().any(|other| other.export.name == *name) {
                 return Err(wrong("name is used twice".into()));

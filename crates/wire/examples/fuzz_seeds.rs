@@ -1,4 +1,4 @@
-//! Writes a few legal inputs for each fuzz target, from which the fuzzers go on:
+//! Writes a few valid inputs for each fuzz target, from which the fuzzers start:
 //! `fuzz_seeds DIRECTORY`.
 
 use std::path::Path;
@@ -139,7 +139,7 @@ fn messages() -> Vec<u8> {
     bytes
 }
 
-/// Client flags and options of NBD.
+/// Returns client flags and options of the NBD handshake.
 fn nbd_options() -> Vec<u8> {
     let option = |number: u32, data: &[u8]| {
         let mut bytes = b"IHAVEOPT".to_vec();
@@ -156,7 +156,7 @@ fn nbd_options() -> Vec<u8> {
     bytes
 }
 
-/// Requests of NBD, each of them once.
+/// Returns one NBD request of each kind.
 fn nbd_requests() -> Vec<u8> {
     let mut bytes = vec![0];
     for (command, length) in [(0u16, 4096u32), (1, 512), (7, 65536), (4, 4096), (3, 0), (2, 0)] {
@@ -178,15 +178,15 @@ const NOTES: &[u8] = b"began\0/bin/sh\narmed\0/a b\nuntrapped\0x\nthread\0\xff\n
     refused\0static\0/bin/busybox\nunreached\0setuid\0/bin/su\nopened\x00577\0/data/f\n\
     functions\0open\0openat\0stat\n";
 
-/// Lines of a copy's journal behind its title: pieces with and without a sum, the last one torn.
+/// Lines of a copy's journal after its title: pieces with and without a checksum; the last line is torn.
 const PIECES: &str = "{\"offset\":0,\"length\":8388608,\"sum\":1}\n\
     {\"offset\":8388608,\"length\":4096,\"sum\":null}\n{\"offset\":16";
 
-/// The title of the copy that the fuzz target stands for.
+/// The title of the copy that the fuzz target assumes.
 const TITLE: &str = "{\"source\":\"a\",\"source_is\":{\"is\":\"1\",\"size\":3,\"sure\":true},\
     \"target\":\"b\",\"target_is\":{\"is\":\"2\",\"size\":3,\"sure\":false}}\n";
 
-/// A source's size and time of modification, and what a part of its copy says.
+/// Returns the size and modification time of a source, and the text in a partial copy of it.
 fn stamp(size: u64, seconds: i64, nanoseconds: u32, says: &str) -> Vec<u8> {
     let mut bytes = size.to_le_bytes().to_vec();
     bytes.extend(seconds.to_le_bytes());
@@ -241,7 +241,7 @@ fn main() {
     write("journal", 0, PIECES.as_bytes());
     write("journal", 1, [TITLE, PIECES].concat().as_bytes());
     write("stamp", 0, &stamp(10, -3, 7, "10 -3.000000007 5"));
-    // What comes behind the source's own words.
+    // A stamp of which the target writes the first words itself.
     write("stamp", 1, &stamp(1 << 40, 1_700_000_000, 999_999_999, "18446744073709551615"));
     write("config", 1, b"name=/srv/x\\:y:ro");
 }

@@ -24,24 +24,24 @@ pub struct Timestamp {
     pub seconds: i64,
     /// Nanoseconds, 0 to 999,999,999; other values only as [`Timestamp::NOW`] and [`Timestamp::OMIT`].
     pub nanoseconds: u32,
-    /// Zero.
+    /// Always zero.
     pub reserved: u32,
 }
 
 impl Timestamp {
-    /// In a request to set times: the server's present time (`UTIME_NOW`).
+    /// In a request that sets times: the server's current time (`UTIME_NOW`).
     pub const NOW: Self = Self { seconds: 0, nanoseconds: 0x3fff_ffff, reserved: 0 };
-    /// In a request to set times: leave as it is (`UTIME_OMIT`).
+    /// In a request that sets times: leave this time unchanged (`UTIME_OMIT`).
     pub const OMIT: Self = Self { seconds: 0, nanoseconds: 0x3fff_fffe, reserved: 0 };
 
-    /// A time from its two parts.
+    /// Makes a time from its two parts.
     #[must_use]
     pub const fn new(seconds: i64, nanoseconds: u32) -> Self {
         Self { seconds, nanoseconds, reserved: 0 }
     }
 }
 
-/// Attributes of one file: what `statx(2)` tells, and a change number.
+/// Attributes of one file: those of `statx(2)`, and a change number.
 ///
 /// 128 bytes on the wire, all fields little-endian, in the order given here.
 #[derive(
@@ -55,7 +55,7 @@ pub struct Attr {
     pub size: u64,
     /// Space used, in units of 512 bytes.
     pub blocks: u64,
-    /// Number that differs after any change of data or attributes.
+    /// A number that differs after any change of data or attributes.
     pub change: u64,
     /// Device number of a device node, as `makedev(3)` composes it.
     pub rdev: u64,
@@ -69,7 +69,7 @@ pub struct Attr {
     pub gid: u32,
     /// Preferred I/O size in bytes.
     pub block_bytes: u32,
-    /// Bits of [`attr_flag`]; above them, from bit [`FILE_SYSTEM_SHIFT`] on, [`Attr::file_system`].
+    /// Bits of [`attr_flag`], and [`Attr::file_system`] from bit [`FILE_SYSTEM_SHIFT`] up.
     pub flags: u32,
     /// Last access.
     pub accessed: Timestamp,
@@ -77,24 +77,25 @@ pub struct Attr {
     pub modified: Timestamp,
     /// Last change of data or attributes.
     pub changed: Timestamp,
-    /// Creation, all zero where the store does not know it.
+    /// Creation; all zero if the store does not know it.
     pub created: Timestamp,
 }
 
 /// Bits of [`Attr::flags`].
 pub mod attr_flag {
-    /// The file has no extended attributes. Told in listings that ask for it; not set, it may or may not.
+    /// The file has no extended attributes. Set only in listings that ask for it; if clear, the file may
+    /// or may not have some.
     pub const NO_XATTRS: u32 = 1;
 }
 
-/// Where [`Attr::file_system`] stands in [`Attr::flags`].
+/// Lowest bit of [`Attr::file_system`] in [`Attr::flags`].
 pub const FILE_SYSTEM_SHIFT: u32 = 16;
 
-/// Bytes of an encoded [`Attr`].
+/// Size of an encoded [`Attr`] in bytes.
 pub const ATTR_BYTES: usize = size_of::<Attr>();
 const _: () = assert!(ATTR_BYTES == 128);
 
-/// The bits of a mode that say the file type (`S_IFMT`).
+/// The bits of a mode that hold the file type (`S_IFMT`).
 pub const TYPE_MASK: u32 = 0o170_000;
 /// A socket (`S_IFSOCK`).
 pub const TYPE_SOCKET: u32 = 0o140_000;
@@ -112,60 +113,62 @@ pub const TYPE_CHARACTER: u32 = 0o020_000;
 pub const TYPE_FIFO: u32 = 0o010_000;
 
 impl Attr {
-    /// Which file system of the export it is on: zero for that of the root; others are mounted below, or subvolumes.
-    /// The server makes the number of the device's.
+    /// Returns the number of the file system in the export that holds the file. Zero is the file system of
+    /// the root; others are mounted below it, or are subvolumes. The server derives the number from the
+    /// device number.
     #[must_use]
     pub fn file_system(&self) -> u16 {
         (self.flags >> FILE_SYSTEM_SHIFT) as u16
     }
 
-    /// What no two files of an export have in common: of the inode number and the file system.
+    /// Returns a number that is unique to the file within its export, made from the inode number and the
+    /// file system.
     #[must_use]
     pub fn identity(&self) -> u64 {
-        // No file system numbers its files so far.
+        // In practice inode numbers stay below 2^48.
         self.inode ^ u64::from(self.file_system()) << 48
     }
 
-    /// The file type bits of the mode.
+    /// Returns the file type bits of the mode.
     #[must_use]
     pub fn file_type(&self) -> u32 {
         self.mode & TYPE_MASK
     }
 
-    /// True for a directory.
+    /// Returns true for a directory.
     #[must_use]
     pub fn is_directory(&self) -> bool {
         self.file_type() == TYPE_DIRECTORY
     }
 
-    /// True for a regular file.
+    /// Returns true for a regular file.
     #[must_use]
     pub fn is_file(&self) -> bool {
         self.file_type() == TYPE_FILE
     }
 
-    /// True for a symbolic link.
+    /// Returns true for a symbolic link.
     #[must_use]
     pub fn is_symlink(&self) -> bool {
         self.file_type() == TYPE_SYMLINK
     }
 }
 
-/// Space and files of an export, as `statvfs(3)` tells them.
+/// Space and number of files of an export, as in `statvfs(3)`.
 #[derive(
     Clone, Copy, PartialEq, Eq, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]
 #[repr(C)]
 pub struct StatFs {
-    /// Bytes of one block.
+    /// Size of one block in bytes.
     pub block_bytes: u64,
-    /// All blocks.
+    /// Total blocks.
     pub blocks: u64,
     /// Free blocks.
     pub blocks_free: u64,
     /// Free blocks for unprivileged users.
     pub blocks_available: u64,
-    /// All inodes.
+    /// Total inodes.
     pub files: u64,
     /// Free inodes.
     pub files_free: u64,

@@ -1,16 +1,16 @@
-//! Reading and writing of fields, and the macro that defines whole message sets.
+//! Encoding and decoding of fields, and the macro that defines a set of messages.
 //!
-//! Numbers are little-endian; byte strings are a `u32` length and the bytes; a tag byte says
+//! Numbers are little-endian. Byte strings are a `u32` length and the bytes. A tag byte says
 //! which message follows.
 
 use std::fmt;
 
-/// A peer sent bytes that are no legal message. The session they came on has to be closed.
+/// Error: a peer sent bytes that are not a valid message. Its connection has to be closed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ProtocolError {
     /// What is wrong.
     pub what: &'static str,
-    /// Offset into the bytes being decoded at which it was noticed.
+    /// Offset in the decoded bytes at which the error was noticed.
     pub at: usize,
 }
 
@@ -22,7 +22,7 @@ impl fmt::Display for ProtocolError {
 
 impl std::error::Error for ProtocolError {}
 
-/// A cursor over received bytes; every read is checked against the end.
+/// A cursor over received bytes that never reads beyond their end.
 #[derive(Clone, Debug)]
 pub struct Reader<'a> {
     bytes: &'a [u8],
@@ -36,31 +36,31 @@ impl<'a> Reader<'a> {
         Self { bytes, at: 0 }
     }
 
-    /// The same bytes, from this one on.
+    /// Moves the cursor to offset `at`, or to the end.
     #[must_use]
     pub fn from(self, at: usize) -> Self {
         Self { at: at.min(self.bytes.len()), ..self }
     }
 
-    /// Bytes read so far.
+    /// Returns the offset of the cursor.
     #[must_use]
     pub fn at(&self) -> usize {
         self.at
     }
 
-    /// True when every byte has been read.
+    /// Returns true if every byte has been read.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.at == self.bytes.len()
     }
 
-    /// An error at the present place.
+    /// Makes an error at the current offset.
     #[must_use]
     pub fn error(&self, what: &'static str) -> ProtocolError {
         ProtocolError { what, at: self.at }
     }
 
-    /// The next `count` bytes.
+    /// Returns the next `count` bytes.
     #[inline(always)]
     pub fn take(&mut self, count: usize) -> Result<&'a [u8], ProtocolError> {
         let rest = &self.bytes[self.at..];
@@ -72,11 +72,11 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// A value with one encoding.
+/// A value with a fixed encoding.
 pub trait Field<'a>: Sized {
     /// Appends the encoding to `out`.
     fn encode(&self, out: &mut Vec<u8>);
-    /// Reads one value.
+    /// Decodes one value.
     fn decode(reader: &mut Reader<'a>) -> Result<Self, ProtocolError>;
 }
 
@@ -88,7 +88,7 @@ macro_rules! number_fields {
                 out.extend_from_slice(&self.to_le_bytes());
             }
 
-            // Else each number travels through memory, with room for an error.
+            // Otherwise each number is returned through memory, as a `Result`.
             #[inline(always)]
             fn decode(reader: &mut Reader<'a>) -> Result<Self, ProtocolError> {
                 let mut bytes = [0; size_of::<$number>()];
@@ -152,13 +152,13 @@ macro_rules! messages {
         }
 
         impl $name<'_> {
-            /// The tag byte of this message on the wire.
+            /// Returns the tag byte of this message.
             #[must_use]
             pub fn tag(&self) -> u8 {
                 match self { $(Self::$variant { .. } => $tag,)* }
             }
 
-            /// The name of the message with tag `tag`, for statistics.
+            /// Returns the name of the message with tag `tag`, for statistics.
             #[must_use]
             pub fn tag_name(tag: u8) -> &'static str {
                 match tag { $($tag => stringify!($variant),)* _ => "unknown" }

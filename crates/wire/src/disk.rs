@@ -1,43 +1,43 @@
-//! What requests for disks say: flags, kinds of extents, and checksums of data.
+//! Fields of disk requests: flags, kinds of extents, and checksums of data.
 //!
-//! A request for a disk stands alone in its compound. Disks are named by numbers that the client
-//! chooses when it opens them, so that it can open them again after a restart of the server.
-//! Data travels as for files (inline, or under grants; replies behind data messages), with two
-//! additions: the fragments of a read come in any order, and those that are holes come without
-//! payload ([`crate::header::data_flag::HOLE`]).
+//! A disk request is the only operation of its compound. The client chooses the number of a disk, so
+//! that it can open the disk again under the same number after a restart of the server.
+//! Data travels as for files (inline or under grants; replies follow data messages), with two
+//! differences: the fragments of a read arrive in any order, and holes arrive without payload
+//! ([`crate::header::data_flag::HOLE`]).
 
 use crate::codec::{Field, ProtocolError, Reader};
 
-/// Disks that a session may have open.
+/// Most disks that a session may have open.
 pub const DISKS_MAX: usize = 64;
-/// Longest name of a disk, bytes.
+/// Longest name of a disk, in bytes.
 pub const DISK_NAME_BYTES_MAX: usize = 256;
-/// Bytes that one checksum covers; the last one of a message covers what is left.
+/// Bytes that one checksum covers; the last checksum of a message covers the rest.
 pub const CHECKED_BYTES: usize = 4096;
-/// Most extents of one answer.
+/// Most extents in one answer.
 pub const EXTENTS_MAX: u32 = 4096;
-/// Bytes of one extent as it travels.
+/// Size of one encoded extent in bytes.
 pub const EXTENT_BYTES: usize = 12;
 
 const _: () = assert!(EXTENTS_MAX as usize * EXTENT_BYTES < crate::limits::BODY_BYTES_MAX);
 const _: () =
     assert!(crate::limits::TRANSFER_BYTES_MAX / CHECKED_BYTES * 4 < crate::limits::BODY_BYTES_MAX);
 
-/// Flags of requests for disks.
+/// Flags of disk requests.
 pub mod disk_flag {
-    /// A change: it is on stable storage before the reply (FUA).
+    /// For a change: it is on stable storage before the reply (FUA).
     pub const DURABLE: u32 = 1;
     /// Data carries checksums.
     pub const CHECKSUMS: u32 = 2;
-    /// Zeroes: space has to stay or become allocated.
+    /// For zeroing: the space has to be allocated afterwards.
     pub const ALLOCATE: u32 = 4;
-    /// Zeroes: fail with `EOPNOTSUPP` rather than write them one by one.
+    /// For zeroing: fail with `EOPNOTSUPP` rather than write the zeroes out.
     pub const FAST: u32 = 8;
 }
 
-/// What a disk is like, in [`crate::Reply::Disk`].
+/// Properties of a disk, in [`crate::Reply::Disk`].
 pub mod disk_kind {
-    /// Changes are refused.
+    /// The server refuses changes.
     pub const READ_ONLY: u32 = 1;
     /// Seeks cost time.
     pub const ROTATIONAL: u32 = 2;
@@ -45,9 +45,9 @@ pub mod disk_kind {
 
 /// Which extents [`crate::Request::DiskStatus`] asks for.
 pub mod extent_kind {
-    /// What is allocated: bits of [`super::extent_flag`].
+    /// Allocated space and zeroes: bits of [`super::extent_flag`].
     pub const ALLOCATION: u32 = 0;
-    /// What was written since the server began to serve the disk: 1, else 0.
+    /// 1 for bytes that were written since the server began to serve the disk, else 0.
     pub const WRITTEN: u32 = 1;
 }
 
@@ -59,15 +59,15 @@ pub mod extent_flag {
     pub const ZERO: u32 = 2;
 }
 
-/// The checksums of the data of one message, or of one write: crc32c of each [`CHECKED_BYTES`],
-/// counted from the first byte of the data.
+/// Returns the checksums of the data of one message, or of one write: the crc32c of each
+/// [`CHECKED_BYTES`], counted from the first byte of the data.
 #[must_use]
 pub fn checksums(data: &[u8]) -> Vec<u8> {
     data.chunks(CHECKED_BYTES).flat_map(|block| crc32c::crc32c(block).to_le_bytes()).collect()
 }
 
-/// Where data and its checksums first differ: the offset of that block in the data. `Some(0)` also
-/// when there are too few or too many checksums.
+/// Returns the offset in the data of the first block that does not match its checksum. Returns
+/// `Some(0)` also if there are too few or too many checksums.
 #[must_use]
 pub fn first_difference(data: &[u8], sums: &[u8]) -> Option<usize> {
     if sums.len() != checksum_bytes(data.len()) {
@@ -78,27 +78,28 @@ pub fn first_difference(data: &[u8], sums: &[u8]) -> Option<usize> {
     blocks.position(differs).map(|block| block * CHECKED_BYTES)
 }
 
-/// Bytes of the checksums of so many bytes of data.
+/// Returns the size in bytes of the checksums of `length` bytes of data.
 #[must_use]
 pub fn checksum_bytes(length: usize) -> usize {
     length.div_ceil(CHECKED_BYTES) * 4
 }
 
-/// Checks data that comes in parts, in order, against the checksums of the whole.
+/// Checks data that arrives in parts, in order, against the checksums of the whole.
 #[derive(Clone, Debug)]
 pub struct Checking {
     sums: Vec<u8>,
-    /// Bytes looked at so far, and the checksum of those of a block that is not complete.
+    /// Bytes checked so far.
     done: usize,
+    /// Checksum of the part of an incomplete block that has arrived.
     open: u32,
     length: usize,
 }
 
 impl Checking {
-    /// For `length` bytes.
+    /// Makes a check of `length` bytes.
     ///
     /// # Errors
-    /// There are too few or too many checksums.
+    /// Too few or too many checksums.
     pub fn new(length: usize, sums: &[u8]) -> Result<Self, ProtocolError> {
         if sums.len() != checksum_bytes(length) {
             let what = "checksums do not match the length of the data";
@@ -107,7 +108,7 @@ impl Checking {
         Ok(Self { sums: sums.to_vec(), done: 0, open: 0, length })
     }
 
-    /// Looks at the next part; false: it differs from what was sent.
+    /// Checks the next part. Returns false if it does not match the checksums or is longer than the data.
     pub fn matches(&mut self, mut part: &[u8]) -> bool {
         while !part.is_empty() && self.done < self.length {
             let block = self.done / CHECKED_BYTES;
@@ -127,12 +128,12 @@ impl Checking {
     }
 }
 
-/// A run of bytes of a disk that are alike.
+/// A run of bytes of a disk with the same flags.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DiskExtent {
-    /// Bytes; not zero.
+    /// Length in bytes; not zero.
     pub length: u64,
-    /// Meaning depends on the kind that was asked for.
+    /// Meaning depends on the requested kind.
     pub flags: u32,
 }
 
@@ -147,10 +148,10 @@ pub fn encode_extents(extents: &[DiskExtent]) -> Vec<u8> {
     out
 }
 
-/// Reads extents that fill `bytes`.
+/// Decodes extents that fill `bytes`.
 ///
 /// # Errors
-/// A cut field, an extent without bytes, or more bytes than offsets can name.
+/// A truncated field, an extent of length zero, or a total length beyond `u64`.
 pub fn parse_extents(bytes: &[u8]) -> Result<Vec<DiskExtent>, ProtocolError> {
     let mut reader = Reader::new(bytes);
     let (mut extents, mut total) = (Vec::new(), 0u64);

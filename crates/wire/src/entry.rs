@@ -1,4 +1,4 @@
-//! Directory entries as they stand in a listing's payload.
+//! Directory entries, as encoded in the payload of a listing.
 //!
 //! Each entry: cookie `u64`, inode `u64`, file type `u8` (`DT_*`), flag `u8` (one: attributes
 //! follow), name as a byte string, attributes if flagged.
@@ -10,20 +10,20 @@ use crate::items::{Item, Items, is_name};
 /// One name in a directory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Entry<'a> {
-    /// Where the listing goes on after this entry.
+    /// Position at which the listing continues after this entry.
     pub cookie: u64,
     /// Inode number.
     pub inode: u64,
-    /// `DT_*` of `readdir(3)`, zero where unknown.
+    /// `DT_*` of `readdir(3)`; zero if unknown.
     pub file_type: u8,
-    /// The name: any bytes but zero and slash; `.` and `..` are listed as on a local directory.
+    /// The name: any bytes but zero and slash. `.` and `..` are listed as in a local directory.
     pub name: &'a [u8],
-    /// Attributes, if they were asked for and could be had.
+    /// Attributes, if requested and available.
     pub attr: Option<Attr>,
 }
 
 impl Entry<'_> {
-    /// Bytes of the encoding.
+    /// Returns the size of the encoding in bytes.
     #[must_use]
     pub fn encoded_bytes(&self) -> usize {
         8 + 8

@@ -1,4 +1,4 @@
-//! Error numbers as they travel: those of Linux on every machine.
+//! Error numbers of the protocol: those of Linux, on every machine.
 
 use std::fmt;
 
@@ -11,13 +11,13 @@ macro_rules! errnos {
         impl Errno {
             $(#[doc = $text] pub const $name: Self = Self($value);)*
 
-            /// The symbolic name, such as `ENOENT`, or an empty string for a number not in the table.
+            /// Returns the symbolic name, such as `ENOENT`, or an empty string for an unknown number.
             #[must_use]
             pub fn name(self) -> &'static str {
                 match self.0 { $($value => stringify!($name),)* _ => "" }
             }
 
-            /// The usual text for this number.
+            /// Returns the usual text for this number.
             #[must_use]
             pub fn text(self) -> &'static str {
                 match self.0 { $($value => $text,)* _ => "unlisted error" }
@@ -160,7 +160,7 @@ errnos! {
 }
 
 impl Errno {
-    /// The error number inside an [`std::io::Error`]; `EIO` where it has none.
+    /// Returns the error number of an [`std::io::Error`]; `EIO` if it has none.
     #[must_use]
     pub fn of(error: &std::io::Error) -> Self {
         error
@@ -201,7 +201,7 @@ mod tests {
 
     #[test]
     fn every_number_of_linux_has_its_name_and_text() {
-        // Two were never given out.
+        // Two numbers are unassigned.
         for number in (1..133).filter(|number| ![41, 58].contains(number)) {
             let errno = Errno(number);
             assert!(

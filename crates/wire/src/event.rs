@@ -1,41 +1,42 @@
-//! What happened to files that a client watches, as it stands in the payload of an answer to `Events`.
+//! Events of watched files, as encoded in the payload of a reply to `Events`.
 //!
-//! Each event: handle of the watched file `u64`, what happened `u32` (bits as in `inotify(7)`), cookie `u32`, name as a byte string.
+//! Each event: handle of the watched file `u64`, mask `u32` (bits as in `inotify(7)`), cookie `u32`,
+//! name as a byte string.
 
 use crate::codec::{Field, ProtocolError, Reader};
 use crate::items::{Item, Items, is_name};
 
-/// It was read.
+/// The file was read.
 pub const ACCESS: u32 = 1;
-/// It was written or truncated.
+/// The file was written or truncated.
 pub const MODIFY: u32 = 2;
-/// Its attributes were changed, or its number of links.
+/// The attributes or the number of links changed.
 pub const ATTRIB: u32 = 4;
-/// What was open for writing was closed.
+/// A file that was open for writing was closed.
 pub const CLOSE_WRITE: u32 = 8;
-/// What was not open for writing was closed.
+/// A file that was not open for writing was closed.
 pub const CLOSE_NOWRITE: u32 = 16;
-/// It was opened.
+/// The file was opened.
 pub const OPEN: u32 = 32;
-/// A name left the directory for another one, or for another name.
+/// An entry was renamed: reported for its old name.
 pub const MOVED_FROM: u32 = 64;
-/// A name came by that.
+/// An entry was renamed: reported for its new name.
 pub const MOVED_TO: u32 = 128;
-/// A name was made.
+/// An entry was created.
 pub const CREATE: u32 = 256;
-/// A name was removed.
+/// An entry was removed.
 pub const DELETE: u32 = 512;
 /// The watched file itself is gone.
 pub const DELETE_SELF: u32 = 1024;
 /// The watched file itself was moved.
 pub const MOVE_SELF: u32 = 2048;
-/// What can be asked for.
+/// All events that a client can ask for.
 pub const ALL: u32 = 4095;
-/// The watch has ended, as its file is gone.
+/// The watch has ended because its file is gone.
 pub const IGNORED: u32 = 0x8000;
-/// It happened to a directory.
+/// The event is about a directory.
 pub const ISDIR: u32 = 0x4000_0000;
-/// What can have happened.
+/// All bits of which an event has at least one.
 const TOLD: u32 = ALL | IGNORED;
 
 /// One event.
@@ -43,16 +44,16 @@ const TOLD: u32 = ALL | IGNORED;
 pub struct Event<'a> {
     /// Handle of the watched file.
     pub handle: u64,
-    /// What happened: at least one bit up to [`ALL`], or [`IGNORED`].
+    /// What happened: at least one bit of [`ALL`] or [`IGNORED`], possibly with [`ISDIR`].
     pub mask: u32,
-    /// The same for both halves of a move; else zero.
+    /// Equal for both halves of a move; else zero.
     pub cookie: u32,
-    /// Name in the watched directory; empty: the watched file itself.
+    /// Name in the watched directory; empty for the watched file itself.
     pub name: &'a [u8],
 }
 
 impl Event<'_> {
-    /// Bytes of the encoding.
+    /// Returns the size of the encoding in bytes.
     #[must_use]
     pub fn encoded_bytes(&self) -> usize {
         8 + 4 + 4 + 4 + self.name.len()

@@ -1,38 +1,38 @@
-//! Where lent data stands: the list at the end of the body of a reply with
+//! Location of lent data: the list at the end of the body of a reply with
 //! [`crate::header::reply_flag::LENT`].
 //!
 //! | bytes | field |
 //! |---|---|
-//! | 4 | number of the memory: those handed over on this lane, from zero on |
+//! | 4 | number of the memory, counted from zero in the order handed over on this lane |
 //! | 12 each | extents, in the order of the data: offset in the memory, length |
 
 use crate::codec::{Field, ProtocolError, Reader};
 use crate::limits::LENT_EXTENTS_MAX;
 use smallvec::SmallVec;
 
-/// Offset of an extent that stands nowhere: it reads as zeros.
+/// Encoded offset of a hole, which reads as zeroes.
 const HOLE: u64 = u64::MAX;
 
 /// A run of lent bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Extent {
-    /// First byte in the memory; `None`: a hole, which reads as zeros.
+    /// First byte in the memory; `None` for a hole, which reads as zeroes.
     pub offset: Option<u64>,
-    /// Bytes, not zero.
+    /// Length in bytes; not zero.
     pub length: u32,
 }
 
-/// Lent data.
+/// Extents of lent data.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Extents {
-    /// Number of the memory; it may not be one when all are holes.
+    /// Number of the memory; meaningless if all extents are holes.
     pub memory: u32,
-    /// Its runs, in order.
+    /// Runs of bytes, in the order of the data.
     pub extents: SmallVec<[Extent; 2]>,
 }
 
 impl Extents {
-    /// Adds a run at the end; one that goes on where the last ended becomes part of it.
+    /// Appends a run, or extends the last run if the new one continues it.
     pub fn push(&mut self, offset: Option<u64>, length: u32) {
         if let Some(last) = self.extents.last_mut() {
             let next = last.offset.and_then(|start| start.checked_add(last.length.into()));
@@ -48,7 +48,7 @@ impl Extents {
         self.extents.push(Extent { offset, length });
     }
 
-    /// Bytes of all runs.
+    /// Returns the total length in bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.extents.iter().map(|extent| u64::from(extent.length)).sum()
@@ -63,10 +63,10 @@ impl Extents {
         }
     }
 
-    /// Reads a list that fills `bytes`.
+    /// Decodes a list that fills `bytes`.
     ///
     /// # Errors
-    /// A cut field, an extent without bytes or beyond the largest offset, too many of them.
+    /// A truncated field, an extent of length zero or beyond the largest offset, or too many extents.
     pub fn parse(bytes: &[u8]) -> Result<Self, ProtocolError> {
         let mut reader = Reader::new(bytes);
         let mut list = Self { memory: u32::decode(&mut reader)?, extents: SmallVec::new() };

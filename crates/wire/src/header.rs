@@ -18,89 +18,90 @@ use crate::limits::{
     SLOTS_MAX,
 };
 
-/// What a message is.
+/// Kind of a message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 #[non_exhaustive]
 pub enum Kind {
-    /// Client to server, first on a lane: who I am, which session this lane belongs to.
+    /// Client to server, first on a lane: names the client and the session of the lane.
     Hello = 1,
-    /// Server to client: answer to a hello.
+    /// Server to client: the answer to a hello.
     Welcome = 2,
     /// Client to server: a compound. `offset` is the number of bytes that the client offers to
-    /// send when granted; words a and b are the user and group id of the caller. What the slot's
-    /// last reply lent goes back with it.
+    /// send under grants; words a and b are the user and group id of the caller. The request returns
+    /// the loan of the slot's last reply.
     Request = 3,
-    /// Server to client: the results of a compound, and the last message of its slot. Word a is
-    /// the boot epoch, word b the time spent in the server, in nanoseconds.
+    /// Server to client: the results of a compound, and the last message of its request. Word a is
+    /// the boot epoch, word b the time spent in the server in nanoseconds.
     Reply = 4,
-    /// Part of a transfer: payload for `offset` of the transfer of this slot. Word a is an errno:
-    /// not zero when the payload had to be filled because the file shrank or could not be read. The
-    /// body holds the checksums of the payload where they were asked for ([`crate::disk`]).
+    /// Part of the slot's transfer: payload that belongs at `offset` of it. Word a is an errno,
+    /// nonzero if the payload was padded because the file shrank or could not be read. The body
+    /// holds the checksums of the payload if the request asked for them ([`crate::disk`]).
     Data = 5,
-    /// Server to client: send `word a` bytes of this slot's transfer from `offset` on.
+    /// Server to client: send `word a` bytes of the slot's transfer, starting at `offset`.
     Grant = 6,
-    /// Server to client, unasked: `flags` says which [`notice`], slot and sequence are zero.
+    /// Server to client, unsolicited: `flags` says which [`notice`]; slot and sequence are zero.
     Notice = 7,
-    /// Client to server: give up the blocking lock request of this slot.
+    /// Client to server: give up the slot's request that waits for a lock or for events.
     Cancel = 8,
-    /// Client to server over shared memory: what the reply of this slot and sequence lent is read,
-    /// and no next request of the slot is at hand to say so. Without a loan it means nothing.
+    /// Client to server over shared memory: returns the loan of the reply with this slot and
+    /// sequence, if the slot has no next request yet that would return it. Ignored without a loan.
     Release = 9,
-    /// Client to server: the session is over, keep nothing for it.
+    /// Client to server: the session is over, and the server need keep nothing for it.
     Goodbye = 10,
 }
 
-/// What a [`Kind::Notice`] says, in its flags.
+/// Meanings of a [`Kind::Notice`], in its flags.
 pub mod notice {
-    /// The server is shutting down: end what you do and reconnect later.
+    /// The server is shutting down: the client should finish its requests and reconnect later.
     pub const SHUTDOWN: u8 = 1;
-    /// A lease is recalled (word a: reserved). Sent to no client yet; clients ignore it.
+    /// A lease is recalled (word a: reserved). Servers do not send it; clients ignore it.
     pub const RECALL: u8 = 2;
 }
 
 /// Flags of a [`Kind::Request`].
 pub mod request_flag {
-    /// Over shared memory: the data may be lent, the client can read it in place.
+    /// Over shared memory: the server may lend the data, because the client can read it in place.
     pub const BORROWS: u8 = 1;
-    /// The first of the data that is offered follows at once, without a grant, by the leave that a reply gave
-    /// ([`super::reply_flag::AHEAD`]). The upper half of `offset` says how many bytes of it.
+    /// The first part of the offered data follows at once, under the advance grant of an earlier reply
+    /// ([`super::reply_flag::AHEAD`]). The upper half of `offset` is the length of that part in bytes.
     pub const AHEAD: u8 = 2;
 }
 
 /// Flags of a [`Kind::Reply`].
 pub mod reply_flag {
-    /// The reply was remembered from an earlier execution of the same request.
+    /// The server remembered the reply from an earlier execution of the same request.
     pub const REPLAYED: u8 = 1;
-    /// The data is not sent but lent: `offset` is where in the body the list of its
-    /// [`crate::extents`] begins, behind the results. It stays as it is until the client's next
-    /// request in this slot or a [`super::Kind::Release`], and no longer than the lane.
+    /// The data is lent instead of sent: `offset` is where in the body, after the results, the list
+    /// of its [`crate::extents`] begins. The data does not change until the client's next request in
+    /// this slot or a [`super::Kind::Release`], or until the lane ends.
     pub const LENT: u8 = 2;
-    /// The request was under way when the server was killed, and nobody can know whether it took
+    /// The request was being executed when the server was killed, and it is unknown whether it took
     /// effect.
     pub const UNKNOWN: u8 = 4;
-    /// With [`LENT`]: the data does not stay as it is, since writes that overlap the read may change
-    /// it, and there is nothing to give back.
+    /// With [`LENT`]: writes that overlap the read may change the data at any time, and there is no
+    /// loan to return.
     pub const LIVE: u8 = 8;
-    /// One more buffer is kept for the session: one further request that offers data, for a file or a disk, may have the first of it, at most
-    /// `offset` bytes, follow at once. The leave holds for this lane, and for
-    /// [`AHEAD_MILLISECONDS`](crate::limits::AHEAD_MILLISECONDS) from when the client gets it.
+    /// An advance grant: the server reserves one more buffer for the session. With one later request
+    /// that offers data, for a file or a disk, the client may send the first part of the data at once,
+    /// at most `offset` bytes. The grant is valid on this lane, for
+    /// [`AHEAD_MILLISECONDS`](crate::limits::AHEAD_MILLISECONDS) after the client receives it.
     pub const AHEAD: u8 = 16;
 }
 
 /// Flags of a [`Kind::Data`].
 pub mod data_flag {
-    /// Instead of payload: word b bytes of zeroes.
+    /// Word b bytes of zeroes, instead of payload.
     pub const HOLE: u8 = 1;
-    /// From a client: the fragment that follows its request without a grant. The server throws it away where the
-    /// buffer has gone meanwhile, or the request does not come to its data at once, and grants it later like any other.
+    /// From a client: the fragment that follows its request under an advance grant. If the buffer is gone, or
+    /// the request cannot take its data at once, the server discards the fragment and grants it again later.
     pub const AHEAD: u8 = 2;
 }
 
 /// The fixed part of every message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Header {
-    /// What the message is.
+    /// Kind of the message.
     pub kind: Kind,
     /// Meaning depends on the kind.
     pub flags: u8,
@@ -121,7 +122,7 @@ pub struct Header {
 }
 
 impl Header {
-    /// A header with everything but kind, slot and sequence zero.
+    /// Makes a header with zeroes in all fields but kind, slot and sequence.
     #[must_use]
     pub fn new(kind: Kind, slot: u16, sequence: u32) -> Self {
         Self {
@@ -137,13 +138,13 @@ impl Header {
         }
     }
 
-    /// Says in a request that so many of the bytes that it offers follow at once: see [`request_flag::AHEAD`].
+    /// Marks a request whose first `bytes` offered bytes follow at once: see [`request_flag::AHEAD`].
     pub fn set_ahead(&mut self, bytes: u32) {
         self.flags |= request_flag::AHEAD;
         self.offset |= u64::from(bytes) << 32;
     }
 
-    /// Takes out of a request how many of the bytes that it offers follow at once; zero: none.
+    /// Removes that mark from a request and returns the number of offered bytes that follow at once.
     pub fn take_ahead(&mut self) -> u32 {
         if self.flags & request_flag::AHEAD == 0 {
             return 0;
@@ -154,7 +155,7 @@ impl Header {
         bytes
     }
 
-    /// The 32 bytes of this header.
+    /// Encodes the header.
     #[must_use]
     pub fn to_bytes(&self) -> [u8; HEADER_BYTES] {
         let mut out = [0; HEADER_BYTES];
@@ -170,10 +171,10 @@ impl Header {
         out
     }
 
-    /// Checks and reads a header.
+    /// Decodes and checks a header.
     ///
     /// # Errors
-    /// An unknown kind, a slot or a length beyond [`crate::limits`].
+    /// An unknown kind, or a slot or length beyond [`crate::limits`].
     pub fn parse(bytes: &[u8; HEADER_BYTES]) -> Result<Self, ProtocolError> {
         let kind = match bytes[0] {
             1 => Kind::Hello,
@@ -188,7 +189,7 @@ impl Header {
             10 => Kind::Goodbye,
             _ => return Err(ProtocolError { what: "unknown kind of message", at: 0 }),
         };
-        // Not field by field with a reader: both sides do this for every message.
+        // Faster than a reader, and both sides do this for every message.
         let word = |at: usize| {
             u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
         };

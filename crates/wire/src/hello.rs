@@ -2,41 +2,42 @@
 
 use crate::codec::{Field, ProtocolError, Reader};
 
-/// First bytes of a hello's body: a peer that speaks something else is told apart at once.
+/// First bytes of the body of a hello and a welcome, to recognize peers that speak another protocol.
 pub const MAGIC: u64 = 0x454e_494c_574f_5431; // "1TOWLINE" as little-endian bytes
-/// Version of the protocol. Nothing is released; it changes with every change of the wire.
+/// Version of the protocol. It changes with every change of the wire format, as there is no release yet.
 pub const VERSION: u16 = 6;
 
-/// What a lane asks for.
+/// Features that a lane asks for.
 pub mod want {
-    /// Move this session to shared memory; only over a Unix socket.
+    /// Move this session to shared memory; only valid over a Unix socket.
     pub const SHARED_MEMORY: u32 = 1;
-    /// Let others go before this session, to a share. To be said by each lane.
+    /// Serve other sessions first, except for a guaranteed share. Each lane has to ask for it.
     pub const LOW_PRIORITY: u32 = 2;
 }
 
-/// Name of a local socket in the abstract name space of `unix(7)`. Its number is random, so that
-/// nobody can be in its place before the server.
+/// Returns the name of a local socket in the abstract namespace of `unix(7)`. The number is random, so
+/// that no other process can take the name before the server does.
 #[must_use]
 pub fn local_socket_name(number: u64) -> String {
     format!("towline-{number:016x}")
 }
 
-/// How the peers prove who they are. Only `NONE` exists yet; the field keeps the place.
+/// How the client authenticates itself. Only `NONE` exists; the field is there for later methods.
 pub mod authentication {
-    /// No proof: accepted on loopback and Unix sockets, elsewhere only by an insecure server.
+    /// No authentication: accepted on loopback and Unix sockets, elsewhere only by an insecure server.
     pub const NONE: u16 = 0;
 }
 
-/// What became of the session that a lane asked for.
+/// Outcome of a lane's request to join a session.
 pub mod resumed {
-    /// Not known, or none was asked for: a new one began.
+    /// The session is unknown, or the lane asked for none: a new one began.
     pub const NEW: u16 = 0;
-    /// Joined: all is as it was.
+    /// Joined: the session is unchanged.
     pub const JOINED: u16 = 1;
-    /// Known from before a restart of the server. What it did is remembered, so that requests can
-    /// be sent again; what it had open and locked is not, and can be had again by
-    /// [`crate::Request::Reclaim`] and `Lock`, with [`crate::Request::Reclaimed`] at the end.
+    /// The server remembers the session from before its restart. It knows the results of the
+    /// session's requests, so the client can send requests again. Open files and locks are gone; the
+    /// client gets them back with [`crate::Request::Reclaim`] and `Lock`, followed by
+    /// [`crate::Request::Reclaimed`].
     pub const REMEMBERED: u16 = 2;
 }
 
@@ -52,7 +53,7 @@ macro_rules! structure {
                 $(Field::encode(&self.$field, out);)*
             }
 
-            /// Reads the structure, which must fill `bytes` exactly.
+            /// Decodes the structure, which must fill `bytes` exactly.
             ///
             /// # Errors
             /// Too few or too many bytes.
@@ -79,14 +80,14 @@ structure! {
         pub authentication: u16,
         /// Bits of [`want`].
         pub want: u32,
-        /// Random number that names the client process.
+        /// Random number that identifies the client process.
         pub client: u64,
-        /// Session to join, zero for a new one.
+        /// Session to join; zero for a new one.
         pub session: u64,
-        /// Secret of that session, as the welcome told it; zero for a new one.
+        /// Secret of that session, from its welcome; zero for a new one.
         pub secret: u64,
-        /// Random number of a family of sessions, whoever knows it belongs to it: they share their
-        /// open files. Zero: open files of its own.
+        /// Random number of a family of sessions, which share their open files. Every session that knows
+        /// the number belongs to the family. Zero: the session has its own open files.
         pub family: u64,
     }
 }
@@ -98,26 +99,26 @@ structure! {
         pub magic: u64,
         /// [`VERSION`].
         pub version: u16,
-        /// Error number; zero when welcome. `EPROTO`: other version. `EACCES`: not allowed here.
+        /// Error number; zero if the lane is accepted. `EPROTO`: other version. `EACCES`: not allowed here.
         pub errno: u16,
         /// Bits of [`want`] that were granted.
         pub granted: u32,
         /// Session this lane belongs to.
         pub session: u64,
-        /// Secret that lets further lanes join.
+        /// Secret with which further lanes can join the session.
         pub secret: u64,
         /// Changes with every start of the server.
         pub boot_epoch: u32,
         /// One of [`resumed`].
         pub resumed: u16,
-        /// Slots of the session.
+        /// Number of slots of the session.
         pub slots: u16,
         /// For a peer on the same machine: number of a Unix socket of the same server, named by
-        /// [`local_socket_name`], over which the session can be joined. Zero: none.
+        /// [`local_socket_name`], over which a lane can join the session. Zero: none.
         pub local_socket: u64,
-        /// Largest read or write in one request, bytes.
+        /// Largest read or write in one request, in bytes.
         pub transfer_bytes_max: u32,
-        /// Largest payload without grant, bytes.
+        /// Largest payload without a grant, in bytes.
         pub inline_bytes_max: u32,
     }
 }

@@ -1,24 +1,24 @@
-//! What payloads consist of: one item after the other, as many as there are.
+//! Iteration over a payload that is a sequence of items, such as entries or events.
 
 use crate::codec::{ProtocolError, Reader};
 use crate::limits::NAME_BYTES_MAX;
 use std::marker::PhantomData;
 
-/// What [`Items`] iterates over.
+/// An item of [`Items`].
 pub trait Item<'a>: Sized {
-    /// Reads the next.
+    /// Decodes the next item.
     ///
     /// # Errors
-    /// A cut field, or a value that must not be.
+    /// Truncated field, or invalid value.
     fn read(reader: &mut Reader<'a>) -> Result<Self, ProtocolError>;
 }
 
-/// The items of a payload. Ends after the first error.
+/// Iterates over the items of a payload and ends after the first error.
 #[derive(Clone, Debug)]
 pub struct Items<'a, T>(Reader<'a>, PhantomData<T>);
 
 impl<'a, T: Item<'a>> Items<'a, T> {
-    /// Reads `payload` from its first byte.
+    /// Starts at the first byte of `payload`.
     #[must_use]
     pub fn new(payload: &'a [u8]) -> Self {
         Self(Reader::new(payload), PhantomData)
@@ -40,7 +40,7 @@ impl<'a, T: Item<'a>> Iterator for Items<'a, T> {
     }
 }
 
-/// True for what may be a name in a directory, or no name.
+/// Returns true for a valid name in a directory, and for an empty one.
 pub(crate) fn is_name(name: &[u8]) -> bool {
     name.len() <= NAME_BYTES_MAX && !name.contains(&0) && !name.contains(&b'/')
 }

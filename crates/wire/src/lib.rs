@@ -1,8 +1,9 @@
 //! Towline's message formats: fixed little-endian structures, their limits and error numbers.
 //!
 //! A message is a 32-byte [`Header`], a body (operations or their results) and a payload (file
-//! bytes). This crate turns bytes into checked values and back. It does no I/O and has no
-//! `unsafe`; every decoder accepts arbitrary bytes and answers with [`ProtocolError`].
+//! bytes). This crate decodes bytes into checked values and encodes values. It does no I/O and
+//! has no `unsafe`. Every decoder accepts arbitrary bytes and returns a [`ProtocolError`] for
+//! invalid ones.
 //!
 //! Read in this order: [`header`], [`list`], [`request`], [`reply`], [`extents`], [`disk`],
 //! [`hello`].

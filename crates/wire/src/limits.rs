@@ -1,22 +1,22 @@
-//! Every limit of the protocol, in one place, with the relations between them checked.
+//! Every limit of the protocol, with compile-time checks of the relations between them.
 
-/// Bytes of a message header.
+/// Size of a message header in bytes.
 pub const HEADER_BYTES: usize = 32;
 /// Longest file name, in bytes (`NAME_MAX` of Linux).
 pub const NAME_BYTES_MAX: usize = 255;
-/// Longest path, in bytes, without a terminating zero (`PATH_MAX` of Linux less one).
+/// Longest path, in bytes, without a terminating zero (`PATH_MAX` of Linux minus one).
 pub const PATH_BYTES_MAX: usize = 4095;
-/// Longest extended attribute value (`XATTR_SIZE_MAX` of Linux).
+/// Longest value of an extended attribute, in bytes (`XATTR_SIZE_MAX` of Linux).
 pub const XATTR_BYTES_MAX: usize = 65536;
 /// Longest body of one message: two paths and an extended attribute fit.
 pub const BODY_BYTES_MAX: usize = 80 * 1024;
 /// Most operations in one compound.
 pub const COMPOUND_OPS_MAX: usize = 16;
-/// Largest payload that may ride in a request without a grant.
+/// Largest payload that a request may carry without a grant.
 pub const INLINE_BYTES_MAX: usize = 16 * 1024;
 /// Largest payload of one data message, and the most one grant allows.
 pub const FRAGMENT_BYTES_MAX: usize = 256 * 1024;
-/// Grants of one write that may wait for their data at once.
+/// Most grants of one write whose data may be outstanding at once.
 pub const GRANTS_MAX: usize = 2;
 /// Largest read or write in one request.
 pub const TRANSFER_BYTES_MAX: usize = 8 * 1024 * 1024;
@@ -24,37 +24,38 @@ pub const TRANSFER_BYTES_MAX: usize = 8 * 1024 * 1024;
 pub const LISTING_BYTES_MAX: usize = 1024 * 1024;
 /// Most bytes of events in one reply.
 pub const EVENTS_BYTES_MAX: usize = 64 * 1024;
-/// Shorter reads are never lent: copying them costs less than describing where they stand.
+/// Shortest read that is lent: copying a shorter one costs less than describing its location.
 pub const LENT_BYTES_MIN: usize = 32 * 1024;
-/// Most extents of one lent read: one for each page of the longest, and its two ends.
+/// Most extents of one lent read: one for each page of the longest read, and its two ends.
 pub const LENT_EXTENTS_MAX: usize = TRANSFER_BYTES_MAX / 4096 + 2;
-/// Most memory that the blocks take which one lane has on loan.
+/// Most memory that one lane may have on loan, counted in whole blocks.
 pub const LENT_BYTES_MAX: u64 = 2 * TRANSFER_BYTES_MAX as u64;
-/// Outstanding requests of a session.
+/// Most outstanding requests of a session.
 pub const SLOTS_MAX: usize = 64;
-/// Open files of a session.
+/// Most open files of a session.
 pub const OPEN_FILES_MAX: usize = 65536;
 /// Largest reply that the server keeps for replay.
 pub const REPLAY_BYTES_MAX: usize = 512;
-/// A session without a lane ends after this many seconds: its files close, its locks fall.
+/// A session without a lane ends after this many seconds: its files are closed and its locks released.
 pub const SESSION_LEASE_SECONDS: u64 = 90;
-/// The same for a session of a family: its open files stay with the family, and its locks are those
-/// of a process that ended.
+/// The same for a session of a family. The family keeps its open files; the locks of a process are
+/// released if no other session speaks for it.
 pub const FAMILY_LEASE_SECONDS: u64 = 3;
 /// Time for a client to finish the handshake or to use a grant, in seconds.
 pub const CLIENT_STALL_SECONDS: u64 = 30;
-/// How long a client may use the leave to send data ahead of its grant, in milliseconds.
+/// How long a client may use an advance grant, in milliseconds.
 pub const AHEAD_MILLISECONDS: u64 = 1000;
-/// How long the server keeps the buffer for that, in seconds.
+/// How long the server keeps the buffer of an advance grant, in seconds.
 pub const AHEAD_KEPT_SECONDS: u64 = 4;
-/// A TCP peer on another machine that does not even acknowledge anything for so many seconds is gone.
+/// A TCP peer on another machine is considered gone if nothing arrives from it, not even an
+/// acknowledgement, for this many seconds.
 pub const PEER_SILENCE_SECONDS: u64 = 30;
 /// How long a client tries to replace a lost lane before an operation fails, in seconds.
 pub const RECONNECT_SECONDS: u64 = 60;
-/// After a restart of a server that remembers its sessions, new locks wait at most so many seconds
-/// for clients that had locks before.
+/// After a restart of a server that remembers its sessions, new locks wait at most this many seconds
+/// for clients that held locks before.
 pub const LOCK_GRACE_SECONDS: u64 = 30;
-/// The port of a server where none is named.
+/// Default port of a server.
 pub const DEFAULT_PORT: u16 = 7440;
 
 const _: () = assert!(INLINE_BYTES_MAX <= FRAGMENT_BYTES_MAX);

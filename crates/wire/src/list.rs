@@ -1,26 +1,26 @@
-//! What bodies consist of: operations, or their results, one after the other.
+//! Iteration over a message body: a sequence of operations or of their results.
 
 use crate::codec::{ProtocolError, Reader};
 use crate::limits::COMPOUND_OPS_MAX;
 use std::marker::PhantomData;
 
-/// What a [`List`] consists of.
+/// An item of a [`List`].
 pub trait Listed<'a>: Sized {
-    /// What is said of more than [`COMPOUND_OPS_MAX`].
+    /// Error text for more than [`COMPOUND_OPS_MAX`] items.
     const TOO_MANY: &'static str;
 
-    /// Reads the next.
+    /// Decodes the next item.
     ///
     /// # Errors
-    /// Unknown tag, cut field, or a value that must not be.
+    /// Unknown tag, truncated field, or invalid value.
     fn read(reader: &mut Reader<'a>) -> Result<Self, ProtocolError>;
 
-    /// Why nothing may follow it, if so.
+    /// Returns the error text for items after this one, if this has to be the last.
     fn last(&self) -> Option<&'static str>;
 }
 
-/// The items of a body, one after the other. Ends after the first error, which is that of an item,
-/// one more than [`COMPOUND_OPS_MAX`], or something after the last.
+/// Iterates over the items of a body and ends after the first error: that of an item, more than
+/// [`COMPOUND_OPS_MAX`] items, or an item after one that has to be the last.
 #[derive(Clone, Debug)]
 pub struct List<'a, T> {
     reader: Reader<'a>,
@@ -30,7 +30,7 @@ pub struct List<'a, T> {
 }
 
 impl<'a, T: Listed<'a>> List<'a, T> {
-    /// All items of a body.
+    /// Starts at the first byte of `body`.
     #[must_use]
     pub fn of(body: &'a [u8]) -> Self {
         Self { reader: Reader::new(body), count: 0, last: None, items: PhantomData }
@@ -54,7 +54,7 @@ impl<'a, T: Listed<'a>> List<'a, T> {
 impl<'a, T: Listed<'a>> Iterator for List<'a, T> {
     type Item = Result<T, ProtocolError>;
 
-    // Else each item travels through memory twice more.
+    // Otherwise each item is copied through memory twice more.
     #[inline(always)]
     fn next(&mut self) -> Option<Self::Item> {
         if self.reader.is_empty() {

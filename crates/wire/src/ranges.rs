@@ -3,11 +3,11 @@
 use crate::Errno;
 use crate::request::lock;
 
-/// A range and how it is locked.
+/// A range of bytes and the kind of its lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(clippy::exhaustive_structs)] // all that there is to a range
+#[allow(clippy::exhaustive_structs)] // a range has no other fields
 pub struct Range {
-    /// Shared or exclusive, or unlock.
+    /// [`lock::SHARED`], [`lock::EXCLUSIVE`] or [`lock::UNLOCK`].
     pub kind: u8,
     /// First byte.
     pub start: u64,
@@ -16,7 +16,7 @@ pub struct Range {
 }
 
 impl Range {
-    /// From the fields of a request; a length of zero reaches to the end.
+    /// Makes a range from the fields of a request; length zero means to the end of the file.
     ///
     /// # Errors
     /// `EINVAL` for an unknown kind, `EOVERFLOW` for a range beyond the largest offset.
@@ -32,25 +32,25 @@ impl Range {
         Ok(Self { kind, start, last })
     }
 
-    /// Length as in a request: zero when it reaches to the end.
+    /// Returns the length as in a request: zero if the range reaches to the end.
     #[must_use]
     pub fn length(&self) -> u64 {
         if self.last == u64::MAX { 0 } else { self.last - self.start + 1 }
     }
 
-    /// True when a byte is in both.
+    /// Returns true if the ranges have a byte in common.
     #[must_use]
     pub fn overlaps(&self, other: &Self) -> bool {
         self.start <= other.last && other.start <= self.last
     }
 
-    /// True when nothing lies between them.
+    /// Returns true if the ranges overlap or are adjacent.
     fn touches(&self, other: &Self) -> bool {
         self.start <= other.last.saturating_add(1) && other.start <= self.last.saturating_add(1)
     }
 
-    /// Replaces what an owner holds within this range, splitting what reaches beyond; what it holds in
-    /// the same way beside it becomes one with it, as by the kernel.
+    /// Replaces the locks of `owner` within this range and splits those that reach beyond it. Merges
+    /// overlapping and adjacent locks of the same kind, as the kernel does.
     pub fn apply<Owner: Copy + PartialEq>(mut self, owner: Owner, held: &mut Vec<(Owner, Self)>) {
         let mut kept = Vec::with_capacity(held.len() + 2);
         for (holder, held) in held.drain(..) {

@@ -10,12 +10,12 @@ use smallvec::SmallVec;
 messages! {
     /// Result of one operation.
     pub enum Reply<'a> {
-        /// The operation failed, nothing after it was tried.
+        /// The operation failed; those after it were not tried.
         0 Failed {
             /// Linux error number.
             errno: u16,
         }
-        /// Success with nothing to tell, also of `DiskClose` and `DiskCache`.
+        /// Success without a result; also of `DiskClose` and `DiskCache`.
         1 Done {}
         /// `Attach`, `Open`, `Reclaim`.
         2 Opened {
@@ -33,19 +33,19 @@ messages! {
         4 Read {
             /// Bytes read, all of them in data messages and the payload.
             length: u32,
-            /// Error met after `length` bytes, or zero.
+            /// Error that ended the read after `length` bytes, or zero.
             errno: u16,
         }
         /// `Write`.
         5 Wrote {
             /// Bytes written.
             length: u32,
-            /// Where they begin (differs from the request's offset when appending).
+            /// Where in the file they begin (differs from the request's offset when appending).
             offset: u64,
         }
-        /// `ReadDir`: entries are the payload.
+        /// `ReadDir`: the payload holds the entries.
         6 Listed {
-            /// One when there are no more.
+            /// One if there are no more entries.
             end: u8,
             /// Bytes of entries.
             length: u32,
@@ -55,58 +55,58 @@ messages! {
             /// The value.
             value: &'a [u8],
         }
-        /// `Seek`, `CopyRange`: an offset or a count. `Watch`: the number of an event.
+        /// `Seek`: an offset. `CopyRange`: a number of bytes. `Watch`: the number of an event.
         8 Number {
             /// The number.
             value: u64,
         }
         /// `StatFs`.
         9 FileSystem {
-            /// What the file system says.
+            /// Space and number of files.
             statfs: StatFs,
         }
-        /// `TestLock`: the lock in the way, or kind [`crate::request::lock::UNLOCK`] when free.
+        /// `TestLock`: the conflicting lock, or kind [`crate::request::lock::UNLOCK`] if there is none.
         10 Conflict {
             /// Shared, exclusive, or unlock for none.
             kind: u8,
             /// First byte.
             start: u64,
-            /// Bytes, zero: to the end.
+            /// Length in bytes; zero: to the end.
             length: u64,
-            /// Owner, when it is a process of the same session; else zero.
+            /// Owner, if it is a process of the same session or family; else zero.
             owner: u64,
         }
-        /// `Inquire`: the answer is the payload.
+        /// `Inquire`: the payload is the answer.
         11 Answer {
             /// Bytes of payload.
             length: u32,
         }
         /// `DiskOpen`, `DiskInfo`, `DiskResize`.
         12 Disk {
-            /// Bytes.
+            /// Size of the disk in bytes.
             size: u64,
-            /// Offsets and lengths are multiples of this power of two.
+            /// Power of two of which offsets and lengths have to be multiples.
             block_minimum: u32,
-            /// Unit that is served best, a power of two.
+            /// Preferred unit of requests, a power of two.
             block_preferred: u32,
             /// Bits of [`crate::disk::disk_kind`].
             flags: u32,
-            /// Names the bytes: another number stands for other bytes, also after a restart.
+            /// Identifies the contents, also across restarts: another number means other contents.
             identity: u64,
-            /// Changes when changes may have been lost that were not flushed.
+            /// Differs after unflushed changes may have been lost.
             epoch: u64,
         }
         /// `DiskWrite`, `DiskZero`, `DiskTrim`, `DiskFlush`.
         13 Stored {
-            /// As in `Disk`. What was not flushed under another number may be lost.
+            /// As in `Disk`. Changes made under another number and not flushed may be lost.
             epoch: u64,
         }
-        /// `Events`: they are the payload.
+        /// `Events`: the payload holds the events.
         14 Events {
-            /// Number of the event behind the last one told; not zero.
+            /// Number of the event after the last one in the payload; not zero.
             next: u64,
-            /// One: others that are not told have happened since `seen`, or the server does not know that number, and of the watches, any
-            /// more.
+            /// One if other events since `seen` were dropped, or if the server does not know the number
+            /// `seen` and so does not know the watches either.
             lost: u8,
             /// Bytes of events, at most [`crate::limits::EVENTS_BYTES_MAX`].
             length: u32,
@@ -114,8 +114,8 @@ messages! {
     }
 }
 
-/// The results of a reply's body. Errors are an unknown tag, a cut field, more results than a
-/// compound has operations, or a result after a failure.
+/// Iterates over the results of a reply's body. Errors are an unknown tag, a truncated field, more
+/// results than a compound may have operations, or a result after a failure.
 pub type Results<'a> = List<'a, Reply<'a>>;
 
 impl<'a> Listed<'a> for Reply<'a> {
@@ -130,7 +130,7 @@ impl<'a> Listed<'a> for Reply<'a> {
     }
 }
 
-/// Reads all results of a reply's body.
+/// Decodes all results of a reply's body.
 ///
 /// # Errors
 /// As [`Results`].

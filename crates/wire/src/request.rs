@@ -1,8 +1,8 @@
-//! Operations that a client asks for; a request's body is one to sixteen of them, in order.
+//! Operations of a client; the body of a request holds one to sixteen of them, in order.
 //!
-//! `base` is the handle of an open directory (or, with an empty path, of any open file);
-//! [`CURRENT`] stands for what the last `Attach` or `Open` of the same compound opened. Flags,
-//! modes and error numbers are those of Linux on x86-64. Names are bytes.
+//! `base` is the handle of an open directory, or of any open file if the path is empty.
+//! [`CURRENT`] stands for the file that the last `Attach` or `Open` of the same compound opened.
+//! Flags, modes and error numbers are those of Linux on x86-64. Names are bytes.
 
 mod compound;
 mod effects;
@@ -13,14 +13,14 @@ use crate::codec::messages;
 pub use compound::*;
 pub use flags::*;
 
-/// Handle that stands for the file opened last in the same compound.
+/// Handle of the file that was opened last in the same compound.
 pub const CURRENT: u64 = u64::MAX;
 
-/// How far left of the permission bits of something new the umask of its maker stands (nine bits). What the umask takes away is
-/// taken by the server, since it does not count in directories that hand down an access control list.
+/// Position of the caller's umask (nine bits) in the `mode` of a new file. The server applies the umask,
+/// because it has no effect in directories with a default access control list.
 pub const UMASK_SHIFT: u32 = 16;
 
-/// The type and permission bits of something new, without what the umask takes away.
+/// Returns the type and permission bits of a new file, without the bits of the umask.
 #[must_use]
 pub const fn masked(mode: u32) -> u32 {
     mode & 0xffff & !(mode >> UMASK_SHIFT & 0o777)
@@ -29,13 +29,13 @@ pub const fn masked(mode: u32) -> u32 {
 messages! {
     /// One operation of a compound.
     pub enum Request<'a> {
-        /// Opens the root of an export, or a directory in it as the root: no path then leads out of that
-        /// directory, whatever `..` and symbolic links it has.
+        /// Opens the root of an export, or a directory in it as the root: no path then leads out of
+        /// that directory, not even through `..` or symbolic links.
         1 Attach {
-            /// Name of the export; with a slash and a path from its root behind it, that directory.
+            /// Name of the export; or for a directory, that name, a slash and the path from its root.
             name: &'a [u8],
         }
-        /// `openat(2)`; the result carries the attributes.
+        /// `openat(2)`; the result contains the attributes.
         2 Open {
             /// Directory.
             base: u64,
@@ -83,33 +83,33 @@ messages! {
             /// Path from `base`.
             path: &'a [u8],
         }
-        /// `pread(2)`; the bytes are the payload. At most one in a compound.
+        /// `pread(2)`; the reply's payload and data messages hold the bytes. At most one in a compound.
         6 Read {
             /// Open file.
             handle: u64,
-            /// From here.
+            /// First byte.
             offset: u64,
-            /// At most so many bytes.
+            /// Most bytes to read.
             length: u32,
         }
         /// `pwrite(2)` of the request's payload or offered transfer. At most one in a compound.
         7 Write {
             /// Open file.
             handle: u64,
-            /// To here.
+            /// First byte.
             offset: u64,
-            /// So many bytes: those of the payload or of the offer.
+            /// Length in bytes: that of the payload or of the offer.
             length: u32,
             /// Bits of [`write_flag`].
             flags: u32,
         }
-        /// Directory entries with attributes; the payload holds them as [`crate::entry`] says.
+        /// Lists a directory; the reply's payload holds the entries as in [`crate::entry`].
         8 ReadDir {
             /// Open directory.
             handle: u64,
-            /// Where to go on: zero, or the cookie of the last entry seen.
+            /// Where to start: zero, or the cookie of the last entry seen.
             cookie: u64,
-            /// At most so many bytes of entries.
+            /// Most bytes of entries.
             length: u32,
             /// Bits of [`listed`].
             attributes: u8,
@@ -140,7 +140,7 @@ messages! {
             base: u64,
             /// Path of the new link.
             path: &'a [u8],
-            /// What it points to.
+            /// Path that the link points to.
             target: &'a [u8],
         }
         /// `readlinkat(2)`.
@@ -190,7 +190,7 @@ messages! {
             /// Any open file.
             handle: u64,
         }
-        /// `fsync(2)` and its kin.
+        /// `fsync(2)`, `fdatasync(2)` or `syncfs(2)`.
         17 Sync {
             /// Open file.
             handle: u64,
@@ -203,16 +203,16 @@ messages! {
             handle: u64,
             /// `FALLOC_FL_*` of Linux.
             mode: u32,
-            /// From here.
+            /// First byte.
             offset: u64,
-            /// So many bytes.
+            /// Length in bytes.
             length: u64,
         }
         /// `lseek(2)` for data and holes.
         19 Seek {
             /// Open file.
             handle: u64,
-            /// From here.
+            /// Where to start.
             offset: u64,
             /// One of [`whence`].
             whence: u32,
@@ -227,7 +227,7 @@ messages! {
             new_handle: u64,
             /// Offset in the target.
             new_offset: u64,
-            /// At most so many bytes.
+            /// Most bytes to copy.
             length: u64,
         }
         /// `getxattr(2)`; the value is in the result.
@@ -276,24 +276,24 @@ messages! {
             /// Attribute.
             name: &'a [u8],
         }
-        /// `fcntl` locks and `flock(2)`. A waiting request is answered when the lock is granted.
+        /// `fcntl` locks and `flock(2)`. The server answers a waiting request when it grants the lock.
         25 Lock {
             /// Open file.
             handle: u64,
-            /// Names the process for [`lock::PROCESS`]; else ignored.
+            /// Identifies the process for [`lock::PROCESS`]; else ignored.
             owner: u64,
             /// Family.
             family: u8,
             /// Shared, exclusive or unlock.
             kind: u8,
-            /// One: wait until it can be granted.
+            /// One: wait until the lock can be granted.
             wait: u8,
             /// First byte.
             start: u64,
-            /// Bytes; zero: to the end, however far.
+            /// Length in bytes; zero: to the end, wherever that is.
             length: u64,
         }
-        /// `fcntl` F_GETLK: which lock would be in the way.
+        /// `fcntl` F_GETLK: asks which lock would conflict.
         26 TestLock {
             /// Open file.
             handle: u64,
@@ -305,7 +305,7 @@ messages! {
             kind: u8,
             /// First byte.
             start: u64,
-            /// Bytes; zero: to the end.
+            /// Length in bytes; zero: to the end.
             length: u64,
         }
         /// `faccessat(2)`.
@@ -317,155 +317,158 @@ messages! {
             /// Path from `base`.
             path: &'a [u8],
         }
-        /// Names of the exports, each ended by a zero byte; or, with `what` one, the server's
-        /// counters as JSON. The payload carries them.
+        /// Asks for the names of the exports, each ended by a zero byte, or the server's counters as JSON.
+        /// The reply's payload holds them.
         28 Inquire {
             /// Zero: exports. One: statistics.
             what: u32,
         }
-        /// Opens again, after a restart of the server, the file that was open before, under the
-        /// same handle. No creation or truncation; `ESTALE` unless it is the same file.
+        /// After a restart of the server, opens a file again under the handle it had before. Neither
+        /// creates nor truncates it. Fails with `ESTALE` if it is not the same file.
         29 Reclaim {
-            /// Handle it had.
+            /// Handle that the file had.
             handle: u64,
-            /// `O_*` it was opened with.
+            /// `O_*` flags that the file was opened with.
             flags: u32,
-            /// [`crate::Attr::identity`] it had.
+            /// [`crate::Attr::identity`] that the file had.
             inode: u64,
-            /// Export it is in, as [`Request::Attach`] named it.
+            /// Export of the file, as named by [`Request::Attach`].
             export: &'a [u8],
-            /// Path from the root that was attached.
+            /// Path from the attached root.
             path: &'a [u8],
         }
-        /// After a restart of a server that remembered the session: all is opened and locked again
-        /// that shall be. Comes before any request that was under way.
+        /// After a restart of a server that remembers the session: the client has finished opening and
+        /// locking its files again. Comes before any request that was under way.
         30 Reclaimed {}
-        /// Name and description of disks, each ended by a zero byte: as many as fit, none behind the last.
+        /// Asks for name and description of disks, each ended by a zero byte: as many as fit. The
+        /// result is empty after the last disk.
         31 DiskList {
-            /// How many to leave out, which were told before.
+            /// Number of disks to skip, because the client knows them already.
             skip: u32,
         }
-        /// Opens a disk under a number that the client chooses, each number for one disk only. The
-        /// same disk may be opened again under its number.
+        /// Opens a disk under a number that the client chooses, a different one for each disk. A disk may
+        /// be opened again under its number.
         32 DiskOpen {
-            /// Number.
+            /// Number of the disk.
             disk: u32,
-            /// Name.
+            /// Name of the disk.
             name: &'a [u8],
         }
         /// Closes a disk.
         33 DiskClose {
-            /// Number.
+            /// Number of the disk.
             disk: u32,
         }
-        /// What a disk is like now.
+        /// Asks for the current properties of a disk.
         34 DiskInfo {
-            /// Number.
+            /// Number of the disk.
             disk: u32,
         }
-        /// Reads all of a range; its fragments come in any order.
+        /// Reads a whole range; its fragments arrive in any order.
         35 DiskRead {
-            /// Number.
+            /// Number of the disk.
             disk: u32,
             /// [`crate::disk::disk_flag::CHECKSUMS`] or zero.
             flags: u32,
             /// First byte.
             offset: u64,
-            /// Bytes.
+            /// Length in bytes.
             length: u32,
         }
         /// Writes all of the request's payload or offered transfer.
         36 DiskWrite {
-            /// Number.
+            /// Number of the disk.
             disk: u32,
             /// Bits of [`crate::disk::disk_flag`]: `DURABLE`, `CHECKSUMS`.
             flags: u32,
             /// First byte.
             offset: u64,
-            /// Bytes: those of the payload or of the offer.
+            /// Length in bytes: that of the payload or of the offer.
             length: u32,
-            /// Of all the data, if the flags say so; else empty.
+            /// Checksums of all the data if the flags say so; else empty.
             checksums: &'a [u8],
         }
-        /// What was written before, by anybody who was told so, is on stable storage.
+        /// Brings all writes of any client that were answered before to stable storage.
         37 DiskFlush {
-            /// Number.
+            /// Number of the disk.
             disk: u32,
         }
-        /// A range reads as zeroes afterwards.
+        /// Makes a range read as zeroes.
         38 DiskZero {
-            /// Number.
+            /// Number of the disk.
             disk: u32,
             /// Bits of [`crate::disk::disk_flag`]: `DURABLE`, `ALLOCATE`, `FAST`.
             flags: u32,
             /// First byte.
             offset: u64,
-            /// Bytes.
+            /// Length in bytes.
             length: u64,
         }
-        /// The contents of a range are no longer needed.
+        /// Says that the contents of a range are no longer needed.
         39 DiskTrim {
-            /// Number.
+            /// Number of the disk.
             disk: u32,
             /// [`crate::disk::disk_flag::DURABLE`] or zero.
             flags: u32,
             /// First byte.
             offset: u64,
-            /// Bytes.
+            /// Length in bytes.
             length: u64,
         }
-        /// Extents of the first bytes of a range, at least one; neighbours differ.
+        /// Asks for extents from the start of a range, at least one. Adjacent extents differ in their flags.
         40 DiskStatus {
-            /// Number.
+            /// Number of the disk.
             disk: u32,
             /// One of [`crate::disk::extent_kind`].
             kind: u32,
             /// First byte.
             offset: u64,
-            /// Bytes.
+            /// Length in bytes.
             length: u64,
-            /// At most so many, and at most [`crate::disk::EXTENTS_MAX`].
+            /// Most extents to return; [`crate::disk::EXTENTS_MAX`] also applies.
             most: u32,
         }
         /// Brings a range into the server's memory, if it has a cache.
         41 DiskCache {
-            /// Number.
+            /// Number of the disk.
             disk: u32,
             /// First byte.
             offset: u64,
-            /// Bytes.
+            /// Length in bytes.
             length: u64,
         }
-        /// Makes a disk so many bytes long; zero: as long as what is behind it has become.
+        /// Changes the size of a disk; zero takes over the size that its back end has.
         42 DiskResize {
-            /// Number.
+            /// Number of the disk.
             disk: u32,
-            /// Bytes.
+            /// New size in bytes.
             size: u64,
         }
-        /// The path that leads to an open file now, from the root of its export and without links.
+        /// Asks for the current path of an open file, from the root of its export and without links.
         43 PathOf {
-            /// Directory, or anything else, which keeps the name that it was opened by.
+            /// Directory; any other file keeps the name by which it was opened.
             handle: u64,
         }
-        /// A process of the session, or of its family, has ended: its locks are given back.
+        /// Releases the locks of a process of the session or family that has ended.
         44 ProcessEnded {
             /// As in `Lock`.
             owner: u64,
         }
-        /// Watches an open file as `inotify_add_watch(2)` does with `IN_MASK_ADD`, until it is closed. What happens is told to whoever of the
-        /// session, or of its family, asks for `Events`. The result is the number of the first event that nobody was told of and has seen.
+        /// Watches an open file until it is closed, as `inotify_add_watch(2)` does with `IN_MASK_ADD`. The
+        /// server reports the events to the client of the session or family that asks for `Events`. The
+        /// result is the number of the first event that no client has seen.
         45 Watch {
-            /// Open file or directory, also of `O_PATH`.
+            /// Open file or directory, also one opened with `O_PATH`.
             handle: u64,
-            /// Bits of [`crate::event`] up to `ALL`.
+            /// Bits of [`crate::event::ALL`].
             mask: u32,
         }
-        /// What has happened to watched files; the payload holds it as [`crate::event`] says. Answered when something has. Only one such
-        /// request of a session or a family waits: the one before is answered with nothing. Stands alone in its compound.
+        /// Waits for events of watched files; the reply's payload holds them as in [`crate::event`]. Only
+        /// one such request of a session or family waits: a new one ends the one before, which gets an
+        /// empty reply. It is the only operation of its compound.
         46 Events {
-            /// `next` of the last answer: what was told up to there is forgotten. Zero of who has no number yet, neither from an answer nor
-            /// from `Watch`, and is answered at once with what there is.
+            /// `next` of the last reply: the server forgets the events before it. Zero if the client has no
+            /// number yet, from a reply or from `Watch`; the server then answers at once.
             seen: u64,
         }
     }

@@ -1,4 +1,4 @@
-//! Every decoder takes arbitrary bytes; what was encoded is decoded to the same.
+//! Every decoder accepts arbitrary bytes, and decoding an encoded value returns the same value.
 #![allow(clippy::unwrap_used)] // a test that cannot go on should say where
 
 use proptest::prelude::*;

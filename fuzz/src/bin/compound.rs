@@ -1,7 +1,7 @@
-//! Requests of a session, executed on a memory store.
+//! Fuzzes the execution of a session's requests on a memory store.
 //!
-//! The input is a list of bodies, each behind two bytes with its length; the first bit of the
-//! second says that the data of a write comes in fragments.
+//! The input is a list of bodies, each after two bytes with its length (little-endian, 15 bits). If the
+//! highest bit is set, the data of a write arrives in fragments.
 #![no_main]
 
 use std::sync::Arc;
@@ -29,7 +29,7 @@ struct One(Arc<dyn FileStore>);
 
 impl Exports for One {
     fn find(&self, name: &[u8]) -> Option<(Arc<dyn FileStore>, Terms)> {
-        // The same store read-only under a second name.
+        // The same store, read-only under a second name.
         matches!(name, b"m" | b"r")
             .then(|| (self.0.clone(), Terms { read_only: name == b"r", ..Terms::default() }))
     }
@@ -47,7 +47,7 @@ impl Exports for One {
     }
 }
 
-/// Runs a request to its end; whoever would have to wait for a lock or for events gives up.
+/// Runs a request to its end. Requests that would have to wait for a lock or for events give up.
 fn run(mut compound: Compound, context: &mut Context<'_>, locks: &mut Locks) {
     loop {
         match compound.run(None, context) {
@@ -122,7 +122,7 @@ libfuzzer_sys::fuzz_target!(|data: &[u8]| {
         let Ok(compound) = Compound::new(0, sequence, body, &payload, offered) else { continue };
         run(compound, &mut context, &mut locks);
     }
-    // Nothing is charged any more for what is gone.
+    // Closed and removed files must no longer take space.
     drop(files);
     let space = store.stat_fs().expect("a memory store knows its space");
     assert!(space.blocks_free <= space.blocks);

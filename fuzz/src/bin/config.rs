@@ -1,4 +1,4 @@
-//! Configuration files of the server, and exports and sizes as the command line has them.
+//! Fuzzes the parsers of the server's configuration files, and of exports and sizes on the command line.
 #![no_main]
 #![allow(dead_code)] // the program uses more of these modules
 
@@ -8,7 +8,7 @@ mod exports;
 mod file;
 
 libfuzzer_sys::fuzz_target!(|text: &str| {
-    // Addresses are looked up, which is none of a fuzzer's business.
+    // Parsing an address looks up its host, which a fuzzer should not do.
     if !text.contains("tcp://") {
         let _ = file::parse(text);
     }

@@ -1,4 +1,4 @@
-//! Entries of directories, with attributes: what is read is written again as it was.
+//! Fuzzes the decoder of directory entries with attributes: encoding the result gives the same bytes.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| {

@@ -1,4 +1,4 @@
-//! Events of watched files: what is read is written again as it was.
+//! Fuzzes the decoder of events of watched files: encoding the result gives the same bytes.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| {

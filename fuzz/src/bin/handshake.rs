@@ -1,4 +1,4 @@
-//! Headers, hellos and welcomes.
+//! Fuzzes the decoders of headers, hellos and welcomes.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| {

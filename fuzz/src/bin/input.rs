@@ -1,4 +1,4 @@
-//! Received bytes, cut at random: the messages are the same as without cuts.
+//! Fuzzes the receiver of messages: bytes that arrive in pieces give the same messages as in one piece.
 #![no_main]
 
 use towline_net::{Counters, Incoming, Input, Link, Sink, Target, local_pair};
@@ -25,7 +25,7 @@ impl Sink for Collect {
         let bulk = std::mem::take(&mut self.place);
         let payload = if payload.is_empty() { bulk } else { payload.to_vec() };
         assert_eq!(body.len(), header.body_bytes as usize);
-        // Bulk in odd slots is not wanted and thrown away.
+        // Bulk data for odd slots is discarded.
         assert!(payload.len() == header.payload_bytes as usize || header.slot % 2 == 1);
         self.messages.push((header.to_bytes().to_vec(), body.to_vec(), payload));
         Ok(())
@@ -56,7 +56,7 @@ fn receive(near: &Link, input: &mut Input, sink: &mut Collect, counters: &Counte
     }
 }
 
-/// The messages, and whether all of the bytes were legal.
+/// Returns the received messages, and whether all bytes were valid.
 fn messages(pieces: &mut dyn Iterator<Item = &[u8]>, expects_bulk: bool) -> (Vec<Message>, bool) {
     let (near, far) = local_pair();
     let counters = Counters::default();

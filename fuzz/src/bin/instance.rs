@@ -1,5 +1,5 @@
-//! What the processes of a `towline run` are told: what is read, is the same when it is written and
-//! read again.
+//! Fuzzes the decoder of the configuration passed to the processes of a `towline run`: encoding and decoding
+//! the result gives the same value.
 #![no_main]
 
 use towline_instance::Config;

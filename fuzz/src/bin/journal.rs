@@ -1,4 +1,4 @@
-//! Journals of `towline disk copy`: what is read, is the same when it is written and read again.
+//! Fuzzes the parser of journals of `towline disk copy`: writing and reading the result gives the same value.
 #![no_main]
 #![allow(dead_code)] // the program uses more of this module
 
@@ -7,7 +7,7 @@ mod noted;
 
 use noted::{Left, Piece, Stamp, Title};
 
-/// A copy that most inputs are not of, and one that is in the corpus.
+/// Returns the title of the copy. Most inputs belong to other copies; the corpus has one of this copy.
 fn title() -> Title {
     let stamp = |is: &str, sure| Stamp { is: is.to_owned(), size: 3, sure };
     Title {
@@ -29,7 +29,7 @@ fn written(title: &Title, pieces: &[Piece]) -> String {
 libfuzzer_sys::fuzz_target!(|data: &[u8]| {
     let title = title();
     let _ = Left::read(data, &title);
-    // With the title that a fuzzer would hardly find.
+    // With the right title, which a fuzzer would hardly find.
     let whole = [written(&title, &[]).as_bytes(), data].concat();
     let Left::Pieces(pieces) = Left::read(&whole[..], &title) else { panic!("its own title") };
     let again = written(&title, &pieces);

@@ -1,4 +1,4 @@
-//! Option haggling of NBD.
+//! Fuzzes the option haggling of NBD.
 #![no_main]
 
 use towline_nbd::{Catalogue, Ended, Haggle, Offer, Progress};
@@ -25,7 +25,7 @@ impl Catalogue for One {
     }
 }
 
-// Cut anywhere, the bytes of a client lead to the same replies.
+// The client's bytes give the same replies wherever they are cut.
 libfuzzer_sys::fuzz_target!(|data: (Vec<u8>, u16)| {
     let (bytes, cut) = (&data.0, usize::from(data.1).min(data.0.len()));
     let run = |parts: &[&[u8]]| {

@@ -1,9 +1,9 @@
-//! Requests of NBD: whatever reaches the handler keeps the rules.
+//! Fuzzes the receiver of NBD requests: the handler gets only requests that keep the rules.
 #![no_main]
 
 use towline_nbd::{Agreement, Command, Context, Form, Handler, Offer, Receiver, Refusal, Request};
 
-/// Checks that whatever reaches it keeps the rules.
+/// A handler that checks the rules.
 struct Strict {
     missing: u64,
     buffer: Vec<u8>,

@@ -1,11 +1,11 @@
-//! Lines that processes of a `towline run` leave: what is read, is the same when it is written and
-//! read again.
+//! Fuzzes the parser of notes left by the processes of a `towline run`: writing and reading a note gives
+//! the same note.
 #![no_main]
 
 use towline_instance::notes::Note;
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| {
-    // As they are read: the file is cut at the ends of lines.
+    // As in the program, which splits the file at newlines.
     for line in data.split(|byte| *byte == b'\n') {
         if let Some(note) = Note::parse(line) {
             let written = note.to_bytes();

@@ -1,5 +1,5 @@
-//! Bodies of replies, lists of lent extents and of those of disks: what is read is written again as
-//! it was.
+//! Fuzzes the decoders of reply bodies, lists of lent extents and lists of disk extents: encoding the
+//! result gives the same bytes.
 #![no_main]
 
 use towline_wire::codec::Field;
@@ -18,7 +18,7 @@ libfuzzer_sys::fuzz_target!(|data: &[u8]| {
         let mut bytes = Vec::new();
         list.encode(&mut bytes);
         assert_eq!(bytes, data);
-        // Bounded, so that it can be summed.
+        // Bounded, so that the sum of the lengths cannot overflow.
         assert!(list.extents.len() <= LENT_EXTENTS_MAX && list.bytes() > 0 || data.len() == 4);
     }
     if let Ok(list) = parse_extents(data) {

@@ -1,4 +1,4 @@
-//! Bodies of requests, for files and for disks: what is read is written again as it was.
+//! Fuzzes the decoders of request bodies, for files and for disks: encoding the result gives the same bytes.
 #![no_main]
 
 use towline_wire::request::{encode_compound, parse_compound, parse_disk_request};

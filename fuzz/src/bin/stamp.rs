@@ -1,5 +1,5 @@
-//! What parts of `towline cp --resume` say of themselves: what is believed, is the same when it is
-//! written and read again.
+//! Fuzzes the parser of stamps on partial copies of `towline cp --resume`: writing and reading an accepted
+//! stamp gives the same value.
 #![no_main]
 
 #[path = "../../../crates/cli/src/copy/stamp.rs"]
@@ -13,7 +13,7 @@ libfuzzer_sys::fuzz_target!(|input: (u64, i64, u32, &[u8])| {
     let modified = Timestamp::new(seconds, nanoseconds);
     let stamp = Stamp::new(&Attr { size, modified, ..Attr::default() });
     let _ = stamp.read(value);
-    // With the source that a fuzzer would hardly find.
+    // With the right source, which a fuzzer would hardly find.
     let own = stamp.text(0);
     let value = [own.strip_suffix('0').expect("the end of it").as_bytes(), value].concat();
     if let Some(done) = stamp.read(&value) {

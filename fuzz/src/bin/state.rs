@@ -1,9 +1,9 @@
-//! State files of a server that was killed, with sessions and records that are anything.
+//! Fuzzes the reader of state files of a killed server, with arbitrary sessions and records.
 //!
-//! The input is a list of what is in the file, each behind a byte that says what it is: a session
-//! (entry, 20 bytes), a record (entry, slot, which of the two, two bytes with its length, itself) or
-//! bytes anywhere near the beginning (two bytes with the place, one). Checksums are put right, since
-//! no fuzzer finds them.
+//! The input is a list of items to put into the file, each after a byte with its kind: a session (entry,
+//! 20 bytes), a record (entry, slot, which of the two, two bytes with its length, its bytes) or a byte
+//! anywhere in the first 64 KiB (two bytes with the offset, the byte). Checksums of sessions and records
+//! are corrected, because a fuzzer would not find them.
 #![no_main]
 
 use std::sync::Arc;
@@ -18,7 +18,7 @@ const ENTRY_BYTES: usize = 64;
 const AREAS_AT: usize = ENTRIES_AT + SESSIONS_MAX * ENTRY_BYTES;
 const RECORD_BYTES: usize = size_of::<Image>();
 
-/// Few, so that sessions and their records meet.
+/// Number of entries in use: few, so that sessions and records often share one.
 const ENTRIES: usize = 4;
 
 fn session(memory: &SharedMemory, entry: usize, fields: &[u8; 20]) {
@@ -29,7 +29,7 @@ fn session(memory: &SharedMemory, entry: usize, fields: &[u8; 20]) {
     memory.copy_in(ENTRIES_AT + entry * ENTRY_BYTES, &bytes);
 }
 
-/// Puts the first thing of `data` into the file; what is behind it.
+/// Puts the first item of `data` into the file and returns the rest of `data`.
 fn put<'a>(memory: &SharedMemory, data: &'a [u8]) -> Option<&'a [u8]> {
     match data.split_first()? {
         (0, rest) => {
@@ -75,14 +75,14 @@ libfuzzer_sys::fuzz_target!(|data: &[u8]| {
     let state = Arc::new(state);
     for session in state.unclaimed() {
         assert!(session <= state.last_session());
-        // Their secrets are in the file.
+        // The secret comes from the input, so it may be zero.
         let _ = state.claim(session, 0).map(|kept| kept.recorded);
     }
     state.note_exports(&[(b"a", (1, 2)), (b"b", (3, 4))]);
     assert!(state.note_exports(&[(b"a", (1, 2))]).is_empty());
     assert!(state.begin(u64::MAX, 5).is_some());
     state.end(u64::MAX);
-    // What it made of the file, it believes again.
+    // The server accepts the file that it has rewritten itself.
     let known = state.unclaimed_with_locks();
     drop(state);
     let again = State::open(view(), &BOOT, 3).expect("what this server wrote itself");

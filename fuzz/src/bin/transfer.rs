@@ -1,4 +1,4 @@
-//! Control messages and greetings between nodes of `transfer`.
+//! Fuzzes the decoders of control messages and greetings between nodes of the crate `transfer`.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| {

@@ -1,4 +1,4 @@
-//! URLs and addresses: what is read, shows itself as something that is read as the same.
+//! Fuzzes the parsers of URLs and addresses: parsing the text of a URL gives the same URL.
 #![no_main]
 
 use towline_client::Url;
@@ -11,7 +11,7 @@ libfuzzer_sys::fuzz_target!(|text: &str| {
         assert_eq!(Url::parse(&below.to_string()).as_ref(), Ok(&below), "shown as {below}");
     }
     let _ = nbd_conformance::uri::parse(text);
-    // Hosts are looked up, which is none of a fuzzer's business.
+    // Parsing an address looks up its host, which a fuzzer should not do.
     if !text.starts_with("tcp://") {
         let _ = Address::parse(text);
     }

@@ -1,4 +1,4 @@
-//! Chunks of structured and extended replies, taken apart.
+//! Parses chunks of structured and extended replies.
 
 use super::haggle::{be32, be64, check_string};
 use super::reply::Extent;
@@ -12,19 +12,19 @@ pub struct Chunk {
     pub flags: u16,
     /// Type: one of `REPLY_*`.
     pub kind: u16,
-    /// The offset that headers of extended replies repeat.
+    /// The request's offset, which headers of extended replies repeat.
     pub offset: Option<u64>,
     /// Payload.
     pub payload: Vec<u8>,
 }
 
-/// What a chunk says.
+/// Parsed content of a chunk.
 pub enum Content {
-    /// Nothing: the end of a reply.
+    /// Nothing: only ends the reply.
     None,
     /// Data at an offset.
     Data(u64, Vec<u8>),
-    /// Zeroes at an offset.
+    /// Zeroes: offset and length.
     Hole(u64, u64),
     /// Extents of a context.
     Status {
@@ -33,20 +33,20 @@ pub enum Content {
         /// Extents, in order from the request's offset.
         extents: Vec<Extent>,
     },
-    /// An error, perhaps at an offset.
+    /// An error, possibly with its offset.
     Error(u32, Option<u64>),
-    /// A type the text does not define.
+    /// A type that the text does not define.
     Unknown,
 }
 
-/// A breach of a rule: the rule's identifier and what was seen.
+/// A violation of a rule: the rule's identifier and what was seen.
 pub type Breach = (&'static str, String);
 
 impl Chunk {
     /// Parses the payload.
     ///
     /// # Errors
-    /// The breach of the rule on the layout of this type.
+    /// The violation of the rule on the layout of this type.
     pub fn content(&self) -> Result<Content, Breach> {
         let length = self.payload.len();
         let breach = |rule, demand: &str| Err((rule, format!("chunk of {length} bytes, {demand}")));
@@ -99,7 +99,7 @@ impl Chunk {
         Ok(Content::Status { context: be32(&self.payload), extents: extents.collect() })
     }
 
-    /// The error of an error chunk whose fixed fields take `fixed` bytes.
+    /// Parses an error chunk whose fixed fields take `fixed` bytes, and returns its error.
     fn error(&self, fixed: usize) -> Result<u32, Breach> {
         let length = self.payload.len();
         if length < fixed {

@@ -6,7 +6,7 @@ use crate::rule::Problem;
 use crate::target::Target;
 use crate::wire::*;
 
-/// Most bytes of one option reply the kit takes: a name and a description at their limits fit.
+/// Longest option reply that the kit accepts: a name and a description of maximum length fit.
 const REPLY_LENGTH_MAX: u32 = 64 << 10;
 /// Most replies to one option.
 const REPLIES_MAX: usize = 10_000;
@@ -40,7 +40,7 @@ pub struct BlockSizes {
     pub maximum: u32,
 }
 
-/// One piece of information on an export.
+/// One piece of information about an export.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Info {
     /// Size in bytes and transmission flags.
@@ -52,21 +52,21 @@ pub enum Info {
     },
     /// The canonical name.
     Name(Vec<u8>),
-    /// Text for people.
+    /// The description.
     Description(Vec<u8>),
     /// Block size constraints.
     BlockSize(BlockSizes),
-    /// A type this kit does not know.
+    /// A type that this kit does not know.
     Other(u16, Vec<u8>),
 }
 
 impl Answer {
-    /// Whether the option was accepted.
+    /// Returns true if the server accepted the option.
     pub fn is_ack(&self) -> bool {
         self.last.kind == REP_ACK
     }
 
-    /// Name of the final reply, with the server's message if there is one.
+    /// Returns the name of the final reply, with the server's message if there is one.
     pub fn outcome(&self) -> String {
         let name = reply_name(self.last.kind);
         match std::str::from_utf8(&self.last.data) {
@@ -75,18 +75,18 @@ impl Answer {
         }
     }
 
-    /// The information of an answer to `INFO` or `GO`.
+    /// Parses the information in an answer to `INFO` or `GO`.
     ///
     /// # Errors
-    /// Fails on replies of other types and on payloads of wrong length.
+    /// Fails on replies of other types and on payloads of the wrong length.
     pub fn infos(&self) -> Result<Vec<Info>, Problem> {
         self.replies.iter().map(parse_info).collect()
     }
 
-    /// Size and transmission flags of a successful answer to `INFO` or `GO`.
+    /// Returns size and transmission flags from a successful answer to `INFO` or `GO`.
     ///
     /// # Errors
-    /// Fails when the answer is an error or the information is missing.
+    /// Fails if the answer is an error or the information is missing.
     pub fn export(&self) -> Result<(u64, u16), Problem> {
         ensure!(self.is_ack(), "export refused: {}", self.outcome());
         let found = self.infos()?.into_iter().find_map(|info| match info {
@@ -96,7 +96,7 @@ impl Answer {
         found.ok_or_else(|| Problem::Fail("ACK without INFO_EXPORT".to_owned()))
     }
 
-    /// Block size constraints, if sent.
+    /// Returns the block size constraints, if sent.
     ///
     /// # Errors
     /// As [`Self::infos`].
@@ -107,7 +107,8 @@ impl Answer {
         }))
     }
 
-    /// Contexts of an answer to `LIST_META_CONTEXT` or `SET_META_CONTEXT`: identifier and name.
+    /// Returns identifier and name of the contexts in an answer to `LIST_META_CONTEXT` or
+    /// `SET_META_CONTEXT`.
     ///
     /// # Errors
     /// Fails on replies of other types, short payloads and names that are not UTF-8.
@@ -155,23 +156,23 @@ fn parse_info(reply: &OptionReply) -> Result<Info, Problem> {
     })
 }
 
-/// Big-endian integer of the first four bytes.
+/// Decodes a big-endian integer from the first four bytes.
 ///
 /// # Panics
-/// When there are fewer: callers have checked the length.
+/// If there are fewer; callers have to check the length.
 pub fn be32(bytes: &[u8]) -> u32 {
     u32::from_be_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])
 }
 
-/// Big-endian integer of the first eight bytes.
+/// Decodes a big-endian integer from the first eight bytes.
 ///
 /// # Panics
-/// When there are fewer: callers have checked the length.
+/// If there are fewer; callers have to check the length.
 pub fn be64(bytes: &[u8]) -> u64 {
     u64::from(be32(bytes)) << 32 | u64::from(be32(&bytes[4..]))
 }
 
-/// Checks what the text demands of every string.
+/// Checks the rules of the text that hold for every string.
 ///
 /// # Errors
 /// Fails on invalid UTF-8, NUL, and more than 4096 bytes.
@@ -184,7 +185,7 @@ pub fn check_string(what: &str, bytes: &[u8]) -> Result<String, Problem> {
     }
 }
 
-/// Data of `OPT_INFO` and `OPT_GO`.
+/// Encodes the data of `OPT_INFO` and `OPT_GO`.
 pub fn info_data(export: &str, requests: &[u16]) -> Vec<u8> {
     let mut data = Vec::new();
     data.extend_from_slice(&(export.len() as u32).to_be_bytes());
@@ -194,7 +195,7 @@ pub fn info_data(export: &str, requests: &[u16]) -> Vec<u8> {
     data
 }
 
-/// Data of `OPT_LIST_META_CONTEXT` and `OPT_SET_META_CONTEXT`.
+/// Encodes the data of `OPT_LIST_META_CONTEXT` and `OPT_SET_META_CONTEXT`.
 pub fn context_data(export: &str, queries: &[&str]) -> Vec<u8> {
     let mut data = Vec::new();
     data.extend_from_slice(&(export.len() as u32).to_be_bytes());
@@ -213,15 +214,15 @@ pub struct Haggle {
     pub link: Link,
     /// Handshake flags of the server.
     pub server_flags: u16,
-    /// Whether both sides agreed to leave out the zeroes after `EXPORT_NAME`.
+    /// Whether both sides agreed to omit the zeroes after `EXPORT_NAME`.
     pub no_zeroes: bool,
 }
 
 impl Haggle {
-    /// Connects, and answers the greeting with every client flag the server allows.
+    /// Connects, and answers the greeting with every client flag that the server allows.
     ///
     /// # Errors
-    /// Fails when the greeting is not that of a newstyle server.
+    /// Fails if the greeting is not that of a newstyle server.
     pub fn open(target: &Target) -> Result<Self, Problem> {
         let (mut link, server_flags) = Self::greet(target)?;
         let mut flags = C_FIXED_NEWSTYLE;
@@ -243,7 +244,7 @@ impl Haggle {
         Ok(Self { link, server_flags, no_zeroes: flags & C_NO_ZEROES != 0 })
     }
 
-    /// Connects and takes the greeting: the connection and the handshake flags.
+    /// Connects and receives the greeting. Returns the connection and the handshake flags.
     ///
     /// # Errors
     /// As [`Self::open`].
@@ -260,7 +261,7 @@ impl Haggle {
     /// Sends an option without waiting for its reply.
     ///
     /// # Errors
-    /// Fails when the connection is gone.
+    /// Fails if the connection is lost.
     pub fn send(&mut self, option: u32, data: &[u8]) -> Result<(), Problem> {
         Ok(self.link.send(&option_message(option, data))?)
     }
@@ -268,7 +269,7 @@ impl Haggle {
     /// Receives one reply to `option`.
     ///
     /// # Errors
-    /// Fails on a wrong magic, an option not echoed, and payloads that cannot be.
+    /// Fails on a wrong magic, a reply to another option, and a payload that is too long.
     pub fn recv(&mut self, option: u32) -> Result<OptionReply, Problem> {
         let header = self.link.recv(20)?;
         let magic = be64(&header);
@@ -281,7 +282,7 @@ impl Haggle {
         Ok(OptionReply { kind: be32(&header[12..]), data })
     }
 
-    /// Receives replies to `option` up to the final one.
+    /// Receives the replies to `option` up to the final one.
     ///
     /// # Errors
     /// As [`Self::recv`].
@@ -306,14 +307,14 @@ impl Haggle {
         self.answer(option).map_err(|problem| problem.during(format_args!("option {option}")))
     }
 
-    /// Fails unless the next option is understood: the server is still in step.
+    /// Checks that the server is still in step, that is, understands the next option.
     ///
     /// # Errors
-    /// Fails when the answer to an `INFO` for the export is not what it has to be.
+    /// Fails if the answer to an `INFO` for the export is wrong.
     pub fn in_step(&mut self, target: &Target) -> Result<(), Problem> {
         let after = |problem: Problem| problem.during("the connection is not in step afterwards");
         let answer = self.option(OPT_INFO, &info_data(&target.export, &[])).map_err(after)?;
-        // A server that does not know INFO says so, which shows as well that it is in step.
+        // A server that rejects INFO as unknown is in step, too.
         if answer.last.kind == REP_ERR_UNSUP {
             return Ok(());
         }
@@ -321,7 +322,7 @@ impl Haggle {
     }
 }
 
-/// An option as it goes over the wire.
+/// Encodes an option.
 pub fn option_message(option: u32, data: &[u8]) -> Vec<u8> {
     let mut message = Vec::with_capacity(16 + data.len());
     message.extend_from_slice(&OPTION_MAGIC.to_be_bytes());

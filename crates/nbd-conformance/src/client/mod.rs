@@ -1,5 +1,5 @@
-//! How the kit speaks NBD: [`haggle`] for the handshake, [`session`] for transmission. Both can send
-//! what the text forbids, and both check all that comes back.
+//! The NBD client of the kit: [`haggle`] for the handshake, [`session`] for transmission. Both can send
+//! invalid messages, and both check everything that they receive.
 
 pub mod chunk;
 pub mod haggle;

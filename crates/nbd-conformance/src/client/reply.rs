@@ -1,5 +1,5 @@
-//! A reply being put together, and every rule on its form checked on the way. Breaches are noted under
-//! the rule they break, so that one wrong answer fails the rule it breaks and no other.
+//! Assembles replies and checks every rule on their form. Each violation is recorded under its rule, so
+//! that a wrong reply fails only the rule that it breaks.
 
 use super::chunk::{Chunk, Content};
 use super::haggle::be32;
@@ -8,21 +8,21 @@ use crate::ensure;
 use crate::rule::Problem;
 use crate::wire::*;
 
-/// A stretch of the export with one status.
+/// A range of the export with one status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Extent {
     /// Length in bytes.
     pub length: u64,
-    /// Status bits; their meaning is the context's.
+    /// Status bits; their meaning depends on the context.
     pub status: u64,
 }
 
-/// A rule broken by the form of a reply.
+/// A violation of a rule by the form of a reply.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Violation {
     /// Identifier of the rule.
     pub rule: &'static str,
-    /// What was seen, and in answer to what.
+    /// What was seen, and in reply to which request.
     pub text: String,
 }
 
@@ -35,23 +35,23 @@ pub struct Reply {
     pub bytes: Vec<u8>,
     /// Extents of each context of a block status request.
     pub statuses: Vec<(u32, Vec<Extent>)>,
-    /// Content chunks: kind, offset and length.
+    /// Content chunks: type, offset and length.
     pub pieces: Vec<(u16, u64, u64)>,
-    /// Number of messages the reply took.
+    /// Number of messages in the reply.
     pub messages: usize,
     /// Whether the reply was a simple one.
     pub simple: bool,
-    /// Rules broken by its form.
+    /// Violations of rules by its form.
     pub violations: Vec<Violation>,
 }
 
 impl Reply {
-    /// Name of the error, or "success".
+    /// Returns the name of the error, or "success".
     pub fn outcome(&self) -> String {
         error_name(self.error)
     }
 
-    /// The data of a successful read.
+    /// Returns the data of a successful read.
     ///
     /// # Errors
     /// Fails on an error reply.
@@ -60,10 +60,10 @@ impl Reply {
         Ok(self.bytes)
     }
 
-    /// Extents of the context, when the request succeeded.
+    /// Returns the extents of a context.
     ///
     /// # Errors
-    /// Fails on an error reply and when the context is missing.
+    /// Fails on an error reply, or if the context is missing.
     pub fn extents(&self, context: u32) -> Result<&[Extent], Problem> {
         ensure!(self.error == 0, "block status answered with {}", self.outcome());
         let found = self.statuses.iter().find(|(id, _)| *id == context);
@@ -77,14 +77,14 @@ pub struct Pending {
     mode: Mode,
     request: Request,
     contexts: Vec<u32>,
-    /// Parts of the read that an error chunk or content chunk has spoken of: offset and length.
+    /// Parts of the read that content chunks and error chunks have covered: offset and length.
     covered: Vec<(u64, u64)>,
     reply: Reply,
 }
 
 impl Pending {
-    /// A request just sent, with the metadata contexts selected on its connection. The payload of a
-    /// block status request, if any, names those it is limited to.
+    /// Makes a pending request, with the metadata contexts selected on its connection. The payload of a
+    /// block status request, if any, limits it to some of them.
     pub fn new(mode: Mode, request: Request, contexts: Vec<u32>) -> Self {
         let filter = request.payload.get(8..).filter(|_| request.command == CMD_BLOCK_STATUS);
         let contexts = match filter {
@@ -94,12 +94,12 @@ impl Pending {
         Self { mode, request, contexts, covered: Vec::new(), reply: Reply::default() }
     }
 
-    /// Bytes that follow the header of a successful simple reply.
+    /// Returns the number of bytes after the header of a successful simple reply.
     pub fn simple_payload(&self) -> u64 {
         if self.request.command == CMD_READ { self.request.length } else { 0 }
     }
 
-    /// Takes a simple reply.
+    /// Adds a simple reply.
     pub fn simple(&mut self, error: u32, data: Vec<u8>) {
         if self.mode == Mode::Structured && self.request.command == CMD_READ {
             self.breach("chunk.read-structured", "simple reply to a read".to_owned());
@@ -113,7 +113,7 @@ impl Pending {
         self.reply.bytes = data;
     }
 
-    /// Takes a chunk.
+    /// Adds a chunk.
     pub fn chunk(&mut self, chunk: Chunk) {
         self.reply.messages += 1;
         if chunk.flags & !REPLY_FLAG_DONE != 0 {
@@ -138,7 +138,7 @@ impl Pending {
         }
     }
 
-    /// The reply is complete.
+    /// Checks and returns the complete reply.
     pub fn finish(mut self) -> Reply {
         if !self.reply.simple && self.reply.error == 0 {
             match self.request.command {
@@ -201,7 +201,7 @@ impl Pending {
         }
         self.covered.push((offset, length));
         self.reply.pieces.push((kind, offset, length));
-        // Sized here, not when sending: a request may claim any length, a chunk shows that it is real.
+        // Sized here and not when sending, because an invalid request may have any length.
         let length = usize::try_from(self.request.length).unwrap_or(0);
         if self.reply.bytes.len() < length {
             self.reply.bytes.resize(length, 0);
@@ -267,7 +267,8 @@ impl Pending {
         }
     }
 
-    /// Length asked about: the header's, or the first field of a payload that filters contexts.
+    /// Returns the length of a block status request: that of the header, or the first field of a payload
+    /// that filters contexts.
     fn status_length(&self) -> u64 {
         match self.request.payload.first_chunk::<8>() {
             Some(length) => u64::from_be_bytes(*length),

@@ -1,4 +1,4 @@
-//! The transmission phase: requests out, replies in, several in flight.
+//! The transmission phase: sends requests and receives replies, several in flight.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -12,7 +12,7 @@ use crate::target::Target;
 use crate::wire::*;
 use crate::{ensure, skip};
 
-/// Longest payload of one chunk that the kit takes.
+/// Longest payload of one chunk that the kit accepts.
 const CHUNK_LENGTH_MAX: u64 = 128 << 20;
 
 /// Form of requests and replies.
@@ -36,7 +36,7 @@ impl fmt::Display for Mode {
     }
 }
 
-/// A request. Its fields may be anything, legal or not.
+/// A request. Its fields may have any values, valid or not.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Request {
     /// Command: one of `CMD_*`.
@@ -45,31 +45,31 @@ pub struct Request {
     pub flags: u16,
     /// Offset in bytes.
     pub offset: u64,
-    /// Length in bytes, of the effect or of the payload, as the header says it.
+    /// Length in the header, in bytes: of the effect or of the payload.
     pub length: u64,
     /// Bytes sent after the header.
     pub payload: Vec<u8>,
 }
 
 impl Request {
-    /// A request without payload.
+    /// Makes a request without payload.
     pub fn new(command: u16, offset: u64, length: u64) -> Self {
         Self { command, offset, length, ..Self::default() }
     }
 
-    /// A read.
+    /// Makes a read.
     pub fn read(offset: u64, length: u64) -> Self {
         Self::new(CMD_READ, offset, length)
     }
 
-    /// A write.
+    /// Makes a write.
     pub fn write(offset: u64, data: &[u8]) -> Self {
         let mut request = Self::new(CMD_WRITE, offset, data.len() as u64);
         request.payload = data.to_vec();
         request
     }
 
-    /// The same request with these command flags.
+    /// Sets the command flags.
     #[must_use]
     pub fn with(mut self, flags: u16) -> Self {
         self.flags = flags;
@@ -107,18 +107,18 @@ pub struct Session {
 }
 
 impl Session {
-    /// Handshakes up to transmission in the given mode, without metadata contexts.
+    /// Connects and performs the handshake in the given mode, without metadata contexts.
     ///
     /// # Errors
-    /// Skips when the server does not offer the mode, fails when the handshake does.
+    /// Skips if the server does not offer the mode; fails if the handshake fails.
     pub fn open(target: &Target, mode: Mode) -> Result<Self, Problem> {
         Self::open_with_contexts(target, mode, &[])
     }
 
-    /// The same with metadata contexts selected by the given queries.
+    /// Like [`Self::open`], with the metadata contexts that the given queries select.
     ///
     /// # Errors
-    /// As [`Self::open`]; skips when the server does not know metadata contexts.
+    /// As [`Self::open`]; skips if the server does not know metadata contexts.
     pub fn open_with_contexts(
         target: &Target,
         mode: Mode,
@@ -145,10 +145,10 @@ impl Session {
         Ok(session)
     }
 
-    /// Ends haggling with `GO`.
+    /// Ends haggling with `GO`; in simple mode with `EXPORT_NAME` if the server does not know `GO`.
     ///
     /// # Errors
-    /// Fails when the server refuses.
+    /// Fails if the server refuses.
     pub fn go(mut haggle: Haggle, target: &Target, mode: Mode) -> Result<Self, Problem> {
         let answer = haggle.option(OPT_GO, &info_data(&target.export, &[INFO_BLOCK_SIZE]))?;
         if answer.last.kind == REP_ERR_UNSUP && mode == Mode::Simple {
@@ -162,7 +162,7 @@ impl Session {
     /// Ends haggling with `EXPORT_NAME`.
     ///
     /// # Errors
-    /// Fails when the server closes the connection.
+    /// Fails if the server closes the connection.
     pub fn export_name(mut haggle: Haggle, export: &str) -> Result<Self, Problem> {
         haggle.send(OPT_EXPORT_NAME, export.as_bytes())?;
         let reply = haggle.link.recv(10)?;
@@ -173,7 +173,7 @@ impl Session {
         Ok(Self::new(haggle.link, Mode::Simple, be64(&reply), flags, None))
     }
 
-    /// Takes over a connection on which haggling has ended.
+    /// Makes a session on a connection on which haggling has ended.
     pub fn new(link: Link, mode: Mode, size: u64, flags: u16, blocks: Option<BlockSizes>) -> Self {
         Self {
             link,
@@ -182,19 +182,19 @@ impl Session {
             flags,
             blocks,
             contexts: Vec::new(),
-            // Not small, and different in each half, so that a server that mixes bytes shows.
+            // A large number with different halves, so that mixed-up bytes show.
             next_cookie: 0xa1b2_c3d4_0000_0001,
             pending: HashMap::new(),
             done: HashMap::new(),
         }
     }
 
-    /// Whether the transmission flag was announced.
+    /// Returns true if the server announced the transmission flag.
     pub fn has(&self, flag: u16) -> bool {
         self.flags & flag != 0
     }
 
-    /// Skips unless the transmission flag was announced.
+    /// Skips unless the server announced the transmission flag.
     ///
     /// # Errors
     /// The skip.
@@ -208,7 +208,7 @@ impl Session {
     /// Sends a request and returns its cookie.
     ///
     /// # Errors
-    /// Fails when the connection is gone.
+    /// Fails if the connection is lost.
     pub fn send(&mut self, request: &Request) -> Result<u64, Problem> {
         let cookie = self.next_cookie;
         self.next_cookie = self.next_cookie.wrapping_add(1);
@@ -216,23 +216,23 @@ impl Session {
         Ok(cookie)
     }
 
-    /// Sends a request with a cookie of the caller's.
+    /// Sends a request with a cookie chosen by the caller.
     ///
     /// # Errors
-    /// Fails when the connection is gone.
+    /// Fails if the connection is lost.
     pub fn send_as(&mut self, cookie: u64, request: &Request) -> Result<(), Problem> {
         let message = self.encode(cookie, request);
         self.expect_reply(cookie, request);
         Ok(self.link.send(&message)?)
     }
 
-    /// Makes known a request that the caller sends on the connection himself.
+    /// Registers a request that the caller sends directly on the connection.
     pub fn expect_reply(&mut self, cookie: u64, request: &Request) {
         let contexts = self.contexts.iter().map(|(id, _)| *id).collect();
         self.pending.insert(cookie, Pending::new(self.mode, request.clone(), contexts));
     }
 
-    /// A request as it goes over the wire. In extended mode, writes get the flag they must have.
+    /// Encodes a request. In extended mode, adds the flag that writes must have.
     pub fn encode(&self, cookie: u64, request: &Request) -> Vec<u8> {
         let mut flags = request.flags;
         if self.mode == Mode::Extended && request.command == CMD_WRITE {
@@ -272,7 +272,7 @@ impl Session {
         self.transact(&Request::read(offset, length))?.data()
     }
 
-    /// Sends a request that has to succeed.
+    /// Sends a request that has to succeed, and returns its reply.
     ///
     /// # Errors
     /// Fails on an error reply.
@@ -282,10 +282,10 @@ impl Session {
         Ok(reply)
     }
 
-    /// Fails unless the server answers a read as it has to: it is still in step.
+    /// Checks that the server is still in step, that is, answers a read correctly.
     ///
     /// # Errors
-    /// As described.
+    /// Fails if it is not.
     pub fn in_step(&mut self, target: &Target) -> Result<(), Problem> {
         let length = target.block().min(self.size);
         let after = |problem: Problem| problem.during("the connection is not in step afterwards");
@@ -353,7 +353,7 @@ impl Session {
     }
 }
 
-/// A request as it goes over the wire, with exactly these flags.
+/// Encodes a request with exactly these flags.
 pub fn encode(mode: Mode, flags: u16, cookie: u64, request: &Request) -> Vec<u8> {
     let mut message = Vec::with_capacity(32 + request.payload.len());
     let magic = match mode {

@@ -1,5 +1,5 @@
-//! The part of the export that writing rules use, and the two questions all of them ask: did this land
-//! where it should, and did nothing else change?
+//! The part of the export that writing rules use. Each of them checks that its change landed in the right
+//! place and that nothing else changed.
 
 use super::pattern::pattern;
 use super::read::difference;
@@ -9,7 +9,7 @@ use crate::target::Target;
 use crate::wire::*;
 use crate::{ensure, skip};
 
-/// Runs a check in every mode on an export that can be written; skips on read-only ones.
+/// Runs a check in every mode on a writable export; skips on a read-only one.
 pub(super) fn each_writable(
     target: &Target,
     check: impl Fn(&mut Session) -> Result<String, Problem>,
@@ -22,7 +22,7 @@ pub(super) fn each_writable(
     })
 }
 
-/// The same for read-only exports.
+/// Runs a check in every mode on a read-only export; skips on a writable one.
 pub(super) fn each_read_only(
     target: &Target,
     check: impl Fn(&mut Session) -> Result<String, Problem>,
@@ -35,7 +35,7 @@ pub(super) fn each_read_only(
     })
 }
 
-/// Three neighbouring parts of the export filled with known data; a rule changes the middle one.
+/// Three adjacent parts of the export filled with known data; a rule changes the middle one.
 pub(super) struct Area {
     /// Length of each part in bytes.
     pub(super) length: u64,
@@ -43,7 +43,7 @@ pub(super) struct Area {
 }
 
 impl Area {
-    /// Fills the area, parts of at most `length` bytes; skips when the export is too small.
+    /// Fills an area, in parts of at most `length` bytes; skips if the export is too small.
     pub(super) fn fill(
         session: &mut Session,
         target: &Target,
@@ -60,13 +60,13 @@ impl Area {
         Ok(Self { length, content })
     }
 
-    /// Offset of the middle part.
+    /// Returns the offset of the middle part.
     pub(super) fn middle(&self) -> u64 {
         self.length
     }
 
-    /// Fails unless the area holds what was filled in, with `middle` in the middle; `None` leaves the
-    /// middle open.
+    /// Fails unless the outer parts are unchanged and the middle part holds `middle`. `None` skips the
+    /// middle part.
     pub(super) fn check(
         &self,
         session: &mut Session,
@@ -91,14 +91,14 @@ impl Area {
         Ok(())
     }
 
-    /// What the middle part was filled with.
+    /// Returns the bytes with which the middle part was filled.
     pub(super) fn original_middle(&self) -> &[u8] {
         let length = self.length as usize;
         &self.content[length..2 * length]
     }
 }
 
-/// Fails unless the request gets `EINVAL`, the connection stays in step and nothing changes.
+/// Fails unless the request gets one of `errors`, the connection stays in step and nothing changes.
 pub(super) fn refused_unchanged(
     session: &mut Session,
     target: &Target,

@@ -1,4 +1,4 @@
-//! The form of replies in chunks. The client notes every breach while it puts replies together; each
+//! The form of replies in chunks. The client records every violation while it assembles replies; each
 //! rule here looks for its own.
 
 use crate::client::Mode;
@@ -10,7 +10,7 @@ const TYPES: &str = "Structured reply types";
 const READ: &str = "NBD_CMD_READ";
 const STATUS: &str = "NBD_REPLY_TYPE_BLOCK_STATUS";
 
-/// A rule whose breaches the client notes under its identifier.
+/// Makes a rule whose violations the client records under the rule's identifier.
 macro_rules! form {
     ($id:literal, $section:expr, $level:expr, $demand:literal) => {
         form($id, $section, $level, $demand, |target| breaches(target, $id))

@@ -1,4 +1,4 @@
-//! `OPT_EXPORT_NAME`: the old way into transmission.
+//! `OPT_EXPORT_NAME`: the old way to enter transmission.
 
 use crate::client::{Haggle, Session, haggle::be64, info_data};
 use crate::rule::{Level::*, Problem, Rule, Seen};
@@ -99,7 +99,7 @@ fn unknown(target: &Target) -> Seen {
     Ok("session ended".to_owned())
 }
 
-/// Fails unless the server ends the session without a byte.
+/// Fails unless the server ends the session without sending a byte.
 fn ended(target: &Target, name: &str) -> Result<(), Problem> {
     let mut haggle = Haggle::open(target)?;
     haggle.send(OPT_EXPORT_NAME, name.as_bytes())?;

@@ -132,7 +132,7 @@ fn then_structured(target: &Target) -> Seen {
 }
 
 fn replies(target: &Target) -> Seen {
-    // The client takes no other reply than an extended one in this mode.
+    // The client accepts only extended replies in this mode.
     let mut session = session(target)?;
     session.in_step(target)?;
     session.transact(&Request::read(session.size, target.block()))?;

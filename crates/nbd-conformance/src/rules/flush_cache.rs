@@ -98,7 +98,7 @@ fn unannounced(target: &Target) -> Seen {
     })
 }
 
-/// Runs a check where CACHE is announced.
+/// Runs a check in every mode if CACHE is announced.
 fn each_cache(
     target: &Target,
     check: impl Fn(&mut Session) -> Result<String, Problem>,

@@ -1,4 +1,4 @@
-//! `OPT_GO` and the transmission flags it ends with.
+//! `OPT_GO` and the transmission flags that it returns.
 
 use super::info::ALL;
 use crate::client::{Haggle, Info, Mode, Session, info_data};
@@ -181,7 +181,7 @@ fn payload(target: &Target) -> Seen {
 
 fn steady(target: &Target) -> Seen {
     for mode in &target.profile.modes {
-        // One after the other: the server need not take two clients at a time.
+        // One after the other, because the server need not accept two clients at a time.
         let facts = || Session::open(target, *mode).map(|session| (session.size, session.flags));
         let (first, second) = (facts()?, facts()?);
         ensure!(first == second, "{mode}: size and flags {first:x?}, then {second:x?}");

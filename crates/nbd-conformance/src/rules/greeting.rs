@@ -86,10 +86,10 @@ fn unoffered_no_zeroes(target: &Target) -> Seen {
     Ok("dropped".to_owned())
 }
 
-/// Fails unless the server ends a connection that begins with these client flags without an answer.
+/// Fails unless the server closes a connection that begins with these client flags, without an answer.
 fn dropped(target: &Target, flags: u32) -> Result<(), crate::rule::Problem> {
     let mut haggle = Haggle::open_with(target, flags)?;
-    // The server may have closed already; what it sent shows below.
+    // An error means that the server has closed already; what it sent is checked below.
     let _ = haggle.send(OPT_INFO, &info_data(&target.export, &[]));
     let answer = haggle.link.recv_until_closed().map_err(|broken| {
         crate::rule::Problem::Fail(format!("client flags {flags:#x}: not dropped: {broken}"))

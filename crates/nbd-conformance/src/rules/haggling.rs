@@ -1,4 +1,4 @@
-//! Options in general: form of replies, unknown options, lengths, order.
+//! Options in general: the form of replies, unknown options, lengths, order.
 
 use crate::client::haggle::{be32, check_string, option_message};
 use crate::client::{Haggle, Mode, Session, info_data};
@@ -111,7 +111,7 @@ fn reply_form(target: &Target) -> Seen {
     Ok("LIST, INFO and an unknown option answered in form".to_owned())
 }
 
-/// Sends an option the server cannot know, and fails unless it says so and stays in step.
+/// Sends an option that the server cannot know, and fails unless the server says so and stays in step.
 fn unsupported(target: &Target, option: u32, data: &[u8]) -> Result<(), Problem> {
     let mut haggle = Haggle::open(target)?;
     let answer = haggle.option(option, data)?;
@@ -135,7 +135,7 @@ fn unknown_with_data(target: &Target) -> Seen {
     for length in [1, 7, 1000] {
         unsupported(target, OPT_UNKNOWN, &vec![0x49; length])?;
     }
-    // Data that looks like an option must not be taken for one.
+    // The server must not mistake data that looks like an option for one.
     unsupported(target, OPT_UNKNOWN, &option_message(OPT_ABORT, &[]))?;
     Ok("ERR_UNSUP, in step".to_owned())
 }
@@ -197,13 +197,13 @@ fn order(target: &Target) -> Seen {
         (OPT_UNKNOWN, vec![0; 3]),
         (OPT_EXTENDED_HEADERS, vec![]),
     ];
-    // What each option is answered when it comes alone.
+    // The answer to each option alone.
     let mut alone = Vec::new();
     for (option, data) in &options {
         alone.push(Haggle::open(target)?.option(*option, data)?.last.kind);
     }
     let extended = alone[4] == REP_ACK;
-    // Extended headers win over structured replies: some of the orders do without them.
+    // Extended headers override structured replies, so some of the orders leave them out.
     let mut orders = permutations(options.len());
     orders.extend(permutations(options.len() - 1));
     for order in &orders {
@@ -237,7 +237,7 @@ fn order(target: &Target) -> Seen {
     Ok(format!("{} orders, the same answers in each{extended}", orders.len()))
 }
 
-/// Every order of `0..count`.
+/// Returns every permutation of `0..count`.
 fn permutations(count: usize) -> Vec<Vec<usize>> {
     let mut all = vec![Vec::new()];
     for next in 0..count {

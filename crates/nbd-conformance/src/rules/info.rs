@@ -1,4 +1,4 @@
-//! `OPT_INFO`: what an export is, without opening it.
+//! `OPT_INFO`: information about an export without opening it.
 
 use crate::client::haggle::{Answer, BlockSizes, check_string};
 use crate::client::{Haggle, Info, info_data};
@@ -9,7 +9,7 @@ use crate::{ensure, skip};
 
 const SECTION: &str = "NBD_OPT_INFO and NBD_OPT_GO";
 
-/// Every information type the text defines.
+/// Every information type that the text defines.
 pub(super) const ALL: [u16; 4] = [INFO_EXPORT, INFO_NAME, INFO_DESCRIPTION, INFO_BLOCK_SIZE];
 
 pub(super) const RULES: &[Rule] = &[
@@ -108,7 +108,7 @@ pub(super) const RULES: &[Rule] = &[
     ),
 ];
 
-/// Opens a connection and asks for information; skips when the server does not know the option.
+/// Opens a connection and asks for information; skips if the server does not know the option.
 fn ask(target: &Target, requests: &[u16]) -> Result<Answer, Problem> {
     let mut haggle = Haggle::open(target)?;
     let answer = haggle.option(OPT_INFO, &info_data(&target.export, requests))?;

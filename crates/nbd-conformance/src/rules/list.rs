@@ -62,7 +62,7 @@ fn answer(target: &Target) -> Seen {
     Ok(format!("{} exports, {}", answer.replies.len(), answer.outcome()))
 }
 
-/// Names and descriptions of an answer.
+/// Parses the names and descriptions of an answer.
 fn parse(answer: &Answer) -> Result<Vec<(String, String)>, Problem> {
     let mut entries = Vec::new();
     for reply in &answer.replies {

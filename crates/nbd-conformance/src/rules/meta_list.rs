@@ -1,4 +1,4 @@
-//! `OPT_LIST_META_CONTEXT`: which metadata contexts there are.
+//! `OPT_LIST_META_CONTEXT`: lists the metadata contexts.
 
 use crate::client::haggle::Answer;
 use crate::client::{Haggle, Mode, Request, Session, context_data};
@@ -77,7 +77,7 @@ pub(super) const RULES: &[Rule] = &[
     ),
 ];
 
-/// A connection with structured replies; skips when there are no metadata contexts.
+/// Opens a connection with structured replies; skips if the server has no metadata contexts.
 pub(super) fn structured(target: &Target) -> Result<Haggle, Problem> {
     if target.profile.contexts.is_empty() {
         skip!("server offers no metadata contexts");
@@ -87,7 +87,7 @@ pub(super) fn structured(target: &Target) -> Result<Haggle, Problem> {
     Ok(haggle)
 }
 
-/// Names found by the queries.
+/// Returns the names that match the queries.
 fn list(target: &Target, queries: &[&str]) -> Result<Vec<String>, Problem> {
     let mut haggle = structured(target)?;
     let data = context_data(&target.export, queries);
@@ -156,7 +156,7 @@ fn mixed(target: &Target) -> Seen {
     Ok("base:allocation alone".to_owned())
 }
 
-/// Data of context options that does not hold what it says.
+/// Returns invalid data of context options: truncated, or with lengths and counts that are too large.
 pub(super) fn truncated_data(export: &str) -> Vec<Vec<u8>> {
     let whole = context_data(export, &["base:allocation"]);
     let mut name_beyond = whole.clone();

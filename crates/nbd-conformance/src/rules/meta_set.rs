@@ -1,4 +1,4 @@
-//! `OPT_SET_META_CONTEXT`: selecting metadata contexts.
+//! `OPT_SET_META_CONTEXT`: selects metadata contexts.
 
 use super::meta_list::{structured, truncated_data};
 use crate::client::{Haggle, Mode, Request, Session, context_data};
@@ -107,7 +107,7 @@ pub(super) const RULES: &[Rule] = &[
     ),
 ];
 
-/// Contexts that a query selects on a fresh connection.
+/// Returns the contexts that the queries select on a new connection.
 fn set(target: &Target, queries: &[&str]) -> Result<Vec<(u32, String)>, Problem> {
     let mut haggle = structured(target)?;
     let answer = haggle.option(OPT_SET_META_CONTEXT, &context_data(&target.export, queries))?;
@@ -225,7 +225,7 @@ fn unknown_export(target: &Target) -> Seen {
     Ok(answer.outcome())
 }
 
-/// Opens the export and fails unless block status gets an error: no context is selected.
+/// Opens the export and fails unless block status gets an error, because no context is selected.
 fn status_refused(haggle: Haggle, target: &Target) -> Result<(), Problem> {
     let mut session = Session::go(haggle, target, Mode::Structured)?;
     let reply = session.transact(&Request::new(CMD_BLOCK_STATUS, 0, target.clip(512)))?;

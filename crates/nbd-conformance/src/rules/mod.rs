@@ -1,4 +1,4 @@
-//! The rules, one file a section of the text. Each file begins with the list of its rules.
+//! The rules, one file for each section of the text. Each file begins with the list of its rules.
 
 use crate::rule::Rule;
 
@@ -27,7 +27,7 @@ pub(crate) mod traffic;
 mod write;
 mod zeroes;
 
-/// Every rule, in the order in which they are tried.
+/// Returns all rules in the order in which they are tried.
 pub fn all() -> impl Iterator<Item = &'static Rule> {
     [
         greeting::RULES,

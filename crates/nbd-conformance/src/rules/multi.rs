@@ -83,7 +83,7 @@ fn flush(target: &Target) -> Seen {
     sessions[0].need(FLAG_SEND_FLUSH, "SEND_FLUSH")?;
     for round in 0..sessions.len() {
         let data = pattern(target.seed + 20 + round as u64, target.clip(64 << 10));
-        // Read everywhere first, so that a cache of the connection's own would show.
+        // Read on every connection first, so that a private cache of a connection would show.
         for session in &mut sessions {
             session.read(0, data.len() as u64)?;
         }

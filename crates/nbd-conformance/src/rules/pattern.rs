@@ -1,6 +1,6 @@
-//! Data that shows where it was meant to go, and numbers from a seed.
+//! Pseudo-random data and numbers from a seed.
 
-/// A small generator (xorshift64*): the same seed gives the same test.
+/// A small random number generator (xorshift64*): the same seed gives the same test.
 pub(super) struct Random(u64);
 
 impl Random {
@@ -15,20 +15,20 @@ impl Random {
         self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
     }
 
-    /// A number below `limit`, which is not 0.
+    /// Returns a number below `limit`, which must not be 0.
     pub(super) fn below(&mut self, limit: u64) -> u64 {
         self.next() % limit
     }
 }
 
-/// Bytes that depend on `tag` and on their place.
+/// Returns bytes that differ for each `tag` and position, so that misplaced data shows.
 pub(super) fn pattern(tag: u64, length: u64) -> Vec<u8> {
     let mut random = Random::new(tag);
     let words = (0..length.div_ceil(8)).flat_map(|_| random.next().to_be_bytes());
     words.take(usize::try_from(length).unwrap_or(usize::MAX)).collect()
 }
 
-/// Whether all bytes are zero.
+/// Returns true if all bytes are zero.
 pub(super) fn is_zero(bytes: &[u8]) -> bool {
     bytes.iter().all(|byte| *byte == 0)
 }

@@ -113,7 +113,7 @@ fn parts_agree(target: &Target) -> Seen {
     })
 }
 
-/// Index of the first byte that differs.
+/// Returns the index of the first byte that differs, if any.
 pub(super) fn difference(left: &[u8], right: &[u8]) -> Option<usize> {
     if left.len() != right.len() {
         return Some(left.len().min(right.len()));
@@ -151,7 +151,7 @@ fn zero_length(target: &Target) -> Seen {
     })
 }
 
-/// Reads that reach beyond the end, in ways that overflow included.
+/// Returns reads beyond the end, including some whose end overflows.
 fn beyond(target: &Target, size: u64) -> Vec<Request> {
     let block = target.block();
     vec![

@@ -156,7 +156,7 @@ fn unknown_command(target: &Target) -> Seen {
 
 fn unknown_command_in_step(target: &Target) -> Seen {
     target.each_mode(|session| {
-        // Offset and length of a command nobody knows mean nothing; above all, no payload follows.
+        // Offset and length of an unknown command have no meaning; in particular, no payload follows.
         for (offset, length) in [(0, 0), (0, 4096), (u64::MAX, u64::from(u32::MAX))] {
             let reply = session.transact(&Request::new(CMD_UNKNOWN, offset, length))?;
             ensure!(reply.error != 0, "success");
@@ -231,7 +231,7 @@ fn bad_magic(target: &Target) -> Seen {
         session.link.send(&message)?;
         session.link.half_close();
         let answer = session.link.recv_until_closed()?;
-        // In every form of reply a bare success is at least as long as its header and the data.
+        // A successful reply of any form is at least this long: a simple header and the data.
         let success = answer.len() as u64 >= 16 + target.clip(512);
         ensure!(!success, "{mode}: {} bytes of answer", answer.len());
         drop(session);

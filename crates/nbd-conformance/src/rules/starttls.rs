@@ -1,4 +1,4 @@
-//! `OPT_STARTTLS`. The kit speaks no TLS: it tries what stands before the handshake of TLS.
+//! `OPT_STARTTLS`. The kit does not speak TLS; it tests only what comes before the TLS handshake.
 
 use crate::client::haggle::option_message;
 use crate::client::{Haggle, info_data};

@@ -107,7 +107,7 @@ fn each(
     }
     target.each_chunked_mode(|session| {
         let mode = session.mode;
-        // Contexts are selected while haggling: this session takes the place of the plain one.
+        // Contexts are selected while haggling, so a new session replaces the plain one.
         session.link.half_close();
         *session = Session::open_with_contexts(target, mode, &[ALLOCATION])?;
         let [(context, _)] = session.contexts.as_slice() else {
@@ -118,12 +118,12 @@ fn each(
     })
 }
 
-/// Longest length of one block status request in compact form.
+/// Returns the largest length of a block status request in compact form.
 fn step(target: &Target) -> u64 {
     u64::from(u32::MAX) / target.block() * target.block()
 }
 
-/// Every extent of the export up to its last whole block: offset and extent.
+/// Returns every extent of the export up to its last whole block, with its offset.
 fn extents(
     session: &mut Session,
     target: &Target,

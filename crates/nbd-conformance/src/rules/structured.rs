@@ -1,4 +1,4 @@
-//! `OPT_STRUCTURED_REPLY`: negotiation. What replies then look like is in `chunk.rs`.
+//! `OPT_STRUCTURED_REPLY`: negotiation. Rules on the form of the replies are in `chunk.rs`.
 
 use crate::client::{Haggle, Mode, Session};
 use crate::rule::{Level::*, Rule, Seen};

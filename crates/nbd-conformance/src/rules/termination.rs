@@ -46,7 +46,7 @@ pub(super) const RULES: &[Rule] = &[
     ),
 ];
 
-/// Runs a check on a fresh session of each mode, and fails when the next client is not served.
+/// Runs a check on a new session in each mode, and fails if the next client is not served.
 fn each(target: &Target, check: impl Fn(Session) -> Result<(), Problem>) -> Result<(), Problem> {
     ensure!(!target.profile.modes.is_empty(), "the export cannot be opened");
     for mode in &target.profile.modes {

@@ -1,12 +1,12 @@
-//! A mixture of legal and illegal requests in every mode; its replies are searched for breaches of the
-//! rules of form. It is run once, and each of those rules looks for its own breaches.
+//! A mixture of valid and invalid requests in every mode, whose replies are searched for violations of the
+//! rules of form. It runs once, and each of those rules looks for its own violations.
 
 use crate::client::{Mode, Request, Session, Violation};
 use crate::rule::Problem;
 use crate::target::Target;
 use crate::wire::*;
 
-/// All breaches found.
+/// Runs the mixture and returns all violations.
 pub(crate) fn violations(target: &Target) -> Result<Vec<Violation>, Problem> {
     let mut found = Vec::new();
     for mode in target.profile.modes.clone() {
@@ -16,7 +16,7 @@ pub(crate) fn violations(target: &Target) -> Result<Vec<Violation>, Problem> {
         for request in requests(target, &session) {
             found.extend(session.transact(&request)?.violations);
         }
-        // The same at once, so that replies may be mixed.
+        // The same requests at once, so that the server may interleave its replies.
         let mut cookies = Vec::new();
         for request in requests(target, &session) {
             cookies.push(session.send(&request)?);
@@ -28,7 +28,7 @@ pub(crate) fn violations(target: &Target) -> Result<Vec<Violation>, Problem> {
     Ok(found)
 }
 
-/// Requests of every kind that changes nothing, those that have to fail included.
+/// Returns requests of every kind that changes nothing, including some that have to fail.
 fn requests(target: &Target, session: &Session) -> Vec<Request> {
     let block = target.block();
     let (size, usable) = (session.size, target.usable());

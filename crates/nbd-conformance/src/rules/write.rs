@@ -148,7 +148,7 @@ fn random(target: &Target) -> Seen {
     const IN_FLIGHT: u64 = 16;
     each_writable(target, |session| {
         let block = target.block();
-        // A slot a request: those in flight together must not overlap, or their order would matter.
+        // One slot for each request in flight: overlapping requests would make their order matter.
         let slot = target.share(IN_FLIGHT, 128 << 10);
         if slot == 0 {
             skip!("export has less than {IN_FLIGHT} blocks");

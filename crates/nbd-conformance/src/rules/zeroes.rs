@@ -140,7 +140,7 @@ pub(super) const RULES: &[Rule] = &[
     ),
 ];
 
-/// Runs a check where WRITE_ZEROES is announced.
+/// Runs a check in every mode if WRITE_ZEROES is announced.
 fn each_zeroes(
     target: &Target,
     check: impl Fn(&mut Session) -> Result<String, Problem>,
@@ -151,7 +151,7 @@ fn each_zeroes(
     })
 }
 
-/// Runs a check where TRIM is announced.
+/// Runs a check in every mode if TRIM is announced.
 fn each_trim(
     target: &Target,
     check: impl Fn(&mut Session) -> Result<String, Problem>,
@@ -285,7 +285,7 @@ fn fast_unannounced(target: &Target) -> Seen {
     })
 }
 
-/// Ranges that reach beyond the end, beginning inside where possible.
+/// Returns requests whose ranges reach beyond the end.
 fn beyond(target: &Target, command: u16, size: u64) -> Vec<Request> {
     let block = target.block();
     vec![

@@ -1,4 +1,4 @@
-//! Each fault, the server that has it, and the rule that has to fail.
+//! The faults: the setup of the server, the fault's name, and the rule that has to fail.
 
 use super::server::Setup::{self, Full, Plain, ReadOnly, Slow, Tls};
 

@@ -1,5 +1,5 @@
-//! The kit is tried on a server that keeps every rule, and on the same server with one fault at a time:
-//! each fault has to fail the rule it breaks.
+//! Tests the kit on a server that keeps every rule, and on the same server with one fault at a time: each
+//! fault has to fail the rule that it breaks.
 #![allow(clippy::unwrap_used)] // a test that cannot go on should say where
 
 mod faults;
@@ -15,7 +15,7 @@ use nbd_conformance::target::Target;
 use nbd_conformance::uri::{Address, Location};
 use server::{Running, Setup};
 
-/// Long enough for a loaded machine: it ends no check of a server that answers.
+/// Long enough that no check of a server that answers times out on a loaded machine.
 const PATIENT: Duration = Duration::from_secs(20);
 /// For servers that are expected not to answer.
 const IMPATIENT: Duration = Duration::from_millis(500);
@@ -27,7 +27,7 @@ fn target(server: &Running, timeout: Duration) -> (Target, bool) {
     (target, probed)
 }
 
-/// Rules that are kept, and those skipped, by a server without fault.
+/// Returns the rules that a server without fault keeps. Panics if it fails one.
 fn keeps_all(setup: Setup) -> BTreeSet<&'static str> {
     let server = Running::start(setup, "none");
     let (target, probed) = target(&server, PATIENT);
@@ -56,10 +56,10 @@ fn a_server_without_fault_keeps_every_rule() {
     assert!(untried.is_empty(), "never tried: {untried:?}");
 }
 
-/// How often a fault is tried that did not show: some need the server's threads to be quick enough.
+/// How often an undetected fault is tried: some show only if the server's threads are quick enough.
 const TRIES: usize = 5;
 
-/// Tries one fault; what was seen when its rule does not fail.
+/// Tries one fault. Returns what was seen if its rule does not fail.
 fn undetected((setup, fault, rule): &(Setup, &'static str, &str)) -> Option<String> {
     let found = rules::all().find(|known| known.id == *rule);
     let found = found.unwrap_or_else(|| panic!("no rule is called {rule}"));
@@ -78,7 +78,7 @@ fn undetected((setup, fault, rule): &(Setup, &'static str, &str)) -> Option<Stri
 
 #[test]
 fn each_fault_fails_its_rule() {
-    // Most of the time is waiting for servers that do not answer: many at once.
+    // Many at once, because most of the time goes into waiting for servers that do not answer.
     let undetected: Vec<_> = std::thread::scope(|scope| {
         let parts = faults::FAULTS.chunks(16);
         let threads: Vec<_> = parts

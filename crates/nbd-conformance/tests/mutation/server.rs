@@ -1,5 +1,5 @@
-//! A small server in this process that keeps every rule, but for one fault asked for by name. It shares
-//! only the names of numbers with the kit.
+//! A small server in this process that keeps every rule except for one fault, selected by name. It shares
+//! only the protocol's constants with the kit.
 
 mod options;
 
@@ -19,11 +19,11 @@ pub(super) const SIZE: u64 = 4 << 20;
 /// Announced block sizes.
 pub(super) const MINIMUM: u64 = 512;
 pub(super) const MAXIMUM: u64 = 1 << 20;
-/// Grain of the allocation map in bytes.
+/// Granularity of the allocation map in bytes.
 pub(super) const GRAIN: usize = 4096;
-/// At first this many bytes are not zero.
+/// This many bytes at the start of the export are not zero at first.
 const PATTERNED: usize = 512 << 10;
-/// Metadata contexts; the identifier is the place here plus one.
+/// Metadata contexts; a context's identifier is its index here plus one.
 pub(super) const CONTEXTS: [&str; 2] = ["base:allocation", "x-kit:parity"];
 const DESCRIPTION: &str = "a disk that is wrong on purpose";
 
@@ -34,18 +34,18 @@ pub(super) enum Setup {
     Full,
     /// The baseline of the text, without block sizes.
     Plain,
-    /// Everything, but nothing may be written.
+    /// Everything, but read-only.
     ReadOnly,
     /// Everything but FAST_ZERO.
     Slow,
-    /// Everything, in the longest blocks that there are.
+    /// Everything, with the largest blocks that the text allows.
     Coarse,
     /// Everything, and an ACK to STARTTLS.
     Tls,
 }
 
 impl Setup {
-    /// Smallest unit of requests, bytes.
+    /// Returns the smallest unit of requests in bytes.
     pub(super) fn block(self) -> u64 {
         if self == Self::Coarse { 64 << 10 } else { MINIMUM }
     }
@@ -54,7 +54,7 @@ impl Setup {
 pub(super) struct Disk {
     pub(super) bytes: Vec<u8>,
     pub(super) holes: Vec<bool>,
-    /// For the fault that writes to what was trimmed are lost.
+    /// Trimmed grains, for the fault that loses writes to them.
     pub(super) trimmed: HashSet<usize>,
 }
 
@@ -67,7 +67,7 @@ pub(super) struct Server {
     pub(super) writes: AtomicU64,
 }
 
-/// A running server; it ends when this is dropped.
+/// A running server. Dropping it ends the server.
 pub(super) struct Running {
     pub(super) path: PathBuf,
     server: Arc<Server>,
@@ -103,13 +103,13 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         self.server.dead.store(true, Ordering::SeqCst);
-        // Wakes the thread that accepts, which then ends.
+        // Wakes the accepting thread, which then ends.
         let _ = UnixStream::connect(&self.path);
     }
 }
 
 impl Server {
-    /// Whether this is the server with that fault.
+    /// Returns true if the server has that fault.
     pub(super) fn has(&self, fault: &str) -> bool {
         self.fault == fault
     }
@@ -118,7 +118,7 @@ impl Server {
         self.disk.lock().unwrap()
     }
 
-    /// The server is dead for good: it takes no further client.
+    /// Makes the server dead for good: it accepts no further client.
     pub(super) fn die(&self) {
         self.dead.store(true, Ordering::SeqCst);
     }
@@ -141,7 +141,7 @@ impl Server {
                 no_zeroes: false,
                 lists: 0,
             };
-            // Errors end the connection: that is all there is to do.
+            // An error only ends the connection.
             std::thread::spawn(move || client.run().ok());
         }
     }
@@ -188,7 +188,7 @@ pub(super) struct Client {
     lists: u64,
 }
 
-/// Where haggling goes after an option.
+/// The phase after an option.
 enum Next {
     On,
     Transmission,
@@ -205,7 +205,7 @@ impl Client {
         Ok(bytes)
     }
 
-    /// As `recv`; with the fault, what does not come at once ends the connection.
+    /// Like `recv`; with the fault, ends the connection if one read does not return all bytes.
     pub(super) fn recv_or(&mut self, length: usize, fault: &str) -> io::Result<Vec<u8>> {
         if !self.has(fault) {
             return self.recv(length);

@@ -1,4 +1,4 @@
-//! Transmission of the server that is wrong on purpose.
+//! Transmission phase of the faulty server.
 
 mod replies;
 
@@ -22,7 +22,7 @@ struct Request {
     payload: Vec<u8>,
 }
 
-/// What a command comes to.
+/// Result of a command.
 enum Outcome {
     Done,
     Data(Vec<u8>),
@@ -33,11 +33,11 @@ use Outcome::{Data, Done, Error, Status};
 
 struct Transmission {
     client: Client,
-    /// The export as this connection sees it, with the fault that each has a cache of its own.
+    /// The export as this connection sees it, for the faults that hide other connections' writes.
     own: Option<Vec<u8>>,
-    /// Writes not yet done, with the fault that they wait.
+    /// Delayed writes, for the fault that writes are lazy.
     lazy: Vec<(usize, Vec<u8>)>,
-    /// A reply held back, with the fault that DISC loses it.
+    /// A reply held back, for the fault that DISC loses it.
     held: Vec<u8>,
     count: u64,
     cookies: HashSet<u64>,
@@ -64,15 +64,14 @@ impl Transmission {
     }
 
     fn chunks(&self) -> bool {
-        (self.client.structured || self.client.extended || self.has("structured-always"))
-            && !self.has("structured-forgotten")
+        self.client.structured || self.client.extended || self.has("structured-always")
     }
 
     fn closed(&self) -> io::Error {
         io::ErrorKind::ConnectionAborted.into()
     }
 
-    /// Serves one request; false at the end.
+    /// Serves one request. Returns false at the end.
     fn turn(&mut self) -> io::Result<bool> {
         let Some(request) = self.recv()? else { return Ok(false) };
         self.count += 1;
@@ -292,7 +291,7 @@ impl Transmission {
         known.then(|| (ids, u64::from_be_bytes(*length)))
     }
 
-    /// What a range that is not legal is answered.
+    /// Returns the outcome of an invalid range; `None` if the range is valid.
     fn bad_range(&self, command: u16, offset: u64, length: u64) -> io::Result<Option<Outcome>> {
         let has = |fault| self.has(fault);
         if command == CMD_CACHE && self.client.server.setup == Setup::Plain {
@@ -393,7 +392,7 @@ impl Transmission {
         }
     }
 
-    /// Zeroes a range; grains that lie in it as a whole become holes, if wished.
+    /// Zeroes a range; with `hole`, grains entirely within it become holes.
     fn zero(&mut self, offset: u64, length: u64, hole: bool) {
         self.write(offset, &vec![0; length as usize]);
         if hole {

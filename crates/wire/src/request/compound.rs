@@ -1,4 +1,4 @@
-//! Bodies of requests: operations one after the other.
+//! Bodies of requests: sequences of operations.
 
 use super::Request;
 use crate::codec::{Field, ProtocolError, Reader};
@@ -6,8 +6,8 @@ use crate::limits::PATH_BYTES_MAX;
 use crate::list::{List, Listed};
 use smallvec::SmallVec;
 
-/// The operations of a request's body. Errors are an unknown tag, a cut field, a path longer than
-/// [`PATH_BYTES_MAX`] or with a zero byte, or one operation too many.
+/// Iterates over the operations of a request's body. Errors are an unknown tag, a truncated field, a
+/// path longer than [`PATH_BYTES_MAX`] or with a zero byte, or too many operations.
 pub type Operations<'a> = List<'a, Request<'a>>;
 
 impl<'a> Listed<'a> for Request<'a> {
@@ -32,11 +32,12 @@ impl<'a> Listed<'a> for Request<'a> {
     }
 }
 
-/// True when one of these bytes is zero.
+/// Returns true if one of the bytes is zero.
 fn has_zero(bytes: &[u8]) -> bool {
     const ONES: u64 = u64::MAX / 255;
     let (words, rest) = bytes.as_chunks::<8>();
-    // Borrowed from, the highest bit of a byte becomes one that was none only where the byte is zero, or one before it.
+    // Subtracting one from each byte sets a highest bit that was clear only if that byte is zero, or if a
+    // lower byte is zero and borrows from it.
     let is_in = |word: &[u8; 8]| {
         let word = u64::from_le_bytes(*word);
         word.wrapping_sub(ONES) & !word & ONES << 7 != 0
@@ -44,10 +45,10 @@ fn has_zero(bytes: &[u8]) -> bool {
     words.iter().any(is_in) || rest.contains(&0)
 }
 
-/// Reads all operations of a request's body.
+/// Decodes all operations of a request's body.
 ///
 /// # Errors
-/// As [`Operations`]; or there are none.
+/// As [`Operations`]; or a body without operations.
 pub fn parse_compound(body: &[u8]) -> Result<SmallVec<[Request<'_>; 4]>, ProtocolError> {
     let requests = Operations::of(body).collect::<Result<SmallVec<_>, _>>()?;
     if requests.is_empty() {
@@ -56,10 +57,10 @@ pub fn parse_compound(body: &[u8]) -> Result<SmallVec<[Request<'_>; 4]>, Protoco
     Ok(requests)
 }
 
-/// Reads the body of a request about disks, which stands alone.
+/// Decodes the body of a disk request, which holds only one operation.
 ///
 /// # Errors
-/// As [`parse_compound`]; or it is not about disks, or something follows.
+/// An unknown tag or a truncated field; or an operation that is not about disks, or more bytes after it.
 pub fn parse_disk_request(body: &[u8]) -> Result<Request<'_>, ProtocolError> {
     let mut reader = Reader::new(body);
     let request = Request::decode(&mut reader)?;
@@ -85,7 +86,7 @@ pub fn append_compound(requests: &[Request<'_>], body: &mut Vec<u8>) {
 }
 
 impl Request<'_> {
-    /// Names in it; empty where there is none.
+    /// Returns the paths and names of an operation on files; empty for none.
     fn paths(&self) -> [&[u8]; 2] {
         match self {
             Self::Open { path, .. } | Self::Stat { path, .. } | Self::SetAttr { path, .. } => {
@@ -101,7 +102,7 @@ impl Request<'_> {
             Self::ListXattr { path, .. } | Self::Access { path, .. } => [path, b""],
             Self::RemoveXattr { path, name, .. } => [path, name],
             Self::Reclaim { export, path, .. } => [export, path],
-            Self::Attach { name } | Self::DiskOpen { name, .. } => [name, b""],
+            Self::Attach { name } => [name, b""],
             _ => [b"", b""],
         }
     }

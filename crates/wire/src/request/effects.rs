@@ -1,10 +1,11 @@
-//! What operations do: whether they change anything, what they are about, and whether they may be repeated.
+//! Properties of operations: whether they change anything, which files and disks they name, and
+//! whether they may be repeated.
 
 use super::{Request, open_flag, write_flag, xattr_how};
 
 impl Request<'_> {
-    /// True when executing it twice differs from executing it once, so that its result has to be
-    /// remembered for replay.
+    /// Returns true if executing the operation twice may differ from executing it once, so that the server
+    /// has to remember the result for replay.
     #[must_use]
     pub fn modifies(&self) -> bool {
         match self {
@@ -28,7 +29,8 @@ impl Request<'_> {
             }
             Self::ListXattr { .. } | Self::TestLock { .. } | Self::Access { .. } => false,
             Self::Inquire { .. } | Self::Reclaimed {} | Self::PathOf { .. } => false,
-            // Who watches a file twice is told once, and events are told again until they were seen.
+            // A file watched twice reports each event once, and events are sent again until the
+            // client has seen them.
             Self::Watch { .. } | Self::Events { .. } => false,
             Self::DiskWrite { .. } | Self::DiskZero { .. } | Self::DiskTrim { .. } => true,
             Self::DiskFlush { .. } | Self::DiskResize { .. } => true,
@@ -40,8 +42,8 @@ impl Request<'_> {
         }
     }
 
-    /// True when it can change what others see of files or their names, or waits for others (a
-    /// lock), so that what was known before is not to be relied on any more.
+    /// Returns true if the operation can change what others see of files or their names, or waits for others
+    /// (a lock), so that earlier knowledge of files may be stale afterwards.
     #[must_use]
     pub fn alters(&self) -> bool {
         match self {
@@ -51,8 +53,8 @@ impl Request<'_> {
         }
     }
 
-    /// True when it may be sent again to a restarted server that remembers nothing, because doing
-    /// it twice ends like doing it once.
+    /// Returns true if the client may send the operation again to a restarted server that remembers nothing,
+    /// because executing it twice has the same result as once.
     #[must_use]
     pub fn repeatable(&self) -> bool {
         match self {
@@ -70,7 +72,7 @@ impl Request<'_> {
         }
     }
 
-    /// The open files it names; zero stands for none.
+    /// Returns the open files that the operation names; zero stands for none.
     #[must_use]
     pub fn handles(&self) -> [u64; 2] {
         match *self {
@@ -102,12 +104,12 @@ impl Request<'_> {
             Self::Watch { handle, .. } => [handle, 0],
             Self::Attach { .. } | Self::Inquire { .. } => [0, 0],
             Self::Reclaim { .. } | Self::Reclaimed {} | Self::Events { .. } => [0, 0],
-            // Disks have numbers of their own.
+            // Disks have their own numbers.
             _ => [0, 0],
         }
     }
 
-    /// The number of the disk that it is about.
+    /// Returns the number of the disk that the operation names.
     #[must_use]
     pub fn disk(&self) -> Option<u32> {
         match *self {
@@ -122,21 +124,21 @@ impl Request<'_> {
         }
     }
 
-    /// The bytes of a disk that it changes.
+    /// Returns the number of a disk and the bytes of it that the operation changes.
     #[must_use]
     pub fn disk_change(&self) -> Option<(u32, std::ops::Range<u64>)> {
         let (disk, offset, length) = match *self {
             Self::DiskWrite { disk, offset, length, .. } => (disk, offset, length.into()),
             Self::DiskZero { disk, offset, length, .. }
             | Self::DiskTrim { disk, offset, length, .. } => (disk, offset, length),
-            // What is cut off is gone, and comes back as zeroes.
+            // Bytes cut off are lost, and read as zeroes if the disk grows again.
             Self::DiskResize { disk, size } => (disk, size, u64::MAX),
             _ => return None,
         };
         Some((disk, offset..offset.saturating_add(length)))
     }
 
-    /// True for a tag that begins a request about disks.
+    /// Returns true for the tag of a disk request.
     #[must_use]
     pub fn is_disk_tag(tag: u8) -> bool {
         (31..=42).contains(&tag)

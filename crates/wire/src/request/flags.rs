@@ -1,13 +1,13 @@
-//! Numbers that the fields of requests hold: bits of flags, kinds, families.
+//! Values of request fields: flag bits, kinds, families.
 
-/// In [`super::Request::Stat`] and others with `flags`: do not follow a symbolic link at the end.
+/// In [`super::Request::Stat`] and other operations with `flags`: do not follow a final symbolic link.
 pub const NO_FOLLOW: u32 = 1;
 /// In [`super::Request::Unlink`]: remove a directory.
 pub const DIRECTORY: u32 = 2;
-/// In [`super::Request::Link`]: follow a symbolic link at the end of the source.
+/// In [`super::Request::Link`]: follow a final symbolic link in the source path.
 pub const FOLLOW: u32 = 4;
 
-/// Bits of [`super::Request::Open`]'s flags that the protocol itself looks at: `O_*` of Linux on x86-64.
+/// Bits of [`super::Request::Open`]'s flags that Towline itself interprets: `O_*` of Linux on x86-64.
 pub mod open_flag {
     /// `O_CREAT`.
     pub const CREATE: u32 = 0o100;
@@ -27,14 +27,14 @@ pub mod open_flag {
     pub const NO_FOLLOW: u32 = 0o400_000;
     /// `O_NOATIME`.
     pub const NO_ACCESS_TIME: u32 = 0o1_000_000;
-    /// What `O_SYNC` has besides [`DATA_SYNC`].
+    /// The bit of `O_SYNC` besides [`DATA_SYNC`].
     pub const FULL_SYNC: u32 = 0o4_000_000;
     /// `O_PATH`.
     pub const PATH: u32 = 0o10_000_000;
-    /// What `O_TMPFILE` has besides [`DIRECTORY`].
+    /// The bit of `O_TMPFILE` besides [`DIRECTORY`].
     pub const TEMPORARY: u32 = 0o20_000_000;
 
-    /// Those that have other values on this machine: theirs, and those of the protocol.
+    /// Flags with another value on this machine: the machine's value, and the protocol's.
     #[cfg(any(target_arch = "aarch64", target_arch = "arm"))]
     const MOVED: &[(u32, u32)] = &[
         (0o40_000, DIRECTORY),
@@ -42,11 +42,10 @@ pub mod open_flag {
         (0o200_000, DIRECT),
         (0o400_000, 0o100_000), // `O_LARGEFILE`
     ];
-    /// As above: none.
     #[cfg(not(any(target_arch = "aarch64", target_arch = "arm")))]
     const MOVED: &[(u32, u32)] = &[];
 
-    /// Flags of `open(2)` on this machine, as they travel.
+    /// Converts flags of `open(2)` on this machine to those of the protocol.
     #[must_use]
     pub const fn of_this_machine(flags: i32) -> u32 {
         let flags = flags as u32;
@@ -60,56 +59,56 @@ pub mod open_flag {
         left | moved
     }
 
-    /// True when opening makes a file or fails.
+    /// Returns true if opening either creates a file or fails.
     #[must_use]
     pub fn creates_exclusively(flags: u32) -> bool {
         flags & (CREATE | EXCLUSIVE) == CREATE | EXCLUSIVE && flags & PATH == 0
     }
 
-    /// True when opening can make or shorten a file.
+    /// Returns true if opening can create or truncate a file.
     #[must_use]
     pub fn alters(flags: u32) -> bool {
         flags & (CREATE | TRUNCATE) != 0 && flags & PATH == 0
     }
 
-    /// For opening again what was opened so: without making or shortening anything.
+    /// Returns the flags for opening the same file again without creating or truncating it.
     #[must_use]
     pub fn without_changes(flags: u32) -> u32 {
         flags & !(CREATE | EXCLUSIVE | TRUNCATE)
     }
 }
 
-/// What a listing tells of its entries beside names.
+/// What a listing contains besides names.
 pub mod listed {
     /// Attributes.
     pub const ATTRIBUTES: u8 = 1;
-    /// With attributes: which files have no extended ones ([`crate::attr::attr_flag::NO_XATTRS`]).
+    /// With attributes: mark files without extended attributes ([`crate::attr::attr_flag::NO_XATTRS`]).
     pub const XATTRS: u8 = 2;
 }
 
-/// How [`super::Request::SetXattr`] sets.
+/// Values of `how` in [`super::Request::SetXattr`].
 pub mod xattr_how {
-    /// `XATTR_CREATE`: fails when the attribute is there.
+    /// `XATTR_CREATE`: fails if the attribute exists.
     pub const CREATE: u32 = 1;
 }
 
 /// Bits of [`super::Request::SetAttr`]'s `valid`.
 pub mod valid {
-    /// `mode` is to be set.
+    /// Set `mode`.
     pub const MODE: u32 = 1;
-    /// `uid` is to be set.
+    /// Set `uid`.
     pub const UID: u32 = 2;
-    /// `gid` is to be set.
+    /// Set `gid`.
     pub const GID: u32 = 4;
-    /// `size` is to be set.
+    /// Set `size`.
     pub const SIZE: u32 = 8;
-    /// `accessed` and `modified` are to be set (each may be NOW or OMIT).
+    /// Set `accessed` and `modified` (each may be `NOW` or `OMIT`).
     pub const TIMES: u32 = 16;
 }
 
 /// Flags of [`super::Request::Write`].
 pub mod write_flag {
-    /// Write at the end of the file, whatever the offset.
+    /// Write at the end of the file and ignore the offset.
     pub const APPEND: u32 = 1;
     /// Data is on stable storage before the reply.
     pub const DATA_SYNC: u32 = 2;
@@ -117,7 +116,7 @@ pub mod write_flag {
 
 /// Kinds of [`super::Request::Sync`].
 pub mod sync_kind {
-    /// Data and what is needed to read it (`fdatasync`).
+    /// Data and the metadata needed to read it (`fdatasync`).
     pub const DATA: u32 = 0;
     /// Data and attributes (`fsync`).
     pub const FULL: u32 = 1;
@@ -125,7 +124,7 @@ pub mod sync_kind {
     pub const FILE_SYSTEM: u32 = 2;
 }
 
-/// Whence of [`super::Request::Seek`].
+/// Values of `whence` in [`super::Request::Seek`].
 pub mod whence {
     /// Next data (`SEEK_DATA`).
     pub const DATA: u32 = 3;
@@ -133,19 +132,19 @@ pub mod whence {
     pub const HOLE: u32 = 4;
 }
 
-/// Lock families and types of [`super::Request::Lock`].
+/// Lock families and kinds of [`super::Request::Lock`].
 pub mod lock {
-    /// Owned by the process (`fcntl` F_SETLK); ends with any close by that owner.
+    /// Family: owned by the process (`fcntl` F_SETLK); released by any close of the file by its owner.
     pub const PROCESS: u8 = 0;
-    /// Owned by the open file (F_OFD_SETLK).
+    /// Family: owned by the open file (F_OFD_SETLK).
     pub const OPEN_FILE: u8 = 1;
-    /// Whole-file lock of the open file (`flock`).
+    /// Family: lock of the whole file, owned by the open file (`flock`).
     pub const FLOCK: u8 = 2;
-    /// Shared.
+    /// Kind: shared.
     pub const SHARED: u8 = 0;
-    /// Exclusive.
+    /// Kind: exclusive.
     pub const EXCLUSIVE: u8 = 1;
-    /// Release.
+    /// Kind: release.
     pub const UNLOCK: u8 = 2;
 }
 

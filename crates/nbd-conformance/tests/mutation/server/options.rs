@@ -1,4 +1,4 @@
-//! Option haggling of the server that is wrong on purpose.
+//! Option haggling of the faulty server.
 
 use std::io::{self, Read};
 
@@ -36,7 +36,7 @@ impl Client {
         if self.has("pipeline-dropped") {
             let mut rest = vec![0; 4096];
             self.stream.set_nonblocking(true)?;
-            // Nothing being there is an error, too.
+            // With nothing to read, this fails.
             let _ = self.stream.read(&mut rest);
             self.stream.set_nonblocking(false)?;
         }
@@ -106,7 +106,7 @@ impl Client {
         Ok(Next::Transmission)
     }
 
-    /// Contexts selected for another export do not hold for this one.
+    /// Drops the contexts if they were selected for another export.
     fn opened(&mut self, name: &str) {
         if self.contexts_of != name && !self.has("contexts-any-export") {
             self.contexts.clear();
@@ -165,7 +165,7 @@ impl Client {
         }
         if self.server.setup == Setup::Tls {
             self.reply(option, REP_ACK, b"")?;
-            // No TLS here: every handshake fails.
+            // There is no TLS here, so every handshake fails.
             return if self.has("starttls-plain") { Ok(()) } else { Err(self.close()) };
         }
         if self.has("starttls-forgets") {
@@ -399,7 +399,7 @@ impl Client {
     }
 }
 
-/// A string behind its length, and what follows.
+/// Splits off a string that follows its length, and returns it with the rest.
 fn string(data: &[u8]) -> Option<(String, &[u8])> {
     let (length, rest) = data.split_first_chunk::<4>()?;
     let (text, rest) = rest.split_at_checked(u32::from_be_bytes(*length) as usize)?;

@@ -1,4 +1,4 @@
-//! Replies of the server that is wrong on purpose: simple ones, chunks, extents.
+//! Replies of the faulty server: simple ones, chunks, extents.
 
 use std::io;
 
@@ -162,7 +162,7 @@ impl Transmission {
         self.chunk(out, request, REPLY_NONE, true, &[]);
     }
 
-    /// Extents of a context: length and status.
+    /// Returns the extents of a context: length and status.
     fn extents(&self, request: &Request, id: u32, length: u64) -> Vec<(u64, u32)> {
         let disk = self.client.server.disk();
         let end = request.offset + length;
