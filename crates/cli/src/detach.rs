@@ -66,15 +66,18 @@ fn detach(record: &Record, force: bool) -> Outcome<()> {
         kill(record);
     } else {
         if !record.is_held() {
+            if !record.exists() {
+                // Somebody else removed it; only its record is left.
+                record.remove();
+                return Ok(());
+            }
             let text = "the process that served it is gone; go on with it by `towline attach --resume`, or use --force";
             return Err(Failure::new(text));
         }
         settle(record)?;
     }
     let ended = match record.kind {
-        Kind::Nbd if nbd::owner(record.number).is_some_and(|owner| owner == record.owner) => {
-            nbd::Kernel::detach(record.number)
-        }
+        Kind::Nbd if record.exists() => nbd::Kernel::detach(record.number),
         Kind::Nbd => Ok(()),
         Kind::Ublk => ublk::Control::open().and_then(|mut control| {
             if control.information(record.number)?.is_none() {

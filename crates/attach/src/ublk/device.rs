@@ -6,6 +6,7 @@ use super::queue::{Queue, Shape};
 use crate::{Backend, Error, Geometry};
 use rustix::fs::{Mode, OFlags};
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -54,6 +55,17 @@ pub struct Device {
     /// Bytes, for the queues to check requests.
     size: Arc<AtomicU64>,
     taken_over: bool,
+}
+
+/// True when the driver has a device of this number, started or not; any user may ask.
+#[must_use]
+pub fn exists(number: u32) -> bool {
+    Path::new(&node(number)).exists()
+}
+
+/// Through which a device is served.
+fn node(number: u32) -> String {
+    format!("/dev/ublkc{number}")
 }
 
 /// The parameters that say what a disk is like.
@@ -177,7 +189,7 @@ impl Device {
     }
 
     fn open(information: Information, size: u64, taken_over: bool) -> Result<Self, Error> {
-        let path = format!("/dev/ublkc{}", information.number);
+        let path = node(information.number);
         let end = Instant::now() + NODE_WAIT;
         let file = loop {
             match rustix::fs::open(&path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()) {

@@ -10,7 +10,7 @@ use crate::serve::parse_bytes;
 use crate::text::human;
 use std::io::{BufRead, BufReader, IsTerminal, Write};
 use std::process::{Command, ExitCode, Stdio};
-use towline_attach::{Kind, Record, nbd, read_ahead, ublk};
+use towline_attach::{Kind, Record, read_ahead, ublk};
 
 const EXAMPLES: &str = "\
 The disk becomes /dev/ublkbN (--ublk: requests go to a process of ours) or /dev/nbdN (--nbd: the
@@ -223,13 +223,7 @@ fn resume(args: &Args, device: &str, report: &Report) {
 
 /// What became of a device.
 fn state(record: &Record) -> &'static str {
-    let there = match record.kind {
-        Kind::Ublk => ublk::Control::open()
-            .and_then(|mut control| control.information(record.number))
-            .is_ok_and(|information| information.is_some()),
-        Kind::Nbd => nbd::owner(record.number).is_some_and(|owner| owner == record.owner),
-    };
-    match (there, record.is_held()) {
+    match (record.exists(), record.is_held()) {
         (false, _) => "gone",
         (true, true) => "served",
         (true, false) => "waiting",
