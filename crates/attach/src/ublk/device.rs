@@ -1,7 +1,7 @@
 //! A device as a whole: made or taken over, served by a thread for each queue, ended.
 
 use super::abi::{Parameters, attribute, feature, part};
-use super::control::{Control, Information};
+use super::control::{Control, Information, State};
 use super::queue::{Queue, Shape};
 use crate::{Backend, Error, Geometry};
 use rustix::fs::{Mode, OFlags};
@@ -10,6 +10,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// Longest logical block the kernel's block layer has on every machine.
@@ -39,6 +40,8 @@ pub struct Options {
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum Event {
+    /// A queue has its connection.
+    Connected,
     /// A queue fetches requests.
     Ready,
     /// The disk behind it has another size, bytes.
@@ -51,7 +54,6 @@ pub enum Event {
 #[derive(Debug)]
 pub struct Device {
     information: Information,
-    file: Arc<OwnedFd>,
     /// Bytes, for the queues to check requests.
     size: Arc<AtomicU64>,
     taken_over: bool,
@@ -138,24 +140,25 @@ impl Device {
             options.transfer_maximum,
             features,
         )?;
-        let made = control
-            .set_parameters(information.number, &parameters)
-            .and_then(|()| Self::open(information, parameters.sectors * 512, false));
-        if made.is_err() {
+        control.set_parameters(information.number, &parameters).inspect_err(|_| {
             let _ = control.delete(information.number);
-        }
-        made
+        })?;
+        Ok(Self::new(information, parameters.sectors * 512, false))
     }
 
-    /// Takes over a device whose process is gone. Its users' requests wait; those that were not
-    /// answered come again.
+    /// Prepares to take over a device whose process is gone, which [`Device::serve`] does. Its
+    /// users' requests wait; those that were not answered come again.
     ///
     /// # Errors
-    /// When there is no such device, when it is still served, or when the disk became another one.
+    /// When there is no such device, when it was stopped, or when the disk became another one.
     pub fn recover(control: &mut Control, number: u32, geometry: &Geometry) -> Result<Self, Error> {
-        let Some(information) = control.information(number)? else {
-            return Err(Error::Refused(format!("there is no ublk device {number}")));
-        };
+        let information = control.information(number)?;
+        // A stopped device stays stopped; its users' requests have failed.
+        let information = information.filter(|found| found.state != State::Dead).ok_or_else(|| {
+            Error::Refused(format!(
+                "/dev/ublkb{number} is gone or was stopped; detach it with --force and attach it again"
+            ))
+        })?;
         let old = control.parameters(number)?;
         let new = parameters(geometry, information.transfer_maximum)?;
         if new.sectors < old.sectors
@@ -170,38 +173,11 @@ impl Device {
                 1 << old.logical_block_shift,
             )));
         }
-        let end = Instant::now() + RECOVERY_WAIT;
-        loop {
-            match control.start_recovery(number) {
-                Ok(()) => break,
-                // The kernel is still taking leave of the old process.
-                Err(error) if error.raw_os_error() == Some(libc::EBUSY) && Instant::now() < end => {
-                    std::thread::sleep(Duration::from_millis(20));
-                }
-                Err(error) => {
-                    return Err(Error::system(format_args!("taking over ublk device {number}"))(
-                        error,
-                    ));
-                }
-            }
-        }
-        Self::open(information, old.sectors * 512, true)
+        Ok(Self::new(information, old.sectors * 512, true))
     }
 
-    fn open(information: Information, size: u64, taken_over: bool) -> Result<Self, Error> {
-        let path = node(information.number);
-        let end = Instant::now() + NODE_WAIT;
-        let file = loop {
-            match rustix::fs::open(&path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()) {
-                Ok(file) => break file,
-                Err(rustix::io::Errno::NOENT) if Instant::now() < end => {
-                    std::thread::sleep(Duration::from_millis(5));
-                }
-                Err(error) => return Err(Error::system(path)(error.into())),
-            }
-        };
-        let size = Arc::new(AtomicU64::new(size));
-        Ok(Self { information, file: Arc::new(file), size, taken_over })
+    fn new(information: Information, size: u64, taken_over: bool) -> Self {
+        Self { information, size: Arc::new(AtomicU64::new(size)), taken_over }
     }
 
     /// What the driver said of it when it was made.
@@ -216,7 +192,8 @@ impl Device {
     ///
     /// # Errors
     /// When it cannot start; then a new device is removed, and one that was taken over waits for
-    /// another process as soon as this one ends. When a queue fails.
+    /// another process as soon as this one ends. When a queue fails; then the other queues go on
+    /// until the process ends, which has to be soon: the requests of that queue wait for another one.
     pub fn serve<F>(
         self,
         control: &mut Control,
@@ -226,55 +203,70 @@ impl Device {
     where
         F: Fn(u16, Sender<Event>) -> Result<Box<dyn Backend>, Error> + Send + Sync + 'static,
     {
-        let number = self.information.number;
         let (tell, events) = mpsc::channel();
-        let backend = Arc::new(backend);
-        let threads: Vec<_> = (0..self.information.queues)
-            .map(|queue| {
-                let shape = Shape {
-                    number: queue,
-                    depth: self.information.depth,
-                    buffer_bytes: self.information.transfer_maximum as usize,
-                };
-                let (file, size) = (self.file.clone(), self.size.clone());
-                let (tell, backend) = (tell.clone(), backend.clone());
-                std::thread::Builder::new()
-                    .name(format!("ublk{number}q{queue}"))
-                    .spawn(move || run(&file, shape, &size, &*backend, &tell))
-                    .map_err(Error::system("a thread for a queue"))
-            })
-            .collect::<Result<_, _>>()?;
-        let ready = self.start(control, &events, threads.len());
+        let (mut gates, mut threads) = (Vec::new(), Vec::new());
+        let ready = self
+            .spawn(&Arc::new(backend), &tell, &mut gates, &mut threads)
+            .and_then(|()| self.start(control, &events, gates));
         if let Err(error) = ready {
             if !self.taken_over {
-                let _ = control.stop(number);
-                // The queues end when the device is stopped, and their threads let go of it.
-                threads.into_iter().for_each(|thread| drop(thread.join()));
-                drop(self);
+                let number = self.information.number;
+                end(threads, || drop(control.stop(number)));
                 let _ = control.delete(number);
             }
             return Err(error);
         }
         started();
-        let outcome = self.attend(control, &events, threads.len());
-        threads.into_iter().for_each(|thread| drop(thread.join()));
-        outcome
+        attend(&events, threads, |bytes| self.resize(control, bytes))
+    }
+
+    /// Begins the threads of the queues; each waits behind its gate for the device.
+    fn spawn<F>(
+        &self,
+        backend: &Arc<F>,
+        tell: &Sender<Event>,
+        gates: &mut Vec<Sender<Arc<OwnedFd>>>,
+        threads: &mut Vec<JoinHandle<()>>,
+    ) -> Result<(), Error>
+    where
+        F: Fn(u16, Sender<Event>) -> Result<Box<dyn Backend>, Error> + Send + Sync + 'static,
+    {
+        for queue in 0..self.information.queues {
+            let shape = Shape {
+                number: queue,
+                depth: self.information.depth,
+                buffer_bytes: self.information.transfer_maximum as usize,
+            };
+            let (gate, device) = mpsc::channel();
+            let (size, tell, backend) = (self.size.clone(), tell.clone(), backend.clone());
+            let thread = std::thread::Builder::new()
+                .name(format!("ublk{}q{queue}", self.information.number))
+                .spawn(move || run(&device, shape, &size, &*backend, &tell))
+                .map_err(Error::system("a thread for a queue"))?;
+            gates.push(gate);
+            threads.push(thread);
+        }
+        Ok(())
     }
 
     fn start(
         &self,
         control: &mut Control,
         events: &Receiver<Event>,
-        queues: usize,
+        gates: Vec<Sender<Arc<OwnedFd>>>,
     ) -> Result<(), Error> {
-        let mut ready = 0;
-        while ready < queues {
-            match events.recv() {
-                Ok(Event::Ready) => ready += 1,
-                Ok(Event::Resized(_)) => (),
-                _ => return Err(Error::Refused("a queue could not be served".to_owned())),
-            }
+        // The kernel lets nobody else take over a device once that was begun and no queue came of
+        // it, so what may fail for other reasons comes first.
+        await_each(events, gates.len(), |event| matches!(event, Event::Connected))?;
+        if self.taken_over {
+            self.begin_recovery(control)?;
         }
+        let device = Arc::new(self.open()?);
+        for gate in &gates {
+            // A queue that has ended says so itself.
+            let _ = gate.send(device.clone());
+        }
+        await_each(events, gates.len(), |event| matches!(event, Event::Ready))?;
         if self.taken_over {
             control.end_recovery(self.information.number)
         } else {
@@ -282,29 +274,34 @@ impl Device {
         }
     }
 
-    fn attend(
-        &self,
-        control: &mut Control,
-        events: &Receiver<Event>,
-        queues: usize,
-    ) -> Result<(), Error> {
-        let mut left = queues;
-        while left > 0 {
-            match events.recv() {
-                Ok(Event::Ended(true)) => left -= 1,
-                // Its requests would hang for ever; better to leave all to another process.
-                Ok(Event::Ended(false)) | Err(_) => {
-                    return Err(Error::Refused("a queue failed".to_owned()));
+    fn begin_recovery(&self, control: &mut Control) -> Result<(), Error> {
+        let number = self.information.number;
+        let end = Instant::now() + RECOVERY_WAIT;
+        loop {
+            match control.start_recovery(number) {
+                // The kernel is still taking leave of the old process.
+                Err(error) if error.raw_os_error() == Some(libc::EBUSY) && Instant::now() < end => {
+                    std::thread::sleep(Duration::from_millis(20));
                 }
-                Ok(Event::Resized(bytes)) => {
-                    if let Err(error) = self.resize(control, bytes) {
-                        log::error!("{error}");
-                    }
+                begun => {
+                    let what = format_args!("taking over ublk device {number}");
+                    return begun.map_err(Error::system(what));
                 }
-                Ok(Event::Ready) => (),
             }
         }
-        Ok(())
+    }
+
+    fn open(&self) -> Result<OwnedFd, Error> {
+        let path = node(self.information.number);
+        let end = Instant::now() + NODE_WAIT;
+        loop {
+            match rustix::fs::open(&path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()) {
+                Err(rustix::io::Errno::NOENT) if Instant::now() < end => {
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                opened => return opened.map_err(|error| Error::system(path)(error.into())),
+            }
+        }
     }
 
     fn resize(&self, control: &mut Control, bytes: u64) -> Result<(), Error> {
@@ -332,25 +329,97 @@ impl Device {
     }
 }
 
+/// Waits until each queue came so far, or one ended.
+fn await_each(
+    events: &Receiver<Event>,
+    queues: usize,
+    so_far: impl Fn(&Event) -> bool,
+) -> Result<(), Error> {
+    let mut left = queues;
+    while left > 0 {
+        match events.recv() {
+            Ok(event) if so_far(&event) => left -= 1,
+            Ok(Event::Resized(_)) => (),
+            _ => return Err(Error::Refused("a queue could not be served".to_owned())),
+        }
+    }
+    Ok(())
+}
+
+/// Waits until the device is stopped, which ends all queues, and has another size of the disk told.
+fn attend(
+    events: &Receiver<Event>,
+    threads: Vec<JoinHandle<()>>,
+    mut resize: impl FnMut(u64) -> Result<(), Error>,
+) -> Result<(), Error> {
+    let mut left = threads.len();
+    while left > 0 {
+        match events.recv() {
+            Ok(Event::Ended(true)) => left -= 1,
+            // Its requests would hang for ever; better to leave all to another process. The other
+            // queues are not waited for: they end when the device is stopped, which nobody does.
+            Ok(Event::Ended(false)) | Err(_) => {
+                return Err(Error::Refused("a queue failed".to_owned()));
+            }
+            Ok(Event::Resized(bytes)) => {
+                if let Err(error) = resize(bytes) {
+                    log::error!("{error}");
+                }
+            }
+            Ok(Event::Connected | Event::Ready) => (),
+        }
+    }
+    threads.into_iter().for_each(|thread| drop(thread.join()));
+    Ok(())
+}
+
+/// Waits until the threads of a device that did not start have ended.
+fn end(threads: Vec<JoinHandle<()>>, mut stop: impl FnMut()) {
+    while threads.iter().any(|thread| !thread.is_finished()) {
+        // It ends the commands that the kernel has by now; a queue may be giving it more.
+        stop();
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    threads.into_iter().for_each(|thread| drop(thread.join()));
+}
+
+/// Tells that a queue has ended, also when its thread panics.
+struct Ending<'a> {
+    tell: &'a Sender<Event>,
+    served: bool,
+}
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        let _ = self.tell.send(Event::Ended(self.served));
+    }
+}
+
 /// The life of a queue's thread.
 fn run(
-    file: &OwnedFd,
+    device: &Receiver<Arc<OwnedFd>>,
     shape: Shape,
     size: &AtomicU64,
     backend: &dyn Fn(u16, Sender<Event>) -> Result<Box<dyn Backend>, Error>,
     tell: &Sender<Event>,
 ) {
+    let mut ending = Ending { tell, served: false };
     let served = || -> Result<(), Error> {
         let mut backend = backend(shape.number, tell.clone())?;
-        let mut queue = Queue::new(file.as_fd(), shape)?;
+        let _ = tell.send(Event::Connected);
+        // Without one it is another queue that failed.
+        let Ok(device) = device.recv() else { return Ok(()) };
+        let mut queue = Queue::new(device.as_fd(), shape)?;
         let failed = || Error::system(format!("queue {}", shape.number));
         queue.fetch().map_err(failed())?;
         let _ = tell.send(Event::Ready);
         queue.serve(&mut *backend, size).map_err(failed())
     };
-    let result = served();
-    if let Err(error) = &result {
-        log::error!("{error}");
+    match served() {
+        Ok(()) => ending.served = true,
+        Err(error) => log::error!("{error}"),
     }
-    let _ = tell.send(Event::Ended(result.is_ok()));
 }
+
+#[cfg(test)]
+mod tests;
