@@ -12,7 +12,6 @@ use towline_attach::{Claim, Error, Found, Geometry, Kind, Origin, Record, read_a
 
 /// Longest read or write of a ublk device: each request under way may need as much memory.
 const TRANSFER_BYTES_MAX: u32 = 512 * 1024;
-const PAGE_BYTES: u32 = 4096;
 /// Requests under way in each queue of ublk, unless told.
 const DEPTH: u16 = 64;
 /// Seconds until the kernel asks again on another connection, unless told.
@@ -50,7 +49,10 @@ pub(super) fn attach(args: &Args, url: &str, kind: Kind) -> Outcome<()> {
             record.connections = kernel.connections();
             record.owner = kernel.owner().to_owned();
             record.size = kernel.geometry().size;
-            keep(args, kernel, &record, Some(round_trip))
+            // Without a record nobody could end it.
+            let claim = record.claim().inspect_err(|_| drop(Kernel::detach(record.number)));
+            let claim = claim.map_err(|error| failure(&error))?;
+            keep(args, kernel, &record, claim, Some(round_trip))
         }
         Kind::Ublk => {
             let mut attached = || {
@@ -64,10 +66,12 @@ pub(super) fn attach(args: &Args, url: &str, kind: Kind) -> Outcome<()> {
                 };
                 let device = Device::create(&mut control, &geometry, &options)?;
                 record.number = device.information().number;
-                record.connections = options.queues;
+                record.connections = device.information().queues;
                 record.size = geometry.size;
                 record.identity = identity;
-                serve(args, control, device, &origin, &record, Some(round_trip))
+                // Without a record nobody could end it.
+                let claim = record.claim().inspect_err(|_| drop(control.delete(record.number)))?;
+                serve(args, control, device, &origin, &record, claim, Some(round_trip))
             };
             attached().map_err(|error| failure(&error))
         }
@@ -79,6 +83,7 @@ pub(super) fn resume(args: &Args, record: &Record) -> Outcome<()> {
     settle(args);
     let origin = origin(&record.url)?;
     let record = Record { process: std::process::id(), ..record.clone() };
+    let claim = record.claim().map_err(|error| failure(&error))?;
     let Found { geometry, identity, .. } = wait_for(&origin)?;
     if identity != record.identity {
         return Err(Failure::new("the disk has other bytes than it had; detach it with --force"));
@@ -89,13 +94,13 @@ pub(super) fn resume(args: &Args, record: &Record) -> Outcome<()> {
             let kernel =
                 Kernel::resume(nbd(&origin)?, number, connections, &record.owner, geometry)
                     .map_err(|error| failure(&error))?;
-            keep(args, kernel, &record, None)
+            keep(args, kernel, &record, claim, None)
         }
         Kind::Ublk => {
             let resumed = || {
                 let mut control = Control::open()?;
                 let device = Device::recover(&mut control, record.number, &geometry)?;
-                serve(args, control, device, &origin, &record, None)
+                serve(args, control, device, &origin, &record, claim, None)
             };
             resumed().map_err(|error| failure(&error))
         }
@@ -131,9 +136,13 @@ fn nbd(origin: &Origin) -> Outcome<&Source> {
 }
 
 fn transfer_maximum(geometry: &Geometry) -> Result<u32, Error> {
-    let maximum = geometry.transfer_maximum.min(TRANSFER_BYTES_MAX) / PAGE_BYTES * PAGE_BYTES;
+    let page = towline_mem::page_bytes() as u32;
+    let maximum = geometry.transfer_maximum.min(TRANSFER_BYTES_MAX) / page * page;
     if maximum == 0 {
-        let text = format!("the server takes at most {} bytes", geometry.transfer_maximum);
+        let text = format!(
+            "the server takes at most {} bytes at once, and a device needs a page of {page}",
+            geometry.transfer_maximum
+        );
         return Err(Error::Refused(text));
     }
     Ok(maximum)
@@ -146,9 +155,9 @@ fn serve(
     device: Device,
     origin: &Origin,
     record: &Record,
+    claim: Claim,
     made: Option<Duration>,
 ) -> Result<(), Error> {
-    let claim = record.claim()?;
     let patience = record.patience.map(Duration::from_secs);
     let (origin, size) = (origin.clone(), record.size);
     let depth = device.information().depth;
@@ -164,22 +173,25 @@ fn serve(
         || announce(args, record, made),
     );
     // A device that is still there waits for a successor.
-    if served.is_ok() || control.information(record.number)?.is_none() {
+    if served.is_ok() || control.information(record.number).is_ok_and(|found| found.is_none()) {
         remove(claim, record);
     }
     served
 }
 
 /// The same for a device of the kernel's client.
-fn keep(args: &Args, mut kernel: Kernel, record: &Record, made: Option<Duration>) -> Outcome<()> {
-    let claimed = record.claim().and_then(|claim| {
-        announce(args, record, made);
-        // Some of those of a process that is gone may have died meanwhile.
-        kernel.keep(made.is_none())?;
-        remove(claim, record);
-        Ok(())
-    });
-    claimed.map_err(|error| failure(&error))
+fn keep(
+    args: &Args,
+    mut kernel: Kernel,
+    record: &Record,
+    claim: Claim,
+    made: Option<Duration>,
+) -> Outcome<()> {
+    announce(args, record, made);
+    // Some of those of a process that is gone may have died meanwhile.
+    kernel.keep(made.is_none()).map_err(|error| failure(&error))?;
+    remove(claim, record);
+    Ok(())
 }
 
 fn remove(claim: Claim, record: &Record) {
