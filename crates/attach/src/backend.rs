@@ -53,6 +53,22 @@ impl Geometry {
             bytes => Ok(bytes),
         }
     }
+
+    /// Longest read or write of a device, bytes: whole pages, as far as the server takes them and
+    /// at most `limit`.
+    ///
+    /// # Errors
+    /// When the server takes less than a page.
+    pub fn transfer_bytes(&self, limit: u32) -> Result<u32, Error> {
+        let page = towline_mem::page_bytes() as u32;
+        match self.transfer_maximum.min(limit) / page * page {
+            0 => Err(Error::Refused(format!(
+                "the server takes at most {} bytes at once, and a device needs a page of {page}",
+                self.transfer_maximum
+            ))),
+            bytes => Ok(bytes),
+        }
+    }
 }
 
 /// What is to be done to a range.
@@ -124,4 +140,34 @@ pub trait Backend {
 
     /// When to call [`Backend::turn`] although nothing happened.
     fn deadline(&self) -> Option<Instant>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_has_whole_blocks_and_moves_whole_pages() {
+        let page = towline_mem::page_bytes() as u32;
+        let disk = Geometry {
+            size: 10_000_001,
+            block_minimum: 1,
+            block_preferred: 4096,
+            transfer_maximum: 3 * page + 17,
+            read_only: false,
+            rotational: false,
+            flush: true,
+            fua: true,
+            trim: false,
+            zero: false,
+            connections: true,
+        };
+        assert_eq!(disk.device_bytes().unwrap(), 9_999_872);
+        assert_eq!(disk.transfer_bytes(u32::MAX).unwrap(), 3 * page);
+        assert_eq!(disk.transfer_bytes(2 * page).unwrap(), 2 * page);
+        let short = Geometry { size: 511, transfer_maximum: page - 1, ..disk };
+        assert!(short.device_bytes().unwrap_err().to_string().contains("511 bytes"));
+        let said = short.transfer_bytes(u32::MAX).unwrap_err().to_string();
+        assert!(said.contains(&format!("at most {} bytes at once", page - 1)), "{said}");
+    }
 }

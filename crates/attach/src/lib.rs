@@ -12,6 +12,7 @@ pub mod nbd;
 mod origin;
 pub mod read_ahead;
 mod record;
+mod sysfs;
 pub mod ublk;
 mod watch;
 

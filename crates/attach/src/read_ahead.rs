@@ -4,13 +4,14 @@
 //! that there is to say is how far: its 128 KiB are for disks of the machine, and leave a remote one waiting for half
 //! of the time.
 
-use crate::Error;
+use crate::{Error, sysfs};
 use std::time::Duration;
 
 /// What is on its way while as much is being used, however near the server is: for what the disk needs, and the requests.
 const HALF_MIN: u64 = 256 * 1024;
 /// More would cost too much where the guess is wrong: who touches a page of a mapping waits for all of it.
 const HALF_MAX: u64 = 4 * 1024 * 1024;
+const ATTRIBUTE: &str = "read_ahead_kb";
 /// A network of 10 Gbit/s, bytes a second.
 const NETWORK: u128 = 1_250_000_000;
 
@@ -27,10 +28,7 @@ pub fn fitting(round_trip: Duration) -> u64 {
 /// # Errors
 /// When there is no such device.
 pub fn of(name: &str) -> Result<u64, Error> {
-    let path = path(name);
-    let text = std::fs::read_to_string(&path).map_err(Error::system(&path))?;
-    let kib = text.trim().parse::<u64>().map_err(|_| Error::Protocol("no number in sysfs"))?;
-    Ok(kib * 1024)
+    sysfs::length(name, ATTRIBUTE)
 }
 
 /// Sets it, down to whole KiB; the kernel, to whole pages. 0: nothing is read ahead.
@@ -38,12 +36,7 @@ pub fn of(name: &str) -> Result<u64, Error> {
 /// # Errors
 /// When there is no such device, or this user may not.
 pub fn set(name: &str, bytes: u64) -> Result<(), Error> {
-    let path = path(name);
-    std::fs::write(&path, (bytes / 1024).to_string()).map_err(Error::system(&path))
-}
-
-fn path(name: &str) -> String {
-    format!("/sys/block/{name}/queue/read_ahead_kb")
+    sysfs::set_length(name, ATTRIBUTE, bytes)
 }
 
 #[cfg(test)]

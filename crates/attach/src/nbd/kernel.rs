@@ -4,7 +4,8 @@
 use super::netlink::{Attributes, Netlink, attribute, command};
 use super::source::{Connection, Source};
 use crate::watch::PERIOD;
-use crate::{Error, Geometry};
+use crate::{Error, Geometry, sysfs};
+use std::io;
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
@@ -58,6 +59,27 @@ pub fn owner(number: u32) -> Option<String> {
     std::fs::read_to_string(format!("/sys/block/nbd{number}/pid")).ok()
 }
 
+/// Why the kernel made no device, with what to do where that is known.
+fn refused(number: Option<u32>, error: io::Error) -> Error {
+    match (number, error.raw_os_error()) {
+        (Some(number), Some(libc::EBUSY)) => {
+            Error::Refused(format!("/dev/nbd{number} is in use already: choose another number"))
+        }
+        _ => Error::system("the kernel's NBD client")(error),
+    }
+}
+
+/// Keeps the requests of a new device within what the server takes; yields its owner.
+fn adjusted(number: u32, transfer_maximum: u32) -> Result<String, Error> {
+    let (name, attribute) = (format!("nbd{number}"), "max_sectors_kb");
+    if u64::from(transfer_maximum) < sysfs::length(&name, attribute)? {
+        sysfs::set_length(&name, attribute, transfer_maximum.into())?;
+    }
+    owner(number).ok_or_else(|| {
+        Error::Refused(format!("/sys/block/{name}/pid does not say who made the device"))
+    })
+}
+
 /// Bytes of a device.
 fn size_of(number: u32) -> Option<u64> {
     let sectors = std::fs::read_to_string(format!("/sys/block/nbd{number}/size")).ok()?;
@@ -93,6 +115,7 @@ impl Kernel {
             )));
         }
         let size = geometry.device_bytes()?;
+        let transfer_maximum = geometry.transfer_bytes(u32::MAX)?;
         let wanted = if geometry.connections { usize::from(options.connections) } else { 1 };
         while connections.len() < wanted {
             connections.push(source.connect()?);
@@ -112,10 +135,12 @@ impl Kernel {
             .nested(attribute::SOCKETS, &sockets(&connections));
         let number = netlink
             .command(command::CONNECT, &attributes)
-            .map_err(Error::system("the kernel's NBD client"))?
+            .map_err(|error| refused(options.number, error))?
             .or(options.number)
             .ok_or(Error::Protocol("the kernel does not say which device it made"))?;
-        let owner = owner(number).unwrap_or_default();
+        let owner = adjusted(number, transfer_maximum).inspect_err(|_| {
+            let _ = Self::detach(number);
+        })?;
         let round_trips = connections.iter().map(|connection| connection.round_trip);
         let round_trip = round_trips.min().unwrap_or_default();
         let connections = connections.len() as u16;
@@ -274,5 +299,27 @@ impl Kernel {
             .command(command::DISCONNECT, &attributes)
             .map(drop)
             .map_err(Error::system(format_args!("detaching /dev/nbd{number}")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_that_is_taken_is_told() {
+        let said = |number, errno| refused(number, io::Error::from_raw_os_error(errno)).to_string();
+        assert_eq!(
+            said(Some(3), libc::EBUSY),
+            "/dev/nbd3 is in use already: choose another number"
+        );
+        assert!(said(Some(3), libc::EPERM).starts_with("the kernel's NBD client: "));
+        assert!(said(None, libc::EBUSY).starts_with("the kernel's NBD client: "));
+    }
+
+    #[test]
+    fn a_device_that_says_nothing_is_not_kept() {
+        // There is none of this number.
+        assert!(adjusted(u32::MAX, 4096).is_err());
     }
 }

@@ -176,7 +176,7 @@ impl Control {
             ..DeviceInformation::default()
         };
         self.command(abi::ADD_DEVICE, device, 0, &mut raw)
-            .map_err(Error::system("adding a ublk device"))?;
+            .map_err(|error| refused(number, error))?;
         Ok(Information {
             number: raw.device,
             state: State::Dead,
@@ -260,6 +260,29 @@ impl Control {
     }
 }
 
+/// Why the driver made no device, with what to do where that is known.
+fn refused(number: Option<u32>, error: io::Error) -> Error {
+    match (number, error.raw_os_error()) {
+        (Some(number), Some(libc::EEXIST)) => {
+            Error::Refused(format!("/dev/ublkb{number} exists already: choose another number"))
+        }
+        _ => Error::system("adding a ublk device")(error),
+    }
+}
+
 fn pid() -> u64 {
     u64::from(std::process::id())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_that_is_taken_is_told() {
+        let said = |number, errno| refused(number, io::Error::from_raw_os_error(errno)).to_string();
+        let taken = "/dev/ublkb3 exists already: choose another number";
+        assert_eq!(said(Some(3), libc::EEXIST), taken);
+        assert!(said(Some(3), libc::ENOMEM).starts_with("adding a ublk device: "));
+    }
 }

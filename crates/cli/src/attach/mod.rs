@@ -35,6 +35,12 @@ Exit status: 0 attached, 1 not, 2 wrong usage.";
 /// Longest read-ahead, bytes: beyond that it is a mistake.
 const READ_AHEAD_MAX: u64 = 1 << 30;
 
+/// Highest number of a device: the kernel has 20 bits for it.
+const NUMBER_MAX: i64 = (1 << 20) - 1;
+
+/// Longest time that can be given, 30 days: the kernel counts ticks in 32 bits.
+const SECONDS_MAX: u64 = 30 * 24 * 3600;
+
 /// What says what is to be attached, and how: a device that is attached stays as it is.
 const NEW: [&str; 9] =
     ["url", "ublk", "nbd", "number", "queues", "depth", "read_ahead", "dead_after", "timeout"];
@@ -54,7 +60,7 @@ pub(crate) struct Args {
     #[arg(long, conflicts_with = "ublk")]
     nbd: bool,
     /// N in the name of the device; any that is free unless given.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(..=NUMBER_MAX))]
     number: Option<u32>,
     /// Connections to the server, with ublk each with a queue and a thread; default: one for each
     /// processor, at most 4. One where the server does not allow more.
@@ -69,11 +75,11 @@ pub(crate) struct Args {
     #[arg(long, value_name = "SIZE", value_parser = read_ahead_bytes)]
     read_ahead: Option<u64>,
     /// Seconds that requests wait for a server that went away before they fail; default: for ever.
-    #[arg(long, value_name = "SECONDS")]
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(..=SECONDS_MAX))]
     dead_after: Option<u64>,
     /// Seconds until the kernel asks again on another connection (NBD); default: 30.
     #[arg(long, value_name = "SECONDS", conflicts_with = "ublk",
-        value_parser = clap::value_parser!(u64).range(1..))]
+        value_parser = clap::value_parser!(u64).range(1..=SECONDS_MAX))]
     timeout: Option<u64>,
     /// Stay in the foreground, for a service manager; print the device when it can be used.
     #[arg(long)]
@@ -304,6 +310,10 @@ mod tests {
             "--nbd --depth=1 nbd://host/vm1",
             "--ublk --timeout=1 nbd://host/vm1",
             "--ublk --nbd nbd://host/vm1",
+            // What the kernel takes for any number, or counts modulo something.
+            "--number=4294967295 nbd://host/vm1",
+            "--nbd --timeout=4294968 nbd://host/vm1",
+            "--dead-after=18446744073709551615 nbd://host/vm1",
         ] {
             assert!(parsed(line).is_none(), "{line}");
         }

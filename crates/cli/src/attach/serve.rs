@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::Duration;
 use towline_attach::nbd::{Kernel, KernelOptions, Source};
 use towline_attach::ublk::{Control, Device, Event, Options};
-use towline_attach::{Claim, Error, Found, Geometry, Kind, Origin, Record, read_ahead, watch_size};
+use towline_attach::{Claim, Error, Found, Kind, Origin, Record, read_ahead, watch_size};
 
 /// Longest read or write of a ublk device: each request under way may need as much memory.
 const TRANSFER_BYTES_MAX: u32 = 512 * 1024;
@@ -62,7 +62,7 @@ pub(super) fn attach(args: &Args, url: &str, kind: Kind) -> Outcome<()> {
                     number: args.number,
                     queues: if geometry.connections { queues } else { 1 },
                     depth: args.depth.unwrap_or(DEPTH),
-                    transfer_maximum: transfer_maximum(&geometry)?,
+                    transfer_maximum: geometry.transfer_bytes(TRANSFER_BYTES_MAX)?,
                 };
                 let device = Device::create(&mut control, &geometry, &options)?;
                 record.number = device.information().number;
@@ -133,19 +133,6 @@ fn nbd(origin: &Origin) -> Outcome<&Source> {
             Err(Failure::new("the kernel speaks only NBD: give the nbd:// URL of the server"))
         }
     }
-}
-
-fn transfer_maximum(geometry: &Geometry) -> Result<u32, Error> {
-    let page = towline_mem::page_bytes() as u32;
-    let maximum = geometry.transfer_maximum.min(TRANSFER_BYTES_MAX) / page * page;
-    if maximum == 0 {
-        let text = format!(
-            "the server takes at most {} bytes at once, and a device needs a page of {page}",
-            geometry.transfer_maximum
-        );
-        return Err(Error::Refused(text));
-    }
-    Ok(maximum)
 }
 
 /// Serves a device that was `made` for a server that takes so long to answer, or taken over.
