@@ -3,6 +3,9 @@
 use std::fmt::{self, Display};
 use std::io;
 
+/// Why the kernel refuses a user, with what to do.
+pub(crate) const NOT_ALLOWED: &str = "only root may attach disks";
+
 /// Why a disk was not attached, or what ended it.
 #[derive(Debug)]
 #[non_exhaustive]

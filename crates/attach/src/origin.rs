@@ -37,10 +37,20 @@ impl Origin {
     /// # Errors
     /// A sentence that says what is wrong with it and what would be right.
     pub fn parse(text: &str) -> Result<Self, String> {
-        if !Url::looks_like(text) {
+        if Source::looks_like(text) {
             return Source::parse(text).map(Self::Nbd);
         }
+        if !Url::looks_like(text) {
+            return Err(format!(
+                "\"{text}\" is no URL of a disk: expected towline://HOST/NAME, nbd://HOST/NAME or nbd+unix:///NAME?socket=PATH"
+            ));
+        }
         let url = Url::parse(text)?;
+        if url.export.is_empty() {
+            return Err(format!(
+                "URL \"{text}\": no disk is named; `towline disk info` lists those of a server"
+            ));
+        }
         if !url.path.is_empty() {
             return Err(format!("URL \"{text}\": a disk has no path behind its name"));
         }
@@ -88,6 +98,29 @@ impl fmt::Display for Origin {
         match self {
             Self::Nbd(source) => source.fmt(f),
             Self::Towline(url) => url.fmt(f),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Origin;
+
+    #[test]
+    fn what_names_no_disk_is_refused_with_what_would() {
+        for (text, said) in [
+            ("/dev/sda", "expected towline://HOST/NAME, nbd://HOST/NAME"),
+            ("http://host/vm1", "expected towline://HOST/NAME, nbd://HOST/NAME"),
+            ("nbd://host:x/", "bad port"),
+            ("towline://host", "no disk is named"),
+            ("towline+unix:///?socket=/s", "no disk is named"),
+            ("towline://host/vm1/part", "no path behind its name"),
+        ] {
+            let error = Origin::parse(text).unwrap_err();
+            assert!(error.contains(text) && error.contains(said), "{error}");
+        }
+        for text in ["towline://host:1/vm1", "nbd://host:10809/", "nbd+unix:///a?socket=/s"] {
+            assert_eq!(Origin::parse(text).unwrap().to_string(), text);
         }
     }
 }

@@ -3,6 +3,7 @@
 
 use super::netlink::{Attributes, Netlink, attribute, command};
 use super::source::{Connection, Source};
+use crate::error::NOT_ALLOWED;
 use crate::watch::PERIOD;
 use crate::{Error, Geometry, sysfs};
 use std::io;
@@ -65,6 +66,7 @@ fn refused(number: Option<u32>, error: io::Error) -> Error {
         (Some(number), Some(libc::EBUSY)) => {
             Error::Refused(format!("/dev/nbd{number} is in use already: choose another number"))
         }
+        (_, Some(libc::EPERM)) => Error::Refused(NOT_ALLOWED.to_owned()),
         _ => Error::system("the kernel's NBD client")(error),
     }
 }
@@ -307,13 +309,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_number_that_is_taken_is_told() {
+    fn a_refusal_says_what_to_do() {
         let said = |number, errno| refused(number, io::Error::from_raw_os_error(errno)).to_string();
         assert_eq!(
             said(Some(3), libc::EBUSY),
             "/dev/nbd3 is in use already: choose another number"
         );
-        assert!(said(Some(3), libc::EPERM).starts_with("the kernel's NBD client: "));
+        assert_eq!(said(None, libc::EPERM), NOT_ALLOWED);
+        assert!(said(Some(3), libc::EINVAL).starts_with("the kernel's NBD client: "));
         assert!(said(None, libc::EBUSY).starts_with("the kernel's NBD client: "));
     }
 

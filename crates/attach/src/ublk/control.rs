@@ -3,6 +3,7 @@
 
 use super::abi::{self, ControlCommand, DeviceInformation, Parameters};
 use crate::Error;
+use crate::error::NOT_ALLOWED;
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use rustix::fs::{Mode, OFlags};
 use std::io;
@@ -68,6 +69,9 @@ impl Control {
                 rustix::io::Errno::NOENT | rustix::io::Errno::NXIO => Error::Refused(format!(
                     "{PATH} is missing: the kernel has no ublk, or its module is not loaded (modprobe ublk_drv)"
                 )),
+                rustix::io::Errno::ACCESS | rustix::io::Errno::PERM => {
+                    Error::Refused(format!("{PATH}: {NOT_ALLOWED}"))
+                }
                 _ => Error::system(PATH)(error.into()),
             },
         )?;

@@ -10,7 +10,7 @@ use crate::serve::parse_bytes;
 use crate::text::human;
 use std::io::{BufRead, BufReader, IsTerminal, Write};
 use std::process::{Command, ExitCode, Stdio};
-use towline_attach::{Kind, Record, read_ahead, ublk};
+use towline_attach::{Kind, Origin, Record, read_ahead, ublk};
 
 const EXAMPLES: &str = "\
 The disk becomes /dev/ublkbN (--ublk: requests go to a process of ours) or /dev/nbdN (--nbd: the
@@ -116,13 +116,17 @@ pub(crate) fn run(args: &Args) -> ExitCode {
     } else if let Some(device) = &args.resume {
         resume(args, device, &report);
     } else if let Some(url) = &args.url {
-        let attached = kind(args).and_then(|kind| {
-            fits(args, kind)?;
-            if args.foreground { serve::attach(args, url, kind) } else { start(args, url, kind) }
-        });
-        report.check(url, attached);
+        report.check(url, attach(args, url));
     }
     report.status()
+}
+
+fn attach(args: &Args, url: &str) -> Outcome<()> {
+    // What cannot be a disk should not be blamed on the kernel.
+    Origin::parse(url).map_err(Failure::new)?;
+    let kind = kind(args)?;
+    fits(args, kind)?;
+    if args.foreground { serve::attach(args, url, kind) } else { start(args, url, kind) }
 }
 
 /// The way that the flags and the kernel leave.
@@ -137,7 +141,9 @@ fn kind(args: &Args) -> Outcome<Kind> {
             Ok(Kind::Nbd)
         }
         Err(error) if args.ublk || ours => Err(failure(&error)),
-        Err(error) => Err(failure(&error).with("and the kernel's NBD client is not loaded")),
+        Err(error) => {
+            Err(failure(&error).with("nor is the kernel's NBD client loaded (modprobe nbd)"))
+        }
     }
 }
 

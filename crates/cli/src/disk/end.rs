@@ -6,6 +6,7 @@ use crate::remote::Remotes;
 use crate::report::{Failure, Outcome};
 use crate::serve::parse_bytes;
 use rustix::fs::FlockOperation;
+use std::fmt::Display;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
@@ -400,25 +401,45 @@ fn at(callers: &[Caller], offset: u64) -> &Caller {
 
 /// A disk of a Towline server.
 pub(super) fn remote(remotes: &Remotes, text: &str) -> Outcome<Disk> {
-    let (url, client) = remotes.server(text).map_err(|failure| failure.about(text))?;
-    if !url.path.is_empty() {
-        return Err(Failure::new("a disk has no path in it: towline://HOST/DISK").about(text));
+    let opened = remotes.server(text).and_then(|(url, client)| {
+        named(&url)?;
+        client.disk(&url.export).map_err(not_opened)
+    });
+    opened.map_err(|failure| failure.about(text))
+}
+
+/// Refuses a URL that names no disk. A server has a disk for the empty name, too, but none that
+/// should be written because a name was forgotten.
+pub(super) fn named(url: &Url) -> Outcome<()> {
+    if url.export.is_empty() {
+        return Err(Failure::new(
+            "no disk is named: towline://HOST/DISK; `towline disk info` lists the disks",
+        ));
     }
-    client
-        .disk(&url.export)
-        .map_err(|error| match error.errno() {
-            Errno::ENOENT => {
-                Failure::new("the server has no such disk; `towline disk info` lists the disks")
-            }
-            _ => Failure::from(error),
-        })
-        .map_err(|failure| failure.about(text))
+    match url.path.is_empty() {
+        true => Ok(()),
+        false => Err(Failure::new("a disk has no path in it: towline://HOST/DISK")),
+    }
+}
+
+/// Why a server did not open a disk.
+pub(crate) fn not_opened(error: towline_client::Error) -> Failure {
+    match error.errno() {
+        Errno::ENOENT => {
+            Failure::new("the server has no such disk; `towline disk info` lists the disks")
+        }
+        _ => Failure::from(error),
+    }
 }
 
 /// Why an NBD server is of no use. The text says of which server, and so will who prints it.
 pub(super) fn failed(source: &Source, error: &towline_attach::Error) -> Failure {
-    let (name, text) = (source.to_string(), error.to_string());
-    Failure::new(text.strip_prefix(&format!("{name}: ")).unwrap_or(&text)).about(name)
+    bare(source, &error.to_string()).about(source)
+}
+
+/// A text about an object without its name, which is told in front of it anyway.
+pub(super) fn bare(object: impl Display, text: &str) -> Failure {
+    Failure::new(text.strip_prefix(&format!("{object}: ")).unwrap_or(text))
 }
 
 fn local(text: &str, writes: bool) -> Outcome<Arc<FileDisk>> {
@@ -429,7 +450,7 @@ fn local(text: &str, writes: bool) -> Outcome<Arc<FileDisk>> {
         match failure.is(Errno::EBUSY) {
             true => failure.with("it is mounted or used by another program"),
             false if odd => {
-                failure.with("neither a file nor a block device; - is standard input or output")
+                failure.with("neither a file nor a block device (`disk copy` has - for standard input and output)")
             }
             false if text.contains("://") => failure.with(
                 "to name a disk of a server: towline://HOST/DISK, nbd://HOST/DISK, \
