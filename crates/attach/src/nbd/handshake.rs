@@ -12,6 +12,8 @@ use towline_nbd::constants::{
 
 /// Answers to one option that are read before the server is taken for a mad one.
 const REPLIES_MAX: usize = 1000;
+/// The largest minimum block size that the protocol allows.
+const BLOCK_MINIMUM_MAX: u32 = 1 << 16;
 /// The context that tells what is allocated.
 const ALLOCATION: &str = "base:allocation";
 
@@ -197,6 +199,7 @@ impl<S: Read + Write> Asking<'_, S> {
 fn geometry(size: u64, flags: u16, blocks: Option<[u32; 3]>) -> Result<Geometry, Error> {
     let [minimum, preferred, maximum] = blocks.unwrap_or([1, 4096, PAYLOAD_BYTES_MAX]);
     if !minimum.is_power_of_two()
+        || minimum > BLOCK_MINIMUM_MAX
         || !preferred.is_power_of_two()
         || preferred < minimum
         || maximum < minimum
@@ -211,7 +214,8 @@ fn geometry(size: u64, flags: u16, blocks: Option<[u32; 3]>) -> Result<Geometry,
         size,
         block_minimum: minimum,
         block_preferred: preferred,
-        transfer_maximum: maximum.min(PAYLOAD_BYTES_MAX),
+        // Requests are cut at this length, and each part has to be whole blocks.
+        transfer_maximum: maximum.min(PAYLOAD_BYTES_MAX) / minimum * minimum,
         read_only: has(transmission_flag::READ_ONLY),
         rotational: has(transmission_flag::ROTATIONAL),
         flush: has(transmission_flag::SEND_FLUSH),
@@ -220,4 +224,21 @@ fn geometry(size: u64, flags: u16, blocks: Option<[u32; 3]>) -> Result<Geometry,
         zero: has(transmission_flag::SEND_WRITE_ZEROES),
         connections: has(transmission_flag::CAN_MULTI_CONN),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::geometry;
+
+    #[test]
+    fn requests_can_be_cut_into_whole_blocks() {
+        let longest = |blocks| geometry(1 << 20, 1, Some(blocks)).map(|g| g.transfer_maximum).ok();
+        assert_eq!(longest([512, 4096, 1_000_000]), Some(999_936));
+        assert_eq!(longest([1, 4096, u32::MAX]), Some(32 << 20));
+        assert_eq!(longest([1 << 16, 1 << 16, 1 << 16]), Some(1 << 16));
+        // Against the protocol.
+        for blocks in [[1 << 26, 1 << 26, u32::MAX], [3, 4, 8], [512, 256, 4096], [512, 512, 511]] {
+            assert_eq!(longest(blocks), None, "{blocks:?}");
+        }
+    }
 }
