@@ -29,6 +29,23 @@ impl Error {
     }
 }
 
+/// The reason that was logged last, while the same thing is tried again and again.
+#[derive(Debug, Default)]
+pub(crate) struct Logged(String);
+
+impl Logged {
+    /// Logs why something failed, unless the last attempt failed for the same reason.
+    pub(crate) fn warn(&mut self, error: &Error) -> bool {
+        let text = error.to_string();
+        let is_new = self.0 != text;
+        if is_new {
+            log::warn!("{text}; trying again");
+            self.0 = text;
+        }
+        is_new
+    }
+}
+
 impl Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -45,5 +62,19 @@ impl std::error::Error for Error {
             Self::System { source, .. } => Some(source),
             _ => None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Error, Logged};
+
+    #[test]
+    fn a_reason_is_logged_once() {
+        let (away, other) = (Error::Protocol("away"), Error::Refused("another disk".to_owned()));
+        let mut logged = Logged::default();
+        let told = [&away, &away, &other, &other, &away].map(|error| logged.warn(error));
+        assert_eq!(told, [true, false, true, false, true]);
+        assert!(Logged::default().warn(&away));
     }
 }

@@ -3,7 +3,7 @@
 
 use super::netlink::{Attributes, Netlink, attribute, command};
 use super::source::{Connection, Source};
-use crate::error::NOT_ALLOWED;
+use crate::error::{Logged, NOT_ALLOWED};
 use crate::watch::PERIOD;
 use crate::{Error, Geometry, sysfs};
 use std::io;
@@ -257,11 +257,13 @@ impl Kernel {
 
     /// Replaces one dead connection; false when there is none, or the device is gone.
     fn replace(&mut self) -> bool {
-        let mut pause = PAUSE.0;
+        let (mut pause, mut logged) = (PAUSE.0, Logged::default());
         loop {
             match self.source.connect().and_then(|connection| self.hand_over(connection)) {
                 Ok(replaced) => return replaced,
-                Err(error) => log::info!("/dev/nbd{}: {error}", self.number),
+                Err(error) => {
+                    logged.warn(&error);
+                }
             }
             if self.is_over() {
                 return false;

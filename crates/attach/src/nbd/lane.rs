@@ -6,6 +6,7 @@
 
 use super::bytes::{be16, be32, be64};
 use super::source::{Connection, Source};
+use crate::error::Logged;
 use crate::ublk::Event;
 use crate::{Backend, Error, Finished, Geometry, Operation, Request};
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -74,6 +75,8 @@ pub struct Lane {
     generation: u32,
     pause: Duration,
     again: Instant,
+    /// Why there is no new connection yet.
+    logged: Logged,
     /// When the server went away, and how long requests wait for it.
     away: Option<Instant>,
     patience: Option<Duration>,
@@ -123,6 +126,7 @@ impl Lane {
             generation: 0,
             pause: PAUSE.0,
             again: Instant::now(),
+            logged: Logged::default(),
             away: None,
             patience,
         };
@@ -177,6 +181,7 @@ impl Lane {
         self.outbox =
             (0..self.pending.len() as u16).filter(|tag| self.at(*tag).is_some()).collect();
         self.pause = PAUSE.0;
+        self.logged = Logged::default();
         self.again = Instant::now();
         self.away = Some(Instant::now());
     }
@@ -206,7 +211,7 @@ impl Lane {
             self.adopt(connection.socket)
         });
         if let Err(error) = adopted {
-            log::info!("{error}");
+            self.logged.warn(&error);
             self.again = Instant::now() + self.pause;
             self.pause = (self.pause * 2).min(PAUSE.1);
             if self.is_given_up() {
