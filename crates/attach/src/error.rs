@@ -1,25 +1,25 @@
-//! What can go wrong.
+//! Errors of this crate.
 
 use std::fmt::{self, Display};
 use std::io;
 
-/// Why the kernel refuses a user, with what to do.
+/// Told when the kernel refuses to serve this user.
 pub(crate) const NOT_ALLOWED: &str = "only root may attach disks";
 
-/// Why a disk was not attached, or what ended it.
+/// Why a disk could not be attached, or why serving it ended.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Error {
-    /// A call of the system failed.
+    /// A system call failed.
     System {
         /// What was being done, with its object.
         what: String,
-        /// The system's reason.
+        /// The reason the system gives.
         source: io::Error,
     },
-    /// It cannot be done, whatever is tried again.
+    /// It cannot be done, and trying again does not help.
     Refused(String),
-    /// The other side broke its protocol.
+    /// The server broke the protocol.
     Protocol(&'static str),
 }
 
@@ -29,7 +29,7 @@ impl Error {
     }
 }
 
-/// The reason that was logged last, while the same thing is tried again and again.
+/// The reason logged last, while the same thing is tried again and again.
 #[derive(Debug, Default)]
 pub(crate) struct Logged(String);
 

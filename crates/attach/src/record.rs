@@ -1,5 +1,5 @@
-//! What is attached: a small file for each device, by which another process can list it, end it,
-//! or go on with it.
+//! Records of what is attached: a small file for each device, with which another process can list it,
+//! detach it, or take it over.
 
 use crate::Error;
 use rustix::fs::{FlockOperation, Mode, OFlags};
@@ -11,47 +11,47 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Where the files are; lost with the devices when the machine starts anew.
+/// Directory of the files. Like the devices, they do not survive a reboot.
 const DIRECTORY: &str = "/run/towline/attached";
-/// How often a claim meets a process that only looks before the record counts as held.
+/// Attempts to claim a record that other processes are only looking at.
 const LOOKS: usize = 5000;
 
-/// By which way a disk is attached.
+/// The way a disk is attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[allow(clippy::exhaustive_enums)] // there are these two
 pub enum Kind {
-    /// Our queues behind the kernel's ublk driver.
+    /// The kernel's ublk driver, with queues of ours.
     Ublk,
     /// The kernel's NBD client.
     Nbd,
 }
 
-/// A device and how it came to be.
+/// A device and how it was attached.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(clippy::exhaustive_structs)] // given by callers
 pub struct Record {
-    /// The way.
+    /// How it is attached.
     pub kind: Kind,
-    /// N in its name.
+    /// The number N in its name.
     pub number: u32,
-    /// The disk.
+    /// URL of the disk.
     pub url: String,
-    /// The process that serves it, or did.
+    /// The process that serves it, or served it last.
     pub process: u32,
-    /// Bytes, when it was attached.
+    /// Size in bytes when it was attached.
     pub size: u64,
     /// Connections to the server.
     pub connections: u16,
-    /// How long requests wait for a server that went away, seconds; for ever unless given.
+    /// Seconds that requests wait for a lost server; for ever if absent.
     pub patience: Option<u64>,
-    /// Names the bytes of the disk, where its protocol tells: another number, other bytes.
+    /// Identifies the contents of the disk, if its protocol tells: other contents have another number.
     pub identity: Option<u64>,
-    /// What the kernel says who made it, see [`crate::nbd::owner`].
+    /// Identifies the device of an NBD client, see [`crate::nbd::owner`].
     pub owner: String,
 }
 
-/// A record that this process holds: as long as it does, the device is served.
+/// A record that this process holds for as long as it serves the device.
 #[derive(Debug)]
 pub struct Claim {
     file: File,
@@ -59,7 +59,7 @@ pub struct Claim {
 }
 
 impl Record {
-    /// `ublkb0` or `nbd0`.
+    /// Returns the name of the device: `ublkb0` or `nbd0`.
     #[must_use]
     pub fn name(&self) -> String {
         let prefix = match self.kind {
@@ -77,7 +77,7 @@ impl Record {
         directory.join(format!("{}.json", self.name()))
     }
 
-    /// True while the kernel has the device, and it is the one that was recorded.
+    /// Returns true while the kernel has the device, if it is still the recorded one.
     #[must_use]
     pub fn exists(&self) -> bool {
         match self.kind {
@@ -86,16 +86,16 @@ impl Record {
         }
     }
 
-    /// Where its process logs while it is in the background.
+    /// Returns the path of the log that its process writes in the background.
     #[must_use]
     pub fn log(&self) -> PathBuf {
         self.path().with_extension("log")
     }
 
-    /// Writes it, and holds it until the claim is dropped or the process ends.
+    /// Writes the record, and holds it until the claim is dropped or the process ends.
     ///
     /// # Errors
-    /// When another process holds it, or the file cannot be written.
+    /// If another process holds it, or the file cannot be written.
     pub fn claim(&self) -> Result<Claim, Error> {
         self.claim_in(Path::new(DIRECTORY))
     }
@@ -107,8 +107,8 @@ impl Record {
         let before = lock(&path).map_err(failed)?.ok_or_else(|| {
             Error::Refused(format!("/dev/{} is served by another process", self.name()))
         })?;
-        // A record that cannot be read would leave the device to nobody, so the file that is there
-        // stays whole until this one can take its place.
+        // Without a readable record nobody could take over or detach the device, so the old file
+        // stays complete until the new one replaces it.
         let new = path.with_extension("json.new");
         let written = self.write(&new).and_then(|file| std::fs::rename(&new, &path).map(|()| file));
         if written.is_err() {
@@ -120,9 +120,9 @@ impl Record {
         Ok(Claim { file: written.map_err(failed)?, path })
     }
 
-    /// A file of this record, locked.
+    /// Writes this record to a new file, and locks it.
     fn write(&self, path: &Path) -> io::Result<File> {
-        // Left by a process that was killed here; only the holder of the record comes by.
+        // A process killed at this point leaves it; only the holder of the record gets here.
         let _ = std::fs::remove_file(path);
         let mut file = open(path, OFlags::RDWR | OFlags::CREATE | OFlags::EXCL)?;
         rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)?;
@@ -130,7 +130,7 @@ impl Record {
         Ok(file)
     }
 
-    /// True when a process holds just this record: neither an earlier nor a later one of the device.
+    /// Returns true if a process holds exactly this record, not an earlier or later one of the device.
     #[must_use]
     pub fn is_held(&self) -> bool {
         self.is_held_in(Path::new(DIRECTORY))
@@ -147,7 +147,7 @@ impl Record {
         }
     }
 
-    /// Removes it, and its log, unless the device has another record by now.
+    /// Removes the record and its log, unless the device has another record by now.
     pub fn remove(&self) {
         let path = self.path();
         if File::open(&path).ok().and_then(read).as_ref() == Some(self) {
@@ -156,7 +156,7 @@ impl Record {
         }
     }
 
-    /// All records that can be read, in order of their names.
+    /// Returns all readable records in the order of their names.
     #[must_use]
     pub fn all() -> Vec<Self> {
         let Ok(entries) = std::fs::read_dir(DIRECTORY) else { return Vec::new() };
@@ -181,24 +181,24 @@ fn read(mut file: File) -> Option<Record> {
     serde_json::from_str(&text).ok()
 }
 
-/// True while the name leads to this file, and not to another one or none.
+/// Returns true while `path` still names this file.
 fn is_at(file: &File, path: &Path) -> bool {
     let there = file.metadata().ok().zip(std::fs::metadata(path).ok());
     there.is_some_and(|(file, found)| (file.dev(), file.ino()) == (found.dev(), found.ino()))
 }
 
-/// The file of this name, made if it is missing, and locked; `None` when another process holds it.
+/// Opens the file, creates it if it is missing, and locks it; `None` if another process holds it.
 fn lock(path: &Path) -> io::Result<Option<File>> {
     for _ in 0..LOOKS {
         let file = open(path, OFlags::RDWR | OFlags::CREATE)?;
         match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            // Its last holder may have removed or replaced it before letting go of it.
+            // Its last holder may have removed or replaced it before unlocking it.
             Ok(()) if is_at(&file, path) => return Ok(Some(file)),
             Ok(()) => continue,
             Err(Errno::WOULDBLOCK) => (),
             Err(error) => return Err(error.into()),
         }
-        // A process that looks whether it is held shares it for a moment; a holder shares nothing.
+        // `is_held` takes a shared lock for a moment, while a holder's lock is exclusive.
         match rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared) {
             Ok(()) => std::thread::sleep(Duration::from_millis(1)),
             Err(Errno::WOULDBLOCK) => return Ok(None),
@@ -209,9 +209,9 @@ fn lock(path: &Path) -> io::Result<Option<File>> {
 }
 
 impl Claim {
-    /// Removes the record: the device is no more.
+    /// Removes the record of a device that no longer exists.
     pub fn remove(self) {
-        // Not that of a successor.
+        // It may be a successor's by now.
         if is_at(&self.file, &self.path) {
             let _ = std::fs::remove_file(&self.path);
         }

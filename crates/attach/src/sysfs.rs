@@ -1,11 +1,11 @@
-//! What the kernel says in `/sys/block` about the queue of a device, and is told there.
+//! Reads and sets limits of the queue of a device in `/sys/block`.
 
 use crate::Error;
 
-/// A length that the kernel counts in KiB, in bytes; `name` is that of the device without its directory.
+/// Returns a length in bytes, which the kernel counts in KiB; `name` is the device without its directory.
 ///
 /// # Errors
-/// When there is no such device.
+/// If there is no such device.
 pub(crate) fn length(name: &str, attribute: &str) -> Result<u64, Error> {
     let path = path(name, attribute);
     let text = std::fs::read_to_string(&path).map_err(Error::system(&path))?;
@@ -13,10 +13,10 @@ pub(crate) fn length(name: &str, attribute: &str) -> Result<u64, Error> {
     Ok(kib * 1024)
 }
 
-/// Sets it, down to whole KiB.
+/// Sets such a length, rounded down to whole KiB.
 ///
 /// # Errors
-/// When there is no such device, or this user may not.
+/// If there is no such device, or this user lacks permission.
 pub(crate) fn set_length(name: &str, attribute: &str, bytes: u64) -> Result<(), Error> {
     let path = path(name, attribute);
     std::fs::write(&path, (bytes / 1024).to_string()).map_err(Error::system(&path))
