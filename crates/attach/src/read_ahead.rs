@@ -1,12 +1,14 @@
 //! How far the kernel reads ahead of sequential readers of a device.
 //!
-//! The kernel reads ahead by itself, into its page cache, for each file that is read sequentially. Only the distance
-//! can be set. The default of 128 KiB suits local disks; with a remote one, readers would wait half of the time.
+//! The kernel reads ahead by itself, into its page cache, for each file that is read sequentially. Only the
+//! distance can be set. The default of 128 KiB suits local disks; with a remote one, readers would wait
+//! half of the time.
 
 use crate::{Error, sysfs};
 use std::time::Duration;
 
-/// Minimum on its way while as much is being used, however near the server is: the disk and the requests take time, too.
+/// Minimum on its way while as much is being used. However near the server is, the disk and the requests
+/// take time.
 const HALF_MIN: u64 = 256 * 1024;
 /// Maximum. More would cost too much if the guess is wrong: a touched page of a mapping waits for all of it.
 const HALF_MAX: u64 = 4 * 1024 * 1024;
@@ -14,8 +16,8 @@ const ATTRIBUTE: &str = "read_ahead_kb";
 /// A network of 10 Gbit/s, bytes a second.
 const NETWORK: u128 = 1_250_000_000;
 
-/// Returns the bytes to read ahead for a server with this round trip: what a network of 10 Gbit/s delivers in two
-/// round trips, so that one half is on its way while the other is being used; 512 KiB to 8 MiB.
+/// Returns the bytes to read ahead for a server with this round trip: what a network of 10 Gbit/s delivers
+/// in two round trips, so that one half is on its way while the other is being used; 512 KiB to 8 MiB.
 #[must_use]
 pub fn fitting(round_trip: Duration) -> u64 {
     let under_way = round_trip.as_nanos() * NETWORK / 1_000_000_000;

@@ -1,8 +1,8 @@
 //! Notices when the size of an attached disk changes.
 //!
-//! Neither protocol has a message for it, so the server is polled: in one session that is kept, or over a new
-//! connection each time with NBD, which tells the size only in the handshake. (Devices of the kernel's NBD client need
-//! more care, see `nbd/kernel.rs`.)
+//! Neither protocol has a message for it, so the server is polled: in one session that is kept, or over a
+//! new connection each time with NBD, which tells the size only in the handshake. (Devices of the kernel's
+//! NBD client need more care, see `nbd/kernel.rs`.)
 
 use crate::{Error, Native, Origin};
 use std::sync::mpsc;
@@ -11,8 +11,8 @@ use std::time::Duration;
 /// Time between two questions.
 pub(crate) const PERIOD: Duration = Duration::from_secs(5);
 
-/// Starts a thread that watches a disk of `size` bytes. The thread calls `tell` with each new size, and ends when
-/// `tell` returns false.
+/// Starts a thread that watches a disk of `size` bytes. The thread calls `tell` with each new size, and ends
+/// when `tell` returns false.
 ///
 /// # Errors
 /// If the thread cannot be created.

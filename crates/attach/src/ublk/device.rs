@@ -1,4 +1,4 @@
-//! A device as a whole: made or taken over, served by a thread for each queue, ended.
+//! A whole device: created or taken over, served by one thread for each queue, and removed.
 
 use super::abi::{Parameters, attribute, feature, part};
 use super::control::{Control, Information, State};
@@ -13,64 +13,64 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Longest logical block the kernel's block layer has on every machine.
+/// Largest logical block that the kernel's block layer supports on every machine.
 const BLOCK_BYTES_MAX: u32 = 4096;
-/// Longest request for a range without data: what fits into 32 bits, in whole MiB.
+/// Longest request without data: whole MiB, with a length in bytes that fits into 32 bits.
 const RANGE_SECTORS_MAX: u32 = (((4_u64 << 30) - (1 << 20)) >> 9) as u32;
-/// How long it may take the kernel to notice that the process before us is gone.
+/// Time the kernel may take to notice that the previous process is gone.
 const RECOVERY_WAIT: Duration = Duration::from_secs(60);
-/// How long udev may take to make the node of a new device.
+/// Time until the node of a new device has to be there.
 const NODE_WAIT: Duration = Duration::from_secs(10);
 
-/// How a device is to be made.
+/// Options for a new device.
 #[derive(Clone, Copy, Debug)]
 #[allow(clippy::exhaustive_structs)] // given by callers
 pub struct Options {
-    /// Its number N in `/dev/ublkbN`; any that is free unless given.
+    /// The number N in `/dev/ublkbN`; any free one if absent.
     pub number: Option<u32>,
-    /// Queues, each with a thread and a connection.
+    /// Number of queues, each with a thread and a connection.
     pub queues: u16,
-    /// Requests under way in each queue at most, 1 to 4096.
+    /// Maximum number of requests under way in each queue, 1 to 4096.
     pub depth: u16,
-    /// Longest read or write, bytes, whole pages. Each of the requests under way may need as much.
+    /// Longest read or write in bytes, whole pages. Each request under way may need this much memory.
     pub transfer_maximum: u32,
 }
 
-/// What happens to a device that is served.
+/// What happens to a device while it is served.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum Event {
-    /// A queue has its connection.
+    /// A queue has connected to the server.
     Connected,
-    /// A queue fetches requests.
+    /// A queue has given its commands to the kernel.
     Ready,
-    /// The disk behind it has another size, bytes.
+    /// The disk behind the device has a new size, bytes.
     Resized(u64),
-    /// A queue has ended: the device was stopped, or (false) the queue failed.
+    /// A queue has ended: the device was stopped (true), or the queue failed (false).
     Ended(bool),
 }
 
-/// A device that is made and not yet, or now, served by us.
+/// A device that this process serves, or is about to serve.
 #[derive(Debug)]
 pub struct Device {
     information: Information,
-    /// Bytes, for the queues to check requests.
+    /// Size in bytes, against which the queues check requests.
     size: Arc<AtomicU64>,
     taken_over: bool,
 }
 
-/// True when the driver has a device of this number, started or not; any user may ask.
+/// Returns true if the driver has a device of this number, started or not. Needs no permission.
 #[must_use]
 pub fn exists(number: u32) -> bool {
     Path::new(&node(number)).exists()
 }
 
-/// Through which a device is served.
+/// Returns the path of the node through which a device is served.
 fn node(number: u32) -> String {
     format!("/dev/ublkc{number}")
 }
 
-/// The parameters that say what a disk is like.
+/// Returns the parameters of a device for this disk.
 fn parameters(geometry: &Geometry, transfer_maximum: u32) -> Result<Parameters, Error> {
     let block = geometry.block_minimum.max(512);
     if block > BLOCK_BYTES_MAX || !block.is_power_of_two() {
@@ -112,16 +112,16 @@ fn parameters(geometry: &Geometry, transfer_maximum: u32) -> Result<Parameters, 
     Ok(parameters)
 }
 
-/// Sectors of a disk; bytes behind the last whole block cannot be reached.
+/// Returns the sectors of a disk, without the bytes after the last whole block.
 fn sectors(size: u64, block: u32) -> u64 {
     size / u64::from(block) * u64::from(block) / 512
 }
 
 impl Device {
-    /// Makes a device. It is not there for users before [`Device::serve`] began.
+    /// Creates a device. Users see it only once [`Device::serve`] has started it.
     ///
     /// # Errors
-    /// When the kernel refuses, or the disk cannot be a device.
+    /// If the kernel refuses, or the disk cannot be a block device.
     pub fn create(
         control: &mut Control,
         geometry: &Geometry,
@@ -146,14 +146,14 @@ impl Device {
         Ok(Self::new(information, parameters.sectors * 512, false))
     }
 
-    /// Prepares to take over a device whose process is gone, which [`Device::serve`] does. Its
-    /// users' requests wait; those that were not answered come again.
+    /// Prepares to take over a device whose process is gone; [`Device::serve`] then does so. Requests of
+    /// its users wait meanwhile, and unanswered ones come again.
     ///
     /// # Errors
-    /// When there is no such device, when it was stopped, or when the disk became another one.
+    /// If there is no such device, if it was stopped, or if the disk is a different one now.
     pub fn recover(control: &mut Control, number: u32, geometry: &Geometry) -> Result<Self, Error> {
         let information = control.information(number)?;
-        // A stopped device stays stopped; its users' requests have failed.
+        // A stopped device cannot be started again; its users' requests have failed.
         let information = information.filter(|found| found.state != State::Dead).ok_or_else(|| {
             Error::Refused(format!(
                 "/dev/ublkb{number} is gone or was stopped; detach it with --force and attach it again"
@@ -180,20 +180,19 @@ impl Device {
         Self { information, size: Arc::new(AtomicU64::new(size)), taken_over }
     }
 
-    /// What the driver said of it when it was made.
+    /// Returns what the driver knew about the device when it was created or found.
     #[must_use]
     pub fn information(&self) -> &Information {
         &self.information
     }
 
-    /// Serves until the device is stopped, as `detach` does from another process. `backend` makes
-    /// what is behind a queue, and is given where to tell of another size; `started` is called when
-    /// the device can be used.
+    /// Serves the device until another process stops it, as `detach` does. `backend` connects for a
+    /// queue, and gets a sender to report size changes; `started` is called once the device can be used.
     ///
     /// # Errors
-    /// When it cannot start; then a new device is removed, and one that was taken over waits for
-    /// another process as soon as this one ends. When a queue fails; then the other queues go on
-    /// until the process ends, which has to be soon: the requests of that queue wait for another one.
+    /// If the device cannot start: a new device is then removed, and one that was taken over waits for
+    /// the next process once this one ends. If a queue fails: the caller should end the process soon,
+    /// because the requests of that queue wait for the next one, while the other queues go on.
     pub fn serve<F>(
         self,
         control: &mut Control,
@@ -220,7 +219,7 @@ impl Device {
         attend(&events, threads, |bytes| self.resize(control, bytes))
     }
 
-    /// Begins the threads of the queues; each waits behind its gate for the device.
+    /// Starts the threads of the queues. Each connects, and then waits at its gate for the device.
     fn spawn<F>(
         &self,
         backend: &Arc<F>,
@@ -255,15 +254,15 @@ impl Device {
         events: &Receiver<Event>,
         gates: Vec<Sender<Arc<OwnedFd>>>,
     ) -> Result<(), Error> {
-        // The kernel lets nobody else take over a device once that was begun and no queue came of
-        // it, so what may fail for other reasons comes first.
+        // Once a recovery has begun, the kernel refuses another one until a queue has fetched. So what
+        // may fail for other reasons, the connections, comes first.
         await_each(events, gates.len(), |event| matches!(event, Event::Connected))?;
         if self.taken_over {
             self.begin_recovery(control)?;
         }
         let device = Arc::new(self.open()?);
         for gate in &gates {
-            // A queue that has ended says so itself.
+            // A queue that has ended reports that itself.
             let _ = gate.send(device.clone());
         }
         await_each(events, gates.len(), |event| matches!(event, Event::Ready))?;
@@ -279,7 +278,7 @@ impl Device {
         let end = Instant::now() + RECOVERY_WAIT;
         loop {
             match control.start_recovery(number) {
-                // The kernel is still taking leave of the old process.
+                // The kernel has not finished with the old process yet.
                 Err(error) if error.raw_os_error() == Some(libc::EBUSY) && Instant::now() < end => {
                     std::thread::sleep(Duration::from_millis(20));
                 }
@@ -316,7 +315,7 @@ impl Device {
                 "/dev/ublkb{number}: the disk has {bytes} bytes now; this kernel cannot tell its users (6.16 can): detach and attach it"
             )));
         }
-        // First what is smaller, so that no request passes that is beyond the end.
+        // Set the smaller size first, so that no request beyond the end gets through.
         if sectors < old.sectors {
             control.update_size(number, sectors)?;
         }
@@ -329,7 +328,7 @@ impl Device {
     }
 }
 
-/// Waits until each queue came so far, or one ended.
+/// Waits for this event from each queue. Fails as soon as a queue has ended.
 fn await_each(
     events: &Receiver<Event>,
     queues: usize,
@@ -346,7 +345,7 @@ fn await_each(
     Ok(())
 }
 
-/// Waits until the device is stopped, which ends all queues, and has another size of the disk told.
+/// Waits until the device is stopped, which ends all queues, and passes on size changes meanwhile.
 fn attend(
     events: &Receiver<Event>,
     threads: Vec<JoinHandle<()>>,
@@ -356,8 +355,8 @@ fn attend(
     while left > 0 {
         match events.recv() {
             Ok(Event::Ended(true)) => left -= 1,
-            // Its requests would hang for ever; better to leave all to another process. The other
-            // queues are not waited for: they end when the device is stopped, which nobody does.
+            // The requests of this queue would hang for ever, so leave the device to another process.
+            // Do not wait for the other queues: they end only when the device is stopped.
             Ok(Event::Ended(false)) | Err(_) => {
                 return Err(Error::Refused("a queue failed".to_owned()));
             }
@@ -373,17 +372,17 @@ fn attend(
     Ok(())
 }
 
-/// Waits until the threads of a device that did not start have ended.
+/// Stops a device that did not start, until the threads of its queues have ended.
 fn end(threads: Vec<JoinHandle<()>>, mut stop: impl FnMut()) {
     while threads.iter().any(|thread| !thread.is_finished()) {
-        // It ends the commands that the kernel has by now; a queue may be giving it more.
+        // A stop cancels the commands that the kernel has now; a queue may be giving it more.
         stop();
         std::thread::sleep(Duration::from_millis(10));
     }
     threads.into_iter().for_each(|thread| drop(thread.join()));
 }
 
-/// Tells that a queue has ended, also when its thread panics.
+/// Reports the end of a queue, even if its thread panics.
 struct Ending<'a> {
     tell: &'a Sender<Event>,
     served: bool,
@@ -395,7 +394,7 @@ impl Drop for Ending<'_> {
     }
 }
 
-/// The life of a queue's thread.
+/// Runs a queue on its own thread, from connecting to the end.
 fn run(
     device: &Receiver<Arc<OwnedFd>>,
     shape: Shape,
@@ -407,7 +406,7 @@ fn run(
     let served = || -> Result<(), Error> {
         let mut backend = backend(shape.number, tell.clone())?;
         let _ = tell.send(Event::Connected);
-        // Without one it is another queue that failed.
+        // There is no device if another queue failed.
         let Ok(device) = device.recv() else { return Ok(()) };
         let mut queue = Queue::new(device.as_fd(), shape)?;
         let failed = || Error::system(format!("queue {}", shape.number));
