@@ -1,7 +1,7 @@
 //! `towline attach`: remote disks as local block devices.
 //!
-//! The command starts a process in the background that serves the device (`serve.rs`), waits until
-//! it can be used, and prints its name. A record tells `--list`, `--resume` and `towline detach`.
+//! The command starts a background process that serves the device (`serve.rs`), waits until the device
+//! can be used, and prints its name. A record of it serves `--list`, `--resume` and `towline detach`.
 
 mod serve;
 
@@ -32,16 +32,16 @@ Examples:
 
 Exit status: 0 attached, 1 not, 2 wrong usage.";
 
-/// Longest read-ahead, bytes: beyond that it is a mistake.
+/// Longest read-ahead in bytes; anything beyond is taken for a mistake.
 const READ_AHEAD_MAX: u64 = 1 << 30;
 
-/// Highest number of a device: the kernel has 20 bits for it.
+/// Highest number of a device, for which the kernel has 20 bits.
 const NUMBER_MAX: i64 = (1 << 20) - 1;
 
-/// Longest time that can be given, 30 days: the kernel counts ticks in 32 bits.
+/// Longest time that can be given, 30 days, because the kernel counts ticks in 32 bits.
 const SECONDS_MAX: u64 = 30 * 24 * 3600;
 
-/// What says what is to be attached, and how: a device that is attached stays as it is.
+/// Arguments for a new device, which `--list` and `--resume` refuse.
 const NEW: [&str; 9] =
     ["url", "ublk", "nbd", "number", "queues", "depth", "read_ahead", "dead_after", "timeout"];
 
@@ -99,7 +99,7 @@ pub(crate) struct Args {
     background: bool,
 }
 
-/// A size that the kernel can have: it counts KiB.
+/// Parses a read-ahead, which the kernel counts in KiB.
 fn read_ahead_bytes(text: &str) -> Result<u64, String> {
     let bytes = if text == "0" { 0 } else { parse_bytes(text)? };
     match bytes % 1024 == 0 && bytes <= READ_AHEAD_MAX {
@@ -122,14 +122,14 @@ pub(crate) fn run(args: &Args) -> ExitCode {
 }
 
 fn attach(args: &Args, url: &str) -> Outcome<()> {
-    // What cannot be a disk should not be blamed on the kernel.
+    // First, so that the kernel is not blamed for a mistyped URL.
     Origin::parse(url).map_err(Failure::new)?;
     let kind = kind(args)?;
     fits(args, kind)?;
     if args.foreground { serve::attach(args, url, kind) } else { start(args, url, kind) }
 }
 
-/// The way that the flags and the kernel leave.
+/// Chooses between ublk and NBD, by the flags and by what the kernel has.
 fn kind(args: &Args) -> Outcome<Kind> {
     if args.nbd {
         return Ok(Kind::Nbd);
@@ -151,7 +151,7 @@ fn failure(error: &towline_attach::Error) -> Failure {
     Failure::new(error.to_string())
 }
 
-/// Refuses what this way has no use for, where the kernel left no other.
+/// Refuses flags that do not apply to the chosen kind.
 fn fits(args: &Args, kind: Kind) -> Outcome<()> {
     match kind {
         Kind::Nbd if args.depth.is_some() => {
@@ -164,7 +164,7 @@ fn fits(args: &Args, kind: Kind) -> Outcome<()> {
     }
 }
 
-/// Starts the process in the background and waits until its device can be used.
+/// Starts the background process and waits until its device can be used.
 fn start(args: &Args, url: &str, kind: Kind) -> Outcome<()> {
     let mut flags = vec![url.to_owned()];
     flags.push(match kind {
@@ -204,7 +204,7 @@ fn in_background(flags: &[String]) -> Outcome<()> {
             Failure::from(error).about("standard output").with(attached)
         });
     }
-    // It has said why on standard error.
+    // The process has given the reason on standard error.
     let status = child.wait()?;
     std::process::exit(status.code().unwrap_or(1).max(1));
 }
@@ -233,7 +233,7 @@ fn resume(args: &Args, device: &str, report: &Report) {
     }
 }
 
-/// What became of a device.
+/// Returns the state of a device for `--list`.
 fn state(record: &Record) -> &'static str {
     match (record.exists(), record.is_held()) {
         (false, _) => "gone",
@@ -316,7 +316,7 @@ mod tests {
             "--nbd --depth=1 nbd://host/vm1",
             "--ublk --timeout=1 nbd://host/vm1",
             "--ublk --nbd nbd://host/vm1",
-            // What the kernel takes for any number, or counts modulo something.
+            // The kernel would take them for any number, or count them modulo 2^32 ticks.
             "--number=4294967295 nbd://host/vm1",
             "--nbd --timeout=4294968 nbd://host/vm1",
             "--dead-after=18446744073709551615 nbd://host/vm1",

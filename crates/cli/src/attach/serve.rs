@@ -10,13 +10,13 @@ use towline_attach::nbd::{Kernel, KernelOptions, Source};
 use towline_attach::ublk::{Control, Device, Event, Options};
 use towline_attach::{Claim, Error, Found, Kind, Origin, Record, read_ahead, watch_size};
 
-/// Longest read or write of a ublk device: each request under way may need as much memory.
+/// Longest read or write of a ublk device in bytes. Each request under way may need this much memory.
 const TRANSFER_BYTES_MAX: u32 = 512 * 1024;
-/// Requests under way in each queue of ublk, unless told.
+/// Default number of requests under way in each queue of ublk.
 const DEPTH: u16 = 64;
-/// Seconds until the kernel asks again on another connection, unless told.
+/// Default time in seconds after which the kernel repeats a request on another connection.
 const TIMEOUT_SECONDS: u64 = 30;
-/// Connections, unless told.
+/// Maximum default number of connections.
 const QUEUES_MAX: usize = 4;
 
 /// Attaches a disk and serves it.
@@ -49,7 +49,7 @@ pub(super) fn attach(args: &Args, url: &str, kind: Kind) -> Outcome<()> {
             record.connections = kernel.connections();
             record.owner = kernel.owner().to_owned();
             record.size = kernel.geometry().size;
-            // Without a record nobody could end it.
+            // Without a record it could not be detached.
             let claim = record.claim().inspect_err(|_| drop(Kernel::detach(record.number)));
             let claim = claim.map_err(|error| failure(&error))?;
             keep(args, kernel, &record, claim, Some(round_trip))
@@ -69,7 +69,7 @@ pub(super) fn attach(args: &Args, url: &str, kind: Kind) -> Outcome<()> {
                 record.connections = device.information().queues;
                 record.size = geometry.size;
                 record.identity = identity;
-                // Without a record nobody could end it.
+                // Without a record it could not be detached.
                 let claim = record.claim().inspect_err(|_| drop(control.delete(record.number)))?;
                 serve(args, control, device, &origin, &record, claim, Some(round_trip))
             };
@@ -78,7 +78,7 @@ pub(super) fn attach(args: &Args, url: &str, kind: Kind) -> Outcome<()> {
     }
 }
 
-/// Goes on with a device whose process is gone.
+/// Takes over a device whose process is gone.
 pub(super) fn resume(args: &Args, record: &Record) -> Outcome<()> {
     settle(args);
     let origin = origin(&record.url)?;
@@ -107,7 +107,7 @@ pub(super) fn resume(args: &Args, record: &Record) -> Outcome<()> {
     }
 }
 
-/// What the disk is like; tries for a while, as a server may be starting as well.
+/// Finds out what the disk is like. Tries for a while, because the server may be starting, too.
 fn wait_for(origin: &Origin) -> Outcome<Found> {
     let mut tries = 50;
     loop {
@@ -135,7 +135,8 @@ fn nbd(origin: &Origin) -> Outcome<&Source> {
     }
 }
 
-/// Serves a device that was `made` for a server that takes so long to answer, or taken over.
+/// Serves a device. `made` is the round trip to the server for a new device, `None` for one that is taken
+/// over.
 fn serve(
     args: &Args,
     mut control: Control,
@@ -159,14 +160,14 @@ fn serve(
         },
         || announce(args, record, made),
     );
-    // A device that is still there waits for a successor.
+    // A device that still exists waits for another process.
     if served.is_ok() || control.information(record.number).is_ok_and(|found| found.is_none()) {
         remove(claim, record);
     }
     served
 }
 
-/// The same for a device of the kernel's client.
+/// Serves a device of the kernel's NBD client, otherwise like [`serve`].
 fn keep(
     args: &Args,
     mut kernel: Kernel,
@@ -175,7 +176,7 @@ fn keep(
     made: Option<Duration>,
 ) -> Outcome<()> {
     announce(args, record, made);
-    // Some of those of a process that is gone may have died meanwhile.
+    // Connections of a device that is taken over may have died meanwhile.
     kernel.keep(made.is_none()).map_err(|error| failure(&error))?;
     remove(claim, record);
     Ok(())
@@ -186,7 +187,8 @@ fn remove(claim: Claim, record: &Record) {
     claim.remove();
 }
 
-/// In the background: no terminal, no directory that cannot be unmounted because of us.
+/// Detaches a background process from the terminal, and from the working directory, whose file system could
+/// not be unmounted.
 fn settle(args: &Args) {
     if args.background {
         let _ = rustix::process::setsid();
@@ -194,7 +196,7 @@ fn settle(args: &Args) {
     }
 }
 
-/// How far the kernel reads ahead of a new device: as told, or as fits the server.
+/// Sets the read-ahead of a new device, as given or as fits the server.
 fn read_ahead(args: &Args, record: &Record, round_trip: Duration) {
     let bytes = args.read_ahead.unwrap_or_else(|| read_ahead::fitting(round_trip));
     if let Err(error) = read_ahead::set(&record.name(), bytes) {
@@ -202,12 +204,12 @@ fn read_ahead(args: &Args, record: &Record, round_trip: Duration) {
     }
 }
 
-/// Tells that the device can be used; in the background all that is said later goes to a log.
+/// Prints the name of the usable device. In the background, later messages go to a log.
 fn announce(args: &Args, record: &Record, made: Option<Duration>) {
     if let Some(round_trip) = made {
         read_ahead(args, record, round_trip);
     }
-    // Whoever wanted to hear it may be gone; the device is there all the same.
+    // The reader may be gone, but the device exists.
     let mut out = std::io::stdout();
     let _ = writeln!(out, "/dev/{}", record.name()).and_then(|()| out.flush());
     if args.background {

@@ -1,4 +1,4 @@
-//! `towline disk`: what a disk is like, its extents, copies that stay sparse, its size, and how fast it is.
+//! `towline disk`: shows, maps, copies, resizes and measures disks.
 
 mod bench;
 mod copy;
