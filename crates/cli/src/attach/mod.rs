@@ -224,7 +224,10 @@ fn resume(args: &Args, device: &str, report: &Report) {
             }
             continue;
         }
-        let resumed = if args.foreground {
+        let resumed = if !record.exists() {
+            // Its server may be gone as well, and would be waited for.
+            Err(Failure::new("the device is gone; `towline detach` removes its record"))
+        } else if args.foreground {
             serve::resume(args, record)
         } else {
             in_background(&[format!("--resume={}", record.name())])
