@@ -1,48 +1,48 @@
-//! What is behind the queues of a device.
+//! The interface between the queues of a device and the connection to the server.
 
 use crate::Error;
 use std::os::fd::RawFd;
 use std::time::Instant;
 
-/// What a disk is like, and so what the device is to be.
+/// Size, block sizes and abilities of a disk, which its device takes over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// Smallest unit of requests, bytes, a power of two.
+    /// Smallest unit of requests in bytes, a power of two.
     pub block_minimum: u32,
-    /// Unit that is served best, bytes, a power of two.
+    /// Unit that the server handles best, in bytes, a power of two.
     pub block_preferred: u32,
-    /// Longest read or write, bytes.
+    /// Longest read or write in bytes.
     pub transfer_maximum: u32,
-    /// It cannot be written.
+    /// The disk cannot be written.
     pub read_only: bool,
-    /// Seeks cost time.
+    /// Seeks take time, as on a rotating disk.
     pub rotational: bool,
-    /// What was written may be lost until it is flushed.
+    /// Writes may be lost until they are flushed.
     pub flush: bool,
-    /// A single write can be made durable.
+    /// Single writes can be made durable (FUA).
     pub fua: bool,
-    /// Ranges can be given back.
+    /// Ranges can be trimmed.
     pub trim: bool,
     /// Ranges can be zeroed without sending zeroes.
     pub zero: bool,
-    /// Several connections see one disk, and a flush on one covers all.
+    /// Several connections see the same disk, and a flush on one covers all of them.
     pub connections: bool,
 }
 
 impl Geometry {
-    /// Bytes that a device of this machine has of it: whole blocks, of at least 512 bytes.
+    /// Returns the size of a local device for this disk: whole blocks, of at least 512 bytes.
     #[must_use]
     pub fn whole_blocks(&self) -> u64 {
         let block = u64::from(self.block_minimum.max(512));
         self.size / block * block
     }
 
-    /// The same where a device is to be made.
+    /// Returns the same, if a device of this size can exist.
     ///
     /// # Errors
-    /// When that is nothing.
+    /// If there is not a single whole block.
     pub(crate) fn device_bytes(&self) -> Result<u64, Error> {
         match self.whole_blocks() {
             0 => Err(Error::Refused(format!(
@@ -53,28 +53,44 @@ impl Geometry {
             bytes => Ok(bytes),
         }
     }
+
+    /// Returns the longest read or write of a device in bytes: whole pages, limited by the server and
+    /// by `limit`.
+    ///
+    /// # Errors
+    /// If the server accepts less than a page.
+    pub fn transfer_bytes(&self, limit: u32) -> Result<u32, Error> {
+        let page = towline_mem::page_bytes() as u32;
+        match self.transfer_maximum.min(limit) / page * page {
+            0 => Err(Error::Refused(format!(
+                "the server takes at most {} bytes at once, and a device needs a page of {page}",
+                self.transfer_maximum
+            ))),
+            bytes => Ok(bytes),
+        }
+    }
 }
 
-/// What is to be done to a range.
+/// What a request does to its range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(clippy::exhaustive_enums)] // a back end has to handle each
 pub enum Operation {
     /// Fill the buffer.
     Read,
-    /// Write the buffer; `durable`: not done before it is on stable storage.
+    /// Write the buffer.
     Write {
-        /// Not done before it is on stable storage.
+        /// Complete only once the data is on stable storage.
         durable: bool,
     },
-    /// Make durable what was written before; the range is empty.
+    /// Make earlier writes durable; the range is empty.
     Flush,
-    /// The contents are no longer needed.
+    /// Discard the contents, which are no longer needed.
     Trim,
-    /// Make it read as zeroes.
+    /// Make the range read as zeroes.
     Zero {
-        /// Space has to stay or become allocated.
+        /// Keep the space allocated, or allocate it.
         allocate: bool,
-        /// Not done before it is on stable storage.
+        /// Complete only once the zeroes are on stable storage.
         durable: bool,
     },
 }
@@ -82,46 +98,76 @@ pub enum Operation {
 /// One request of the kernel.
 #[derive(Debug)]
 pub struct Request {
-    /// Names it among those under way; below the depth of the queue.
+    /// Identifies the request among those under way; less than the depth of the queue.
     pub tag: u16,
-    /// What is to be done.
+    /// What the request does.
     pub operation: Operation,
-    /// First byte on the disk.
+    /// Offset of the first byte on the disk.
     pub offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub length: u32,
-    /// For reads and writes just as long as the request. It belongs to the back end until the
-    /// request is finished; its capacity must stay as it is.
+    /// For reads and writes exactly as long as the request. It belongs to the back end until the
+    /// request is finished, and its capacity must not change.
     pub buffer: Vec<u8>,
 }
 
-/// A request that is over.
+/// A finished request.
 #[derive(Debug)]
 pub struct Finished {
-    /// Of the request.
+    /// Tag of the request.
     pub tag: u16,
-    /// All of it, or an error number of Linux.
+    /// Success of the whole request, or a Linux error number.
     pub result: Result<(), i32>,
-    /// Of the request; after a failure an empty one will do.
+    /// Buffer of the request; after a failure it may be an empty one.
     pub buffer: Vec<u8>,
 }
 
-/// Serves the requests of one queue, in any order and many at once. It never waits, except for a
-/// new connection to a server that went away.
+/// Serves the requests of one queue, many at a time and in any order. It never blocks, except while
+/// it connects to a server again.
 pub trait Backend {
-    /// Takes a request. It is finished later.
+    /// Accepts a request, which finishes later.
     fn begin(&mut self, request: Request);
 
-    /// Moves on whatever can be moved on: called when the descriptor is ready, when the time has
-    /// come, and after requests were begun.
+    /// Makes progress without blocking. The queue calls it when the descriptor is ready, when the
+    /// deadline has passed, and after it has begun requests.
     fn turn(&mut self);
 
-    /// A request that is over, if there is one.
+    /// Returns a finished request, if there is one.
     fn finished(&mut self) -> Option<Finished>;
 
-    /// The descriptor to wait for, and whether also until it can be written.
+    /// Returns the descriptor to wait for, and whether to wait for writability as well.
     fn interest(&self) -> Option<(RawFd, bool)>;
 
-    /// When to call [`Backend::turn`] although nothing happened.
+    /// Returns the time at which to call [`Backend::turn`] even if nothing happened.
     fn deadline(&self) -> Option<Instant>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_has_whole_blocks_and_moves_whole_pages() {
+        let page = towline_mem::page_bytes() as u32;
+        let disk = Geometry {
+            size: 10_000_001,
+            block_minimum: 1,
+            block_preferred: 4096,
+            transfer_maximum: 3 * page + 17,
+            read_only: false,
+            rotational: false,
+            flush: true,
+            fua: true,
+            trim: false,
+            zero: false,
+            connections: true,
+        };
+        assert_eq!(disk.device_bytes().unwrap(), 9_999_872);
+        assert_eq!(disk.transfer_bytes(u32::MAX).unwrap(), 3 * page);
+        assert_eq!(disk.transfer_bytes(2 * page).unwrap(), 2 * page);
+        let short = Geometry { size: 511, transfer_maximum: page - 1, ..disk };
+        assert!(short.device_bytes().unwrap_err().to_string().contains("511 bytes"));
+        let said = short.transfer_bytes(u32::MAX).unwrap_err().to_string();
+        assert!(said.contains(&format!("at most {} bytes at once", page - 1)), "{said}");
+    }
 }

@@ -1,28 +1,48 @@
-//! What can go wrong.
+//! Errors of this crate.
 
 use std::fmt::{self, Display};
 use std::io;
 
-/// Why a disk was not attached, or what ended it.
+/// Told when the kernel refuses to serve this user.
+pub(crate) const NOT_ALLOWED: &str = "only root may attach disks";
+
+/// Why a disk could not be attached, or why serving it ended.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Error {
-    /// A call of the system failed.
+    /// A system call failed.
     System {
         /// What was being done, with its object.
         what: String,
-        /// The system's reason.
+        /// The reason the system gives.
         source: io::Error,
     },
-    /// It cannot be done, whatever is tried again.
+    /// It cannot be done, and trying again does not help.
     Refused(String),
-    /// The other side broke its protocol.
+    /// The server broke the protocol.
     Protocol(&'static str),
 }
 
 impl Error {
     pub(crate) fn system(what: impl Display) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::System { what: what.to_string(), source }
+    }
+}
+
+/// The reason logged last, while the same thing is tried again and again.
+#[derive(Debug, Default)]
+pub(crate) struct Logged(String);
+
+impl Logged {
+    /// Logs why something failed, unless the last attempt failed for the same reason.
+    pub(crate) fn warn(&mut self, error: &Error) -> bool {
+        let text = error.to_string();
+        let is_new = self.0 != text;
+        if is_new {
+            log::warn!("{text}; trying again");
+            self.0 = text;
+        }
+        is_new
     }
 }
 
@@ -42,5 +62,19 @@ impl std::error::Error for Error {
             Self::System { source, .. } => Some(source),
             _ => None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Error, Logged};
+
+    #[test]
+    fn a_reason_is_logged_once() {
+        let (away, other) = (Error::Protocol("away"), Error::Refused("another disk".to_owned()));
+        let mut logged = Logged::default();
+        let told = [&away, &away, &other, &other, &away].map(|error| logged.warn(error));
+        assert_eq!(told, [true, false, true, false, true]);
+        assert!(Logged::default().warn(&away));
     }
 }

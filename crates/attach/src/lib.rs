@@ -1,9 +1,9 @@
 //! Remote disks as local block devices.
 //!
-//! Two ways lead there. [`ublk`]: the kernel hands requests to queues of ours in user space, which
-//! pass them to a [`Backend`], a connection to the server that outlives its failures. [`nbd`]: the
-//! kernel speaks NBD itself over sockets that we connected and agreed on. Either device outlives
-//! the process that serves it, and a [`Record`] tells another one how to go on.
+//! There are two ways. With [`ublk`] the kernel hands requests to our queues in user space, which
+//! pass them to a [`Backend`], a connection to the server that survives failures of the server. With
+//! [`nbd`] the kernel speaks NBD itself, over sockets that we connect and negotiate. Either device
+//! survives the process that serves it, and a [`Record`] tells another process how to take over.
 
 mod backend;
 mod error;
@@ -12,6 +12,7 @@ pub mod nbd;
 mod origin;
 pub mod read_ahead;
 mod record;
+mod sysfs;
 pub mod ublk;
 mod watch;
 

@@ -1,9 +1,9 @@
-//! A disk of a Towline server behind a queue: a session of our own protocol, which by itself
-//! connects again, asks again what was not answered, and knows what a restart of the server lost.
+//! Serves a queue from a disk of a Towline server, by a session of our own protocol. The session itself
+//! reconnects, repeats unanswered requests, and knows what a restart of the server lost.
 //!
 //! The queue's thread does all the work: it starts requests, and receives when the descriptor of
-//! the session is readable. Hence the session stays on TCP or a Unix socket: over shared memory
-//! there is no descriptor to wait for beside the kernel's requests.
+//! the session is readable. The session therefore stays on TCP or a Unix socket: shared memory
+//! has no descriptor that could be waited for together with the kernel's requests.
 
 use crate::ublk::Event;
 use crate::{Backend, Error, Finished, Geometry, Operation as Do, Request};
@@ -18,18 +18,18 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 use towline_client::{Client, Disk, DiskInfo, Operation, Options, Transport, Url, ZeroHow};
 
-/// What stands for "for ever".
+/// Stands for "for ever".
 const EVER: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
-/// A look at what cannot be waited for: room to send when the socket was full.
+/// Interval for checking what cannot be waited for: room in a full socket.
 const LOOK: Duration = Duration::from_millis(10);
-/// Longest transfer that a session takes at once.
+/// Longest transfer of a session, bytes.
 const TRANSFER_BYTES_MAX: u32 = towline_wire::limits::TRANSFER_BYTES_MAX as u32;
 
 /// Tags whose requests may have finished.
 #[derive(Default)]
 struct Woken(Mutex<Vec<u16>>);
 
-/// Wakes one tag.
+/// Waker of one tag.
 struct Tag(u16, Arc<Woken>);
 
 impl Wake for Tag {
@@ -40,16 +40,16 @@ impl Wake for Tag {
 
 struct Pending {
     operation: Operation<Vec<u8>>,
-    /// Of a request without data, which keeps it here.
+    /// Buffer of a request that moves no data, kept until the request ends.
     buffer: Option<Vec<u8>>,
 }
 
-/// A session that serves a queue, see [`Backend`].
+/// A session that serves a queue as its [`Backend`].
 pub struct Native {
     client: Client,
     disk: Disk,
     descriptor: OwnedFd,
-    /// Bytes of the disk, as the device was told.
+    /// Size of the disk in bytes, as the device knows it.
     size: u64,
     tell: Sender<Event>,
     pending: Vec<Option<Pending>>,
@@ -71,7 +71,7 @@ fn failed(url: &Url) -> impl Fn(towline_client::Error) -> Error {
     }
 }
 
-/// The same server by a way that has a descriptor to wait for.
+/// Returns a transport to the same server that has a descriptor to wait for.
 fn socket_of(transport: &Transport) -> Transport {
     match transport {
         Transport::Nearest(host, port) => Transport::Tcp(host.clone(), *port),
@@ -97,12 +97,12 @@ fn geometry(info: &DiskInfo) -> Geometry {
 }
 
 impl Native {
-    /// Connects and opens the disk. Requests wait for a server that went away for `patience`, then
-    /// they fail, and all later ones; without it they wait for ever. Another size of the disk is told by
-    /// `tell`.
+    /// Connects and opens the disk. While the server is away, requests wait for `patience`, then they
+    /// and all later ones fail; without a limit they wait for ever. Changes of the disk's size are
+    /// reported through `tell`.
     ///
     /// # Errors
-    /// When the server cannot be reached or has no such disk.
+    /// If the server cannot be reached or has no such disk.
     pub fn connect(
         url: &Url,
         patience: Option<Duration>,
@@ -128,16 +128,16 @@ impl Native {
         })
     }
 
-    /// What the disk is like.
+    /// Returns size, block sizes and abilities of the disk.
     #[must_use]
     pub fn geometry(&self) -> Geometry {
         geometry(&self.disk.info())
     }
 
-    /// Asks the server how many bytes the disk has now.
+    /// Asks the server for the current size of the disk, bytes.
     ///
     /// # Errors
-    /// When the server cannot be reached.
+    /// If the server cannot be reached.
     pub fn ask_size(&self) -> Result<u64, Error> {
         let info = self.disk.refresh().map_err(|error| Error::System {
             what: "the size of the disk".to_owned(),
@@ -146,10 +146,10 @@ impl Native {
         Ok(info.size)
     }
 
-    /// How long the server takes to answer: the shortest of some tries.
+    /// Measures how long the server takes to answer: the shortest of three tries.
     ///
     /// # Errors
-    /// When the server cannot be reached.
+    /// If the server cannot be reached.
     pub fn round_trip(&self) -> Result<Duration, Error> {
         let mut shortest = Duration::MAX;
         for _ in 0..3 {
@@ -160,13 +160,13 @@ impl Native {
         Ok(shortest)
     }
 
-    /// Names the bytes of the disk: another number stands for other bytes.
+    /// Identifies the contents of the disk: other contents have another number.
     #[must_use]
     pub fn identity(&self) -> u64 {
         self.disk.info().identity
     }
 
-    /// True when the connection that is watched has ended.
+    /// Returns true if the watched connection has ended.
     fn is_cut(&self) -> bool {
         let mut watched = [PollFd::new(&self.descriptor, PollFlags::RDHUP)];
         let ready = rustix::event::poll(&mut watched, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
@@ -192,7 +192,7 @@ impl Native {
         Ok(Pending { operation, buffer: Some(buffer) })
     }
 
-    /// Looks at one tag; its waker is told when it is to be looked at again.
+    /// Polls the request of one tag, whose waker tells when to poll again.
     fn look(&mut self, tag: u16) {
         let Some(place) = self.pending.get_mut(usize::from(tag)) else { return };
         let Some(pending) = place else { return };
@@ -226,7 +226,7 @@ impl Backend for Native {
             Ok(pending) => {
                 self.pending[place] = Some(pending);
                 self.under_way += 1;
-                // It has no waker yet.
+                // Its first poll registers the waker.
                 self.woken.0.lock().unwrap_or_else(PoisonError::into_inner).push(tag);
             }
             Err(error) => self.finished.push_back(failure(tag, &error, Vec::new())),
@@ -247,7 +247,7 @@ impl Backend for Native {
                 self.look(tag);
             }
         }
-        // A connection that was lost has been replaced by now, and the old one keeps being ready.
+        // A lost connection has been replaced by now, but the old descriptor stays ready for ever.
         if !looked && self.is_cut() {
             if let Ok(descriptor) = self.client.fd() {
                 self.descriptor = descriptor;

@@ -1,5 +1,5 @@
-//! NBD as a client: agreeing with a server, serving a queue from it, and giving its connections to
-//! the kernel's own client.
+//! An NBD client: negotiates with a server, serves a queue from it, and hands connections to the
+//! kernel's own client.
 
 mod bytes;
 mod calls;

@@ -1,4 +1,4 @@
-//! The disk behind a device: of a Towline server, or of any NBD server.
+//! The disk behind a device: a disk of a Towline server, or of any NBD server.
 
 use crate::native::Native;
 use crate::nbd::{Lane, Source};
@@ -9,19 +9,19 @@ use std::sync::mpsc::{self, Sender};
 use std::time::Duration;
 use towline_client::Url;
 
-/// What a look at a disk told.
+/// What [`Origin::look`] found.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Found {
-    /// What it is like.
+    /// Size, block sizes and abilities.
     pub geometry: Geometry,
-    /// Names its bytes, where the protocol tells.
+    /// Identifies the contents, if the protocol tells: other contents have another number.
     pub identity: Option<u64>,
-    /// How long the server takes to answer, at its fastest.
+    /// The shortest time the server took to answer.
     pub round_trip: Duration,
 }
 
-/// Where a disk comes from.
+/// A disk and its server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(clippy::exhaustive_enums)] // there are these two
 pub enum Origin {
@@ -32,22 +32,32 @@ pub enum Origin {
 }
 
 impl Origin {
-    /// Reads a URL.
+    /// Parses a URL.
     ///
     /// # Errors
-    /// A sentence that says what is wrong with it and what would be right.
+    /// A text that says what is wrong with the URL and what is expected.
     pub fn parse(text: &str) -> Result<Self, String> {
-        if !Url::looks_like(text) {
+        if Source::looks_like(text) {
             return Source::parse(text).map(Self::Nbd);
         }
+        if !Url::looks_like(text) {
+            return Err(format!(
+                "\"{text}\" is no URL of a disk: expected towline://HOST/NAME, nbd://HOST/NAME or nbd+unix:///NAME?socket=PATH"
+            ));
+        }
         let url = Url::parse(text)?;
+        if url.export.is_empty() {
+            return Err(format!(
+                "URL \"{text}\": no disk is named; `towline disk info` lists those of a server"
+            ));
+        }
         if !url.path.is_empty() {
             return Err(format!("URL \"{text}\": a disk has no path behind its name"));
         }
         Ok(Self::Towline(url))
     }
 
-    /// Connects to see what the disk is like.
+    /// Connects to find out size, block sizes and abilities of the disk.
     ///
     /// # Errors
     /// When the server cannot be reached or has no such disk.
@@ -66,7 +76,7 @@ impl Origin {
         }
     }
 
-    /// Connects for a queue: see [`Lane::connect`] and [`Native::connect`].
+    /// Connects on behalf of a queue, see [`Lane::connect`] and [`Native::connect`].
     ///
     /// # Errors
     /// When the server cannot be reached or has no such disk.
@@ -88,6 +98,29 @@ impl fmt::Display for Origin {
         match self {
             Self::Nbd(source) => source.fmt(f),
             Self::Towline(url) => url.fmt(f),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Origin;
+
+    #[test]
+    fn what_names_no_disk_is_refused_with_what_would() {
+        for (text, said) in [
+            ("/dev/sda", "expected towline://HOST/NAME, nbd://HOST/NAME"),
+            ("http://host/vm1", "expected towline://HOST/NAME, nbd://HOST/NAME"),
+            ("nbd://host:x/", "bad port"),
+            ("towline://host", "no disk is named"),
+            ("towline+unix:///?socket=/s", "no disk is named"),
+            ("towline://host/vm1/part", "no path behind its name"),
+        ] {
+            let error = Origin::parse(text).unwrap_err();
+            assert!(error.contains(text) && error.contains(said), "{error}");
+        }
+        for text in ["towline://host:1/vm1", "nbd://host:10809/", "nbd+unix:///a?socket=/s"] {
+            assert_eq!(Origin::parse(text).unwrap().to_string(), text);
         }
     }
 }

@@ -1,49 +1,43 @@
 //! How far the kernel reads ahead of sequential readers of a device.
 //!
-//! The kernel does the reading ahead itself, file by file as it sees what is read in order, into its page cache. All
-//! that there is to say is how far: its 128 KiB are for disks of the machine, and leave a remote one waiting for half
-//! of the time.
+//! The kernel reads ahead by itself, into its page cache, for each file that is read sequentially. Only the
+//! distance can be set. The default of 128 KiB suits local disks; with a remote one, readers would wait
+//! half of the time.
 
-use crate::Error;
+use crate::{Error, sysfs};
 use std::time::Duration;
 
-/// What is on its way while as much is being used, however near the server is: for what the disk needs, and the requests.
+/// Minimum on its way while as much is being used. However near the server is, the disk and the requests
+/// take time.
 const HALF_MIN: u64 = 256 * 1024;
-/// More would cost too much where the guess is wrong: who touches a page of a mapping waits for all of it.
+/// Maximum. More would cost too much if the guess is wrong: a touched page of a mapping waits for all of it.
 const HALF_MAX: u64 = 4 * 1024 * 1024;
+const ATTRIBUTE: &str = "read_ahead_kb";
 /// A network of 10 Gbit/s, bytes a second.
 const NETWORK: u128 = 1_250_000_000;
 
-/// Bytes to read ahead, for a server that takes so long to answer: what a network of 10 Gbit/s delivers in the time of
-/// two round trips, so that as much is on its way as is being used; 512 KiB to 8 MiB.
+/// Returns the bytes to read ahead for a server with this round trip: what a network of 10 Gbit/s delivers
+/// in two round trips, so that one half is on its way while the other is being used; 512 KiB to 8 MiB.
 #[must_use]
 pub fn fitting(round_trip: Duration) -> u64 {
     let under_way = round_trip.as_nanos() * NETWORK / 1_000_000_000;
     2 * (u64::try_from(under_way).unwrap_or(u64::MAX)).clamp(HALF_MIN, HALF_MAX)
 }
 
-/// What is read ahead of a device, bytes; `name` is that of the device without its directory.
+/// Returns the read-ahead of a device in bytes; `name` is the device without its directory.
 ///
 /// # Errors
-/// When there is no such device.
+/// If there is no such device.
 pub fn of(name: &str) -> Result<u64, Error> {
-    let path = path(name);
-    let text = std::fs::read_to_string(&path).map_err(Error::system(&path))?;
-    let kib = text.trim().parse::<u64>().map_err(|_| Error::Protocol("no number in sysfs"))?;
-    Ok(kib * 1024)
+    sysfs::length(name, ATTRIBUTE)
 }
 
-/// Sets it, down to whole KiB; the kernel, to whole pages. 0: nothing is read ahead.
+/// Sets the read-ahead of a device, rounded down to whole KiB, by the kernel to whole pages; 0 turns it off.
 ///
 /// # Errors
-/// When there is no such device, or this user may not.
+/// If there is no such device, or this user lacks permission.
 pub fn set(name: &str, bytes: u64) -> Result<(), Error> {
-    let path = path(name);
-    std::fs::write(&path, (bytes / 1024).to_string()).map_err(Error::system(&path))
-}
-
-fn path(name: &str) -> String {
-    format!("/sys/block/{name}/queue/read_ahead_kb")
+    sysfs::set_length(name, ATTRIBUTE, bytes)
 }
 
 #[cfg(test)]

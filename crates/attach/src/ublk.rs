@@ -1,11 +1,11 @@
 //! Block devices served from user space through the kernel's ublk driver.
 //!
-//! The control device makes and ends devices ([`Control`]); each of a device's queues is a thread
-//! of ours ([`Device::serve`]) with an io_uring of its own, whose commands fetch a request of the
-//! kernel and at the same time tell the outcome of the one before.
+//! [`Control`] creates and removes devices through the control device. Each queue of a device is a
+//! thread ([`Device::serve`]) with its own io_uring, whose commands report the result of one request and
+//! fetch the next.
 //!
-//! The device is made so that it outlives us: when this process ends, requests wait, and those it
-//! had not answered are given to the process that takes over ([`Device::recover`]).
+//! Devices survive this process: when it ends, requests wait, and the kernel gives those that it had
+//! not answered to the process that takes over ([`Device::recover`]).
 
 mod abi;
 mod control;
@@ -13,4 +13,4 @@ mod device;
 mod queue;
 
 pub use control::{Control, Information, State};
-pub use device::{Device, Event, Options};
+pub use device::{Device, Event, Options, exists};

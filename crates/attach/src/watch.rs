@@ -1,21 +1,21 @@
-//! Notices that a disk got another size while it is attached.
+//! Notices when the size of an attached disk changes.
 //!
-//! Neither protocol has a message for it, so the server is asked now and then: in a session that is kept, or, as NBD
-//! tells the size only in the beginning, by a new connection each time. (Devices of the kernel's NBD client have to be
-//! told with care: `nbd/kernel.rs`.)
+//! Neither protocol has a message for it, so the server is polled: in one session that is kept, or over a
+//! new connection each time with NBD, which tells the size only in the handshake. (Devices of the kernel's
+//! NBD client need more care, see `nbd/kernel.rs`.)
 
 use crate::{Error, Native, Origin};
 use std::sync::mpsc;
 use std::time::Duration;
 
-/// Between two questions.
+/// Time between two questions.
 pub(crate) const PERIOD: Duration = Duration::from_secs(5);
 
-/// Begins to watch a disk of `size` bytes, on a thread of its own. `tell` is called with each other size, and ends the
-/// thread by returning false.
+/// Starts a thread that watches a disk of `size` bytes. The thread calls `tell` with each new size, and ends
+/// when `tell` returns false.
 ///
 /// # Errors
-/// When there can be no thread.
+/// If the thread cannot be created.
 pub fn watch_size(
     origin: &Origin,
     mut size: u64,
@@ -26,7 +26,7 @@ pub fn watch_size(
     let run = move || {
         loop {
             std::thread::sleep(PERIOD);
-            // A server that is away is somebody else's concern.
+            // The queues notice and log a lost server themselves.
             let Ok(now) = ask(&origin, &mut session) else {
                 session = None;
                 continue;

@@ -1,4 +1,4 @@
-//! `towline detach`: ends what `towline attach` made.
+//! `towline detach`: ends devices that `towline attach` made.
 
 use crate::report::{Failure, Outcome, Report};
 use rustix::fs::{Mode, OFlags};
@@ -18,7 +18,7 @@ Examples:
 
 Exit status: 0 all detached, 1 something was not, 2 wrong usage.";
 
-/// How long the process in the background may take to end.
+/// Time limit for the background process to end.
 const LEAVE: Duration = Duration::from_secs(20);
 
 /// Arguments of `detach`.
@@ -66,15 +66,18 @@ fn detach(record: &Record, force: bool) -> Outcome<()> {
         kill(record);
     } else {
         if !record.is_held() {
+            if !record.exists() {
+                // Another program removed the device; only its record is left.
+                record.remove();
+                return Ok(());
+            }
             let text = "the process that served it is gone; go on with it by `towline attach --resume`, or use --force";
             return Err(Failure::new(text));
         }
         settle(record)?;
     }
     let ended = match record.kind {
-        Kind::Nbd if nbd::owner(record.number).is_some_and(|owner| owner == record.owner) => {
-            nbd::Kernel::detach(record.number)
-        }
+        Kind::Nbd if record.exists() => nbd::Kernel::detach(record.number),
         Kind::Nbd => Ok(()),
         Kind::Ublk => ublk::Control::open().and_then(|mut control| {
             if control.information(record.number)?.is_none() {
@@ -93,7 +96,7 @@ fn detach(record: &Record, force: bool) -> Outcome<()> {
     Ok(())
 }
 
-/// Makes durable what was written, while nobody else uses the device.
+/// Makes earlier writes durable. Fails if the device is in use.
 fn settle(record: &Record) -> Outcome<()> {
     let path = format!("/dev/{}", record.name());
     let open =
@@ -106,7 +109,7 @@ fn settle(record: &Record) -> Outcome<()> {
             };
         }
         Err(rustix::io::Errno::BUSY) => return Err(in_use()),
-        // It is gone already.
+        // The device is gone already.
         Err(rustix::io::Errno::NOENT | rustix::io::Errno::NXIO) => return Ok(()),
         other => other?,
     };
@@ -119,7 +122,7 @@ fn in_use() -> Failure {
     Failure::new("it is in use (mounted?); unmount it first, or use --force")
 }
 
-/// Ends the process that serves the device, and waits until it is gone.
+/// Kills the process that serves the device, and waits until it is gone.
 fn kill(record: &Record) {
     let end = Instant::now() + LEAVE;
     while record.is_held() && Instant::now() < end {

@@ -356,6 +356,9 @@ fn every_command_has_help_with_examples_and_refuses_nonsense() {
     }
     for wrong in ["x", "towline://", "towline+unix:///x", "/etc/passwd"] {
         assert!(bad(1, &["stat", wrong]).contains("expected towline://"), "{wrong}");
+        // Whatever the kernel has.
+        let attach = bad(1, &["attach", wrong]);
+        assert!(attach.contains(wrong) && !attach.contains("/dev/ublk"), "{attach}");
     }
 }
 

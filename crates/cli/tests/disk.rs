@@ -282,6 +282,13 @@ fn what_cannot_be_copied_is_refused_with_a_reason() {
         (&["resize", &place.url("ro"), "16M"], "read-only"),
         (&["resize", &place.url("pair"), "+100K"], "number of members"),
         (&["info", &place.url("none")], "no such disk"),
+        (&["bench", &place.url("none")], "no such disk"),
+        // The server would take its first disk.
+        (&["copy", &img, &place.url("")], "no disk is named"),
+        (&["map", &place.url("")], "no disk is named"),
+        (&["resize", &place.url(""), "16M"], "no disk is named"),
+        (&["bench", "--write", &place.url("")], "no disk is named"),
+        (&["bench", &place.url("img/x")], "no path"),
     ] {
         let error = place.disk(arguments).unwrap_err();
         assert!(error.contains(expected), "{arguments:?}: {error}");
@@ -289,9 +296,16 @@ fn what_cannot_be_copied_is_refused_with_a_reason() {
     assert!(std::fs::read(&local).unwrap() == before);
     // An end that cannot be reached is named once.
     let nowhere = format!("nbd+unix:///a?socket={missing}");
-    for arguments in [&["info", &nowhere][..], &["bench", &nowhere], &["copy", &local, &nowhere]] {
+    let none = place.url("none");
+    for arguments in [
+        &["info", &nowhere][..],
+        &["bench", &nowhere],
+        &["copy", &local, &nowhere],
+        &["bench", &none],
+    ] {
         let error = place.disk(arguments).unwrap_err();
-        assert_eq!(error.matches(&nowhere).count(), 1, "{error}");
+        let named = arguments[arguments.len() - 1];
+        assert_eq!(error.matches(named).count(), 1, "{error}");
         assert!(!error.contains(&local), "{error}");
     }
     // The stream is longer than the disk.

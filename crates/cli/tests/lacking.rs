@@ -267,3 +267,21 @@ fn programs_that_may_not_sleep_wait_all_the_same() {
         assert_eq!(said, "waited\n", "{calls:?}: {complaint}");
     }
 }
+
+/// Of a device that the kernel does not have, the record can be removed, but nothing can be resumed.
+#[test]
+fn a_device_that_is_gone_leaves_a_record() {
+    let script = "mount -t tmpfs none /run && mkdir -p /run/towline/attached && cd /run/towline/attached || exit
+record='{\"kind\":\"KIND\",\"number\":1048575,\"url\":\"nbd://127.0.0.1:1/x\",\"process\":999999,\"size\":1048576,
+\"connections\":1,\"patience\":null,\"identity\":null,\"owner\":\"\"}'
+echo \"$record\" | sed s/KIND/ublk/ >ublkb1048575.json; echo log >ublkb1048575.log
+echo \"$record\" | sed s/KIND/nbd/ >nbd1048575.json; echo \"$record\" | sed s/KIND/nbd/ >nbd1048575.json.new
+\"$0\" attach --list; \"$0\" attach --resume
+flock nbd1048575.json \"$0\" attach --resume=nbd1048575
+\"$0\" detach ublkb1048575 && \"$0\" detach --force nbd://127.0.0.1:1/x && ls";
+    let Some((status, said)) = apart(script, &[]) else { return };
+    assert_eq!(said.matches(" gone ").count(), 2, "{said}");
+    assert_eq!(said.matches("removes its record").count(), 2, "{said}");
+    assert_eq!(said.matches("served already").count(), 1, "{said}");
+    assert!(status == 0 && said.ends_with("served already\nnbd1048575.json.new\n"), "{said}");
+}

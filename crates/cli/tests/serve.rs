@@ -11,6 +11,7 @@ use std::net::{TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::net::UnixDatagram;
+use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, ChildStderr, Command, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
@@ -591,4 +592,25 @@ fn the_limit_of_file_sizes_is_told() {
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.code() == Some(1) && said.contains("file too large"), "{said}");
     assert!(!back.exists());
+}
+
+/// A file of sessions that somebody shortens ends the server, which says what happened and where.
+#[test]
+fn a_state_that_was_shortened_is_told_at_the_end() {
+    let directory = TempDir::new().unwrap();
+    let socket = directory.path().join("socket");
+    let state = directory.path().join("state");
+    let mut command = Command::new(TOWLINE);
+    command.args(["serve", "--mem", "m=1M", "--listen", &format!("unix://{}", socket.display())]);
+    let mut server = Serving::new(command.arg("--state").arg(&state).stdin(Stdio::null()));
+    server.says("listening on unix://");
+    let sessions = state.join("sessions");
+    fs::OpenOptions::new().write(true).open(&sessions).unwrap().set_len(0).unwrap();
+    let url = format!("towline+unix:///m/d?socket={}", socket.display());
+    bad(1, &["mkdir", &url]);
+    let mut said = String::new();
+    server.complaints.read_to_string(&mut said).unwrap();
+    let told = format!("{}: somebody shortened it", sessions.display());
+    assert!(said.contains(&told), "{said}");
+    assert_eq!(server.child.wait().unwrap().signal(), Some(libc::SIGBUS));
 }

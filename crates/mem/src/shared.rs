@@ -5,8 +5,11 @@
 //! created: they are copied in and out, or passed to the kernel by address.
 #![allow(unsafe_code)]
 
+mod fault;
+
 use crate::Lending;
 use crate::huge::{HUGE_BYTES, Room};
+use fault::Explained;
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 use std::io;
@@ -25,6 +28,7 @@ pub struct SharedMemory {
     length: usize,
     writable: bool,
     lending: Option<Lending>,
+    explained: Option<Explained>,
 }
 
 // SAFETY: the mapping belongs to the process, not to a thread. All access is by copying through raw
@@ -90,6 +94,13 @@ impl SharedMemory {
         Self::map(fd, length, true)
     }
 
+    /// Makes the process write `text` to standard error before `SIGBUS` ends it.
+    #[must_use]
+    pub fn explained(mut self, text: &str) -> Self {
+        self.explained = Some(Explained::new(self.address.addr(), self.length, text));
+        self
+    }
+
     /// Allocates disk blocks for a range of the file, so that storing there cannot fail.
     ///
     /// # Errors
@@ -119,7 +130,7 @@ impl SharedMemory {
             }
         }
         let address = mapped?;
-        Ok(Self { fd, address: address.cast(), length, writable, lending: None })
+        Ok(Self { fd, address: address.cast(), length, writable, lending: None, explained: None })
     }
 
     /// Returns the length in bytes.
@@ -406,6 +417,8 @@ unsafe fn copy(source: *const u8, target: *mut u8, length: usize) {
 
 impl Drop for SharedMemory {
     fn drop(&mut self) {
+        // Another mapping may get the same addresses.
+        self.explained = None;
         // SAFETY: `map` created the mapping with this length, and nothing refers to it any more.
         let result = unsafe { rustix::mm::munmap(self.address.cast(), self.length) };
         debug_assert!(result.is_ok(), "unmapping our own mapping failed");

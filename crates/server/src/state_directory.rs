@@ -39,10 +39,7 @@ impl StateDirectory {
         let boot = boot()?;
         let wrong = |error: io::Error| format!("{}: {error}", path.display());
         let found = match open_file(&path)? {
-            (file, Length::Right) => {
-                let memory = SharedMemory::of_file(file, STATE_BYTES).map_err(wrong)?;
-                State::open(memory, &boot, epoch)
-            }
+            (file, Length::Right) => State::open(map(file, &path)?, &boot, epoch),
             (_, Length::None) => Err(Unusable::Empty),
             (_, Length::Wrong) => Err(Unusable::Damaged("it has not the length of a state file")),
         };
@@ -56,8 +53,7 @@ impl StateDirectory {
                 put_away(&path, &directory.join(ASIDE), &unusable)?;
                 let (file, _) = open_file(&path)?;
                 rustix::fs::ftruncate(&file, STATE_BYTES as u64).map_err(|e| wrong(e.into()))?;
-                let memory = SharedMemory::of_file(file, STATE_BYTES).map_err(wrong)?;
-                State::create(memory, &boot, epoch)
+                State::create(map(file, &path)?, &boot, epoch)
                     .map_err(|error| format!("{}: cannot be written: {error}", path.display()))?
             }
         };
@@ -111,6 +107,18 @@ fn open_file(path: &Path) -> Result<(OwnedFd, Length), String> {
         _ => Length::Wrong,
     };
     Ok((file, length))
+}
+
+/// Maps the state file. Nothing keeps other processes from shortening it; the server cannot go on then, and
+/// says why.
+fn map(file: OwnedFd, path: &Path) -> Result<SharedMemory, String> {
+    let memory = SharedMemory::of_file(file, STATE_BYTES);
+    let memory = memory.map_err(|error| format!("{}: {error}", path.display()))?;
+    Ok(memory.explained(&format!(
+        "{}: somebody shortened it while the server used it, or the disk failed; the server ends, and its \
+         sessions cannot go on: start it again, and keep other programs away from that directory\n",
+        path.display()
+    )))
 }
 
 /// Moves an unusable state file out of the way of a new one.

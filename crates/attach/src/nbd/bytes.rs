@@ -1,6 +1,6 @@
-//! Numbers as NBD sends them: the most significant byte first.
+//! Reads numbers in the byte order of NBD, big-endian.
 
-/// The number at the start of `bytes`, of which there are enough.
+/// Returns the number at the start of `bytes`. Panics if there are too few.
 pub(super) fn be16(bytes: &[u8]) -> u16 {
     u16::from_be_bytes([bytes[0], bytes[1]])
 }

@@ -1,4 +1,4 @@
-//! Blocking calls of any thread on one connection to an NBD server.
+//! Blocking calls from any thread, over one connection to an NBD server.
 
 use super::lane::Lane;
 use super::source::{Connection, Extent, Source};
@@ -11,11 +11,11 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Requests under way; who wants more waits.
+/// Maximum number of requests under way; further calls wait.
 const TAGS: u16 = 64;
-/// Longest read or write asked for at once.
+/// Longest read or write of a single request, bytes.
 const TRANSFER_BYTES_MAX: u64 = 1 << 20;
-/// Longest range that is zeroed by one request, so that a length always fits into one.
+/// Longest range that one request zeroes, bytes, so that its length fits into 32 bits.
 const ZERO_BYTES_MAX: u64 = 1 << 30;
 
 struct Call {
@@ -28,36 +28,36 @@ struct Call {
 
 /// Why a call failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(clippy::exhaustive_enums)] // whoever calls tells each
+#[allow(clippy::exhaustive_enums)] // callers handle each
 pub enum CallError {
-    /// What the server says, as a number of Linux.
+    /// The error of the server, as a Linux error number.
     Server(i32),
-    /// The connection was lost, and there was no new one in time.
+    /// The connection was lost and not replaced in time.
     Lost,
 }
 
-/// A disk of an NBD server. A thread serves its connection, see [`Lane`].
+/// A disk of an NBD server, whose connection has a thread of its own, see [`Lane`].
 #[derive(Debug)]
 pub struct Caller {
     geometry: Geometry,
     extents: Option<Vec<Extent>>,
     calls: Option<Sender<Call>>,
     bell: Arc<OwnedFd>,
-    /// Free tags, counted.
+    /// Number of free tags.
     room: Arc<(Mutex<u16>, Condvar)>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Caller {
-    /// Connects. A connection that is lost is made anew, what was not answered is asked again, and
-    /// calls fail when there was no new one for `patience`. Without it they fail at once: nothing in
-    /// NBD tells whether a server that comes back still has what was written and not flushed. So
-    /// patience is for whoever only reads, and holes are asked for, too: they are not sent then.
+    /// Connects. With `patience`, a lost connection is replaced and unanswered requests are repeated;
+    /// calls fail once the server has been away that long. Without it they fail at once: NBD cannot
+    /// tell whether a restarted server still has unflushed writes. So patience is for callers that
+    /// only read. These also ask for structured replies, in which holes are not sent.
     ///
     /// # Errors
-    /// When the server cannot be reached or has no such disk.
+    /// If the server cannot be reached or has no such disk.
     pub fn connect(source: &Source, patience: Option<Duration>) -> Result<Self, Error> {
-        // Another size is not looked at: a call beyond the end fails.
+        // Size changes are ignored: a call beyond the end fails.
         let reconnects = patience.is_some();
         let connection = match reconnects {
             true => source.connect_for_chunks()?,
@@ -67,11 +67,11 @@ impl Caller {
         Self::over(source, connection, extents, patience)
     }
 
-    /// Another one of the same server and patience, with a connection and a thread of its own, where the
-    /// server says that several see one disk. It knows no extents.
+    /// Connects once more to the same server, with another thread, if the server says that several
+    /// connections see the same disk. The new caller knows no extents.
     ///
     /// # Errors
-    /// When the server does not say so, or serves no more connections.
+    /// If the server does not say so, or accepts no more connections.
     pub fn beside(&self, source: &Source, patience: Option<Duration>) -> Result<Self, Error> {
         if !self.geometry.connections {
             return Err(Error::Refused(format!("{source}: one connection only")));
@@ -105,22 +105,22 @@ impl Caller {
         Ok(Self { geometry, extents, calls: Some(calls), bell, room, thread: Some(thread) })
     }
 
-    /// What was allocated when it connected, in order; `None` when the server does not tell.
+    /// Returns the extents at the time of connecting, in order; `None` if the server does not tell.
     #[must_use]
     pub fn extents(&self) -> Option<&[Extent]> {
         self.extents.as_deref()
     }
 
-    /// What the disk is like.
+    /// Returns size, block sizes and abilities of the disk.
     #[must_use]
     pub fn geometry(&self) -> &Geometry {
         &self.geometry
     }
 
-    /// Fills a buffer and gives it back.
+    /// Fills a buffer and returns it.
     ///
     /// # Errors
-    /// What the server says, or that it stays away.
+    /// The error of the server, or [`CallError::Lost`].
     pub fn read(&self, mut buffer: Vec<u8>, offset: u64) -> Result<Vec<u8>, CallError> {
         let most = self.transfer_bytes();
         if buffer.len() <= most {
@@ -135,7 +135,7 @@ impl Caller {
         Ok(buffer)
     }
 
-    /// Writes a buffer and gives it back.
+    /// Writes a buffer and returns it.
     ///
     /// # Errors
     /// As [`Caller::read`].
@@ -153,7 +153,7 @@ impl Caller {
         Ok(buffer)
     }
 
-    /// A range reads as zeroes afterwards; they are sent where the server knows no better.
+    /// Zeroes a range. Sends zeroes if the server has no command for it.
     ///
     /// # Errors
     /// As [`Caller::read`].
@@ -175,7 +175,7 @@ impl Caller {
         Ok(())
     }
 
-    /// What was written before is on stable storage, if the server knows such a thing.
+    /// Makes earlier writes durable, if the server has a command for it.
     ///
     /// # Errors
     /// As [`Caller::read`].
@@ -208,7 +208,7 @@ impl Caller {
         let call = Call { operation, offset, length, buffer, answer };
         let sent = self.calls.as_ref().is_some_and(|calls| calls.send(call).is_ok());
         ring(&self.bell);
-        // Without an answer the connection is lost, and the thread gone.
+        // No answer means that the connection is lost and the thread has ended.
         let finished = if sent { answered.recv().ok() } else { None };
         *free.lock().unwrap_or_else(PoisonError::into_inner) += 1;
         freed.notify_one();
@@ -221,22 +221,22 @@ impl Drop for Caller {
         self.calls = None;
         ring(&self.bell);
         if let Some(thread) = self.thread.take() {
-            // Its panic was told already.
+            // A panic has already been reported.
             let _ = thread.join();
         }
     }
 }
 
 fn ring(bell: &OwnedFd) {
-    // It fails only when it rings already.
+    // It fails only if the bell rings already.
     let _ = rustix::io::write(bell, &1_u64.to_ne_bytes());
 }
 
-/// Serves the calls until nobody can make one, or the connection is lost and stays so.
+/// Serves calls until the callers are gone, or the connection is lost and not to be replaced.
 fn serve(mut lane: Lane, reconnects: bool, queue: &Receiver<Call>, bell: &OwnedFd) {
     let mut waiting: HashMap<u16, Sender<Result<Vec<u8>, CallError>>> = HashMap::new();
     loop {
-        // Quiet before looking: a call that comes after that rings anew.
+        // Silence the bell before looking, so that a later call rings again.
         let _ = rustix::io::read(bell, &mut [0; 8]);
         loop {
             match queue.try_recv() {
@@ -257,7 +257,7 @@ fn serve(mut lane: Lane, reconnects: bool, queue: &Receiver<Call>, bell: &OwnedF
                     true => CallError::Server(errno),
                     false => CallError::Lost,
                 };
-                // Whoever asked waits for it.
+                // The caller waits for the answer.
                 let _ = answer.send(result.map(|()| buffer).map_err(failed));
             }
         }

@@ -1,4 +1,4 @@
-//! What of a disk is allocated, asked before anything else is asked on a connection.
+//! Asks a server which parts of a disk are allocated, before any other request of a connection.
 
 use super::bytes::{be16, be32, be64};
 use super::source::Extent;
@@ -9,22 +9,23 @@ use towline_nbd::constants::{
     REQUEST_MAGIC, SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC, chunk, command,
 };
 
-/// Longest range asked for at once, a multiple of every block size.
+/// Longest range of a single request, a multiple of every block size.
 const RANGE_BYTES_MAX: u64 = 1 << 31;
-/// Longest chunk that is read.
+/// Longest chunk that is accepted.
 const CHUNK_BYTES_MAX: usize = 64 << 20;
-/// More extents than this are not kept: then the disk is read as if nobody had told.
+/// Maximum number of extents. With more, the disk is read as if the server did not tell.
 const EXTENTS_MAX: usize = 1 << 22;
-/// Chunks of one reply before the server is taken for a mad one.
+/// Maximum number of chunks in one reply.
 const CHUNKS_MAX: usize = 1000;
 
 const HOLE: u32 = 1;
 const ZERO: u32 = 2;
 
-/// The extents of a disk of `size` bytes, in order; neighbours differ. `None`: the server does not tell.
+/// Returns the extents of a disk of `size` bytes in order, each of another kind than its neighbours; `None` if
+/// the server does not tell.
 ///
 /// # Errors
-/// The connection is lost, or what came is no answer; `what` names the server.
+/// If the connection is lost or the answer is invalid; `what` names the server.
 pub(super) fn ask<S: Read + Write>(
     stream: &mut S,
     context: u32,
@@ -60,9 +61,9 @@ impl<S: Read + Write> Asking<'_, S> {
         Ok(bytes)
     }
 
-    /// Asks for one range; yields how many bytes of it were told, 0 when the server refuses.
+    /// Asks for one range. Returns how many bytes of it the answer covers, 0 if the server refuses.
     fn range(&mut self, offset: u64, length: u64) -> Result<u64, Error> {
-        // Only one request is under way, whose cookie is its offset.
+        // Only one request is under way, so its offset serves as the cookie.
         let mut request = REQUEST_MAGIC.to_be_bytes().to_vec();
         request.extend([0, 0]);
         request.extend(command::BLOCK_STATUS.to_be_bytes());
@@ -104,7 +105,7 @@ impl<S: Read + Write> Asking<'_, S> {
         Err(Error::Protocol("it does not stop to answer"))
     }
 
-    /// Takes the extents of a range, of which the last one may reach beyond it.
+    /// Appends the extents of a range. The last one may reach beyond the range.
     fn take(&mut self, list: &[u8], length: u64) -> u64 {
         let mut told = 0;
         for extent in list.chunks_exact(8) {
@@ -131,7 +132,7 @@ mod tests {
     use super::*;
     use std::io::Cursor;
 
-    /// A server that says what it is to say, whatever it is asked.
+    /// A server that sends a fixed text, whatever it is asked.
     struct Says(Cursor<Vec<u8>>);
 
     impl Read for Says {
@@ -167,7 +168,7 @@ mod tests {
     #[test]
     fn extents_are_joined_and_cut() {
         let status = chunk::BLOCK_STATUS;
-        // The first answer is short, the second reaches beyond the end; another context is between.
+        // The first answer is short, the second reaches beyond the end; a chunk of another context is between.
         let said = [
             chunk(0, status, 0, &[7, 100, 0, 50, 0]),
             chunk(1, status, 0, &[8, 150, 3]),

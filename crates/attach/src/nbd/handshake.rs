@@ -1,4 +1,4 @@
-//! The first phase of NBD, from the side of the client: GO, and before it what a copy asks for.
+//! The handshake of an NBD client: GO, preceded by the options that a copy uses.
 
 use super::bytes::{be16, be32, be64};
 use crate::{Error, Geometry};
@@ -10,27 +10,29 @@ use towline_nbd::constants::{
     STRING_BYTES_MAX, client_flag, info, option, option_reply, server_flag, transmission_flag,
 };
 
-/// Answers to one option that are read before the server is taken for a mad one.
+/// Maximum number of replies to one option.
 const REPLIES_MAX: usize = 1000;
-/// The context that tells what is allocated.
+/// The largest minimum block size that the protocol allows.
+const BLOCK_MINIMUM_MAX: u32 = 1 << 16;
+/// The metadata context that tells what is allocated.
 const ALLOCATION: &str = "base:allocation";
 
-/// What was agreed on.
+/// The result of the handshake.
 pub(super) struct Agreed {
-    /// What the disk is like.
+    /// Size, block sizes and abilities of the disk.
     pub(super) geometry: Geometry,
-    /// The flags of transmission.
+    /// Transmission flags.
     pub(super) flags: u16,
-    /// How long the server took to answer an option, at its fastest.
+    /// The shortest time the server took to answer an option.
     pub(super) round_trip: Duration,
-    /// Replies come in chunks.
+    /// Replies are structured.
     pub(super) chunks: bool,
-    /// The number of the context that tells what is allocated, if the server has it.
+    /// Number of the metadata context that tells what is allocated, if the server has it.
     pub(super) allocation: Option<u32>,
 }
 
-/// Agrees on a disk, with `chunks` also on replies in chunks and on extents, where the server has them;
-/// `what` names the server in errors.
+/// Negotiates a disk; with `chunks` also structured replies and extents, if the server has them. `what`
+/// names the server in errors.
 pub(super) fn agree<S: Read + Write>(
     stream: &mut S,
     name: &str,
@@ -55,22 +57,22 @@ pub(super) fn agree<S: Read + Write>(
         ours |= client_flag::NO_ZEROES;
     }
     asking.write(&ours.to_be_bytes())?;
-    // What a server does not know it refuses, and all goes on without.
+    // A server refuses an option that it does not know, and the handshake goes on without it.
     let chunks = chunks && asking.ask(option::STRUCTURED_REPLY, &[], |_, _| Ok(()))?.is_none();
     let allocation = if chunks { asking.allocation(name)? } else { None };
     let (geometry, flags) = asking.go(name)?;
     Ok(Agreed { geometry, flags, round_trip: asking.round_trip, chunks, allocation })
 }
 
-/// Options of a client, one after the other.
+/// The option phase of the handshake.
 struct Asking<'a, S> {
     stream: &'a mut S,
     what: &'a dyn Display,
-    /// The shortest time until an answer.
+    /// The shortest time until an answer so far.
     round_trip: Duration,
 }
 
-/// Why the server refused an option: its number, and what it said.
+/// Why the server refused an option: its error and its text.
 struct Refused {
     kind: u32,
     text: String,
@@ -95,8 +97,8 @@ impl<S: Read + Write> Asking<'_, S> {
         self.stream.write_all(bytes).map_err(|error| self.failed(error))
     }
 
-    /// Sends an option and gives `each` the answers before the one that ends them, which says whether it
-    /// was refused.
+    /// Sends an option and passes all replies but the last to `each`. The last one tells whether the
+    /// server refused it.
     fn ask(
         &mut self,
         option: u32,
@@ -136,7 +138,7 @@ impl<S: Read + Write> Asking<'_, S> {
         Err(Error::Protocol("it does not stop to tell about the disk"))
     }
 
-    /// The number under which the server tells what is allocated.
+    /// Asks for the number of the metadata context that tells what is allocated.
     fn allocation(&mut self, name: &str) -> Result<Option<u32>, Error> {
         let mut data = (name.len() as u32).to_be_bytes().to_vec();
         data.extend(name.as_bytes());
@@ -193,10 +195,11 @@ impl<S: Read + Write> Asking<'_, S> {
     }
 }
 
-/// What a disk is like, by what the server told.
+/// Checks what the server told about the disk.
 fn geometry(size: u64, flags: u16, blocks: Option<[u32; 3]>) -> Result<Geometry, Error> {
     let [minimum, preferred, maximum] = blocks.unwrap_or([1, 4096, PAYLOAD_BYTES_MAX]);
     if !minimum.is_power_of_two()
+        || minimum > BLOCK_MINIMUM_MAX
         || !preferred.is_power_of_two()
         || preferred < minimum
         || maximum < minimum
@@ -211,7 +214,8 @@ fn geometry(size: u64, flags: u16, blocks: Option<[u32; 3]>) -> Result<Geometry,
         size,
         block_minimum: minimum,
         block_preferred: preferred,
-        transfer_maximum: maximum.min(PAYLOAD_BYTES_MAX),
+        // Long requests are cut into parts of this length, which have to be whole blocks.
+        transfer_maximum: maximum.min(PAYLOAD_BYTES_MAX) / minimum * minimum,
         read_only: has(transmission_flag::READ_ONLY),
         rotational: has(transmission_flag::ROTATIONAL),
         flush: has(transmission_flag::SEND_FLUSH),
@@ -220,4 +224,21 @@ fn geometry(size: u64, flags: u16, blocks: Option<[u32; 3]>) -> Result<Geometry,
         zero: has(transmission_flag::SEND_WRITE_ZEROES),
         connections: has(transmission_flag::CAN_MULTI_CONN),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::geometry;
+
+    #[test]
+    fn requests_can_be_cut_into_whole_blocks() {
+        let longest = |blocks| geometry(1 << 20, 1, Some(blocks)).map(|g| g.transfer_maximum).ok();
+        assert_eq!(longest([512, 4096, 1_000_000]), Some(999_936));
+        assert_eq!(longest([1, 4096, u32::MAX]), Some(32 << 20));
+        assert_eq!(longest([1 << 16, 1 << 16, 1 << 16]), Some(1 << 16));
+        // The protocol forbids these.
+        for blocks in [[1 << 26, 1 << 26, u32::MAX], [3, 4, 8], [512, 256, 4096], [512, 512, 511]] {
+            assert_eq!(longest(blocks), None, "{blocks:?}");
+        }
+    }
 }

@@ -1,46 +1,49 @@
-//! A device of the kernel's own NBD client: we agree with the server and hand over the sockets;
-//! when one dies we agree on another.
+//! A device of the kernel's own NBD client: this process negotiates with the server, hands the sockets to
+//! the kernel, and replaces connections that die.
 
 use super::netlink::{Attributes, Netlink, attribute, command};
 use super::source::{Connection, Source};
+use crate::error::{Logged, NOT_ALLOWED};
 use crate::watch::PERIOD;
-use crate::{Error, Geometry};
+use crate::{Error, Geometry, sysfs};
+use std::io;
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
-/// Longest block that the kernel takes.
+/// Largest block that the kernel supports.
 const BLOCK_BYTES_MAX: u32 = 4096;
-/// Between attempts to connect: grows from the first to the second.
+/// Pause between attempts to connect, which grows from the first to the second.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(2));
 
-/// How a device is to be made.
+/// Options for a new device.
 #[derive(Clone, Copy, Debug)]
 #[allow(clippy::exhaustive_structs)] // given by callers
 pub struct KernelOptions {
-    /// Its number N in `/dev/nbdN`; any that is free unless given.
+    /// The number N in `/dev/nbdN`; any free one if absent.
     pub number: Option<u32>,
-    /// Connections, at least 1; one where the server says that several see different disks.
+    /// Number of connections, at least 1. Only one is made unless the server says that several see the
+    /// same disk.
     pub connections: u16,
-    /// A request that is not answered in this time is asked again on another connection.
+    /// Time after which the kernel repeats an unanswered request on another connection.
     pub timeout: Duration,
-    /// How long requests wait for a server that went away before they fail.
+    /// Time after which requests fail while the server is away; they wait for ever if absent.
     pub patience: Option<Duration>,
 }
 
-/// A device of the kernel's NBD client, and our duty to connect it again.
+/// A device of the kernel's NBD client, whose connections this process replaces.
 #[derive(Debug)]
 pub struct Kernel {
     netlink: Netlink,
     source: Source,
     geometry: Geometry,
-    /// Bytes of the device, as the kernel knows.
+    /// Size in bytes, as the kernel knows it.
     size: u64,
-    /// Another size of the disk, seen once.
+    /// A different size of the disk, seen once so far.
     next_size: Option<u64>,
     asked: Instant,
     number: u32,
     connections: u16,
-    /// What the kernel says who made it: another text means that it is another device by now.
+    /// See [`owner`]: if it changes, the number belongs to another device.
     owner: String,
 }
 
@@ -52,13 +55,35 @@ fn sockets(connections: &[Connection]) -> Attributes {
     })
 }
 
-/// Who made the device of this number; `None` when it is not in use.
+/// Returns what the kernel records about the process that attached this device; `None` if it is not in use.
 #[must_use]
 pub fn owner(number: u32) -> Option<String> {
     std::fs::read_to_string(format!("/sys/block/nbd{number}/pid")).ok()
 }
 
-/// Bytes of a device.
+/// Explains why the kernel made no device, and what to do if that is known.
+fn refused(number: Option<u32>, error: io::Error) -> Error {
+    match (number, error.raw_os_error()) {
+        (Some(number), Some(libc::EBUSY)) => {
+            Error::Refused(format!("/dev/nbd{number} is in use already: choose another number"))
+        }
+        (_, Some(libc::EPERM)) => Error::Refused(NOT_ALLOWED.to_owned()),
+        _ => Error::system("the kernel's NBD client")(error),
+    }
+}
+
+/// Limits the requests of a new device to what the server accepts. Returns the owner of the device.
+fn adjusted(number: u32, transfer_maximum: u32) -> Result<String, Error> {
+    let (name, attribute) = (format!("nbd{number}"), "max_sectors_kb");
+    if u64::from(transfer_maximum) < sysfs::length(&name, attribute)? {
+        sysfs::set_length(&name, attribute, transfer_maximum.into())?;
+    }
+    owner(number).ok_or_else(|| {
+        Error::Refused(format!("/sys/block/{name}/pid does not say who made the device"))
+    })
+}
+
+/// Returns the size of a device in bytes.
 fn size_of(number: u32) -> Option<u64> {
     let sectors = std::fs::read_to_string(format!("/sys/block/nbd{number}/size")).ok()?;
     Some(sectors.trim().parse::<u64>().ok()? * 512)
@@ -78,10 +103,10 @@ impl Kernel {
         Self { netlink, source, geometry, size, next_size: None, asked, number, connections, owner }
     }
 
-    /// Connects, agrees, and makes a device; also tells how long the server takes to answer.
+    /// Connects, negotiates, and attaches a device. Also returns how long the server takes to answer.
     ///
     /// # Errors
-    /// When the server or the kernel refuses.
+    /// If the server or the kernel refuses.
     pub fn attach(source: &Source, options: &KernelOptions) -> Result<(Self, Duration), Error> {
         let mut netlink = Netlink::open()?;
         let mut connections = vec![source.connect()?];
@@ -93,6 +118,7 @@ impl Kernel {
             )));
         }
         let size = geometry.device_bytes()?;
+        let transfer_maximum = geometry.transfer_bytes(u32::MAX)?;
         let wanted = if geometry.connections { usize::from(options.connections) } else { 1 };
         while connections.len() < wanted {
             connections.push(source.connect()?);
@@ -101,7 +127,7 @@ impl Kernel {
         if let Some(number) = options.number {
             attributes = attributes.u32(attribute::INDEX, number);
         }
-        // Without a limit, something near 30 years: the kernel knows no "for ever".
+        // Without a limit some 30 years, because the kernel has no "for ever".
         let patience = options.patience.map_or(1_000_000_000, |patience| patience.as_secs().max(1));
         let attributes = attributes
             .u64(attribute::SIZE_BYTES, size)
@@ -112,10 +138,12 @@ impl Kernel {
             .nested(attribute::SOCKETS, &sockets(&connections));
         let number = netlink
             .command(command::CONNECT, &attributes)
-            .map_err(Error::system("the kernel's NBD client"))?
+            .map_err(|error| refused(options.number, error))?
             .or(options.number)
             .ok_or(Error::Protocol("the kernel does not say which device it made"))?;
-        let owner = owner(number).unwrap_or_default();
+        let owner = adjusted(number, transfer_maximum).inspect_err(|_| {
+            let _ = Self::detach(number);
+        })?;
         let round_trips = connections.iter().map(|connection| connection.round_trip);
         let round_trip = round_trips.min().unwrap_or_default();
         let connections = connections.len() as u16;
@@ -123,10 +151,10 @@ impl Kernel {
         Ok((kernel, round_trip))
     }
 
-    /// Takes over the duty for a device whose process is gone.
+    /// Takes over a device whose process is gone.
     ///
     /// # Errors
-    /// When there is no such device, or it belongs to somebody else than `expected`.
+    /// If there is no such device, or its owner is not `expected`.
     pub fn resume(
         source: &Source,
         number: u32,
@@ -144,25 +172,25 @@ impl Kernel {
         }
     }
 
-    /// Its number N in `/dev/nbdN`.
+    /// Returns the number N in `/dev/nbdN`.
     #[must_use]
     pub fn number(&self) -> u32 {
         self.number
     }
 
-    /// How many connections the kernel has.
+    /// Returns the number of connections that the kernel has.
     #[must_use]
     pub fn connections(&self) -> u16 {
         self.connections
     }
 
-    /// What the disk is like.
+    /// Returns size, block sizes and abilities of the disk.
     #[must_use]
     pub fn geometry(&self) -> &Geometry {
         &self.geometry
     }
 
-    /// What the kernel says who made it, for [`Kernel::resume`].
+    /// Returns the owner of the device, for [`Kernel::resume`].
     #[must_use]
     pub fn owner(&self) -> &str {
         &self.owner
@@ -172,16 +200,16 @@ impl Kernel {
         owner(self.number).is_none_or(|owner| owner != self.owner)
     }
 
-    /// Replaces connections that die, until the device is detached. `missing`: some may have died
+    /// Replaces connections that die until the device is detached. With `missing`, some may be dead
     /// already.
     ///
     /// # Errors
-    /// When the kernel cannot be listened to.
+    /// If announcements of the kernel cannot be received.
     pub fn keep(&mut self, missing: bool) -> Result<(), Error> {
         let mut missing = if missing { self.connections } else { 0 };
         while !self.is_over() {
             while missing > 0 && !self.is_over() {
-                // Some of those that are said to be missing may be there.
+                // Some of the connections counted as missing may be alive.
                 missing = if self.replace() { missing - 1 } else { 0 };
             }
             let dead = self.netlink.dead_links().map_err(Error::system("netlink"))?;
@@ -197,17 +225,17 @@ impl Kernel {
         Ok(())
     }
 
-    /// Asks the server now and then how long the disk is, and tells the kernel when that has changed.
+    /// Asks the server regularly for the size of the disk, and tells the kernel about changes.
     ///
-    /// The kernel waits for all requests under way before it takes another size, and meanwhile no connection can be
-    /// replaced: with one that is dead it would wait for ever. So a size has to be seen twice, and no
-    /// connection may have died in between, as they do when a server that comes back has another size.
+    /// The kernel waits for all requests under way before it changes the size, and no connection can be
+    /// replaced meanwhile: with a dead connection it would wait for ever. So a new size has to be seen
+    /// twice, and no connection may have died in between, as happens when a server restarts with another size.
     fn follow_size(&mut self) {
         if self.next_size.is_none() && self.asked.elapsed() < PERIOD {
             return;
         }
         self.asked = Instant::now();
-        // A server that is away is not asked again before its connections are replaced.
+        // A server that is away is asked again once its connections have been replaced.
         let Ok(connection) = self.source.connect() else { return };
         let now = connection.geometry.size;
         let size = Geometry { size: now, ..self.geometry }.whole_blocks();
@@ -228,13 +256,15 @@ impl Kernel {
         }
     }
 
-    /// Replaces one dead connection; false when there is none, or the device is gone.
+    /// Replaces one dead connection. Returns false if there is none, or if the device is gone.
     fn replace(&mut self) -> bool {
-        let mut pause = PAUSE.0;
+        let (mut pause, mut logged) = (PAUSE.0, Logged::default());
         loop {
             match self.source.connect().and_then(|connection| self.hand_over(connection)) {
                 Ok(replaced) => return replaced,
-                Err(error) => log::info!("/dev/nbd{}: {error}", self.number),
+                Err(error) => {
+                    logged.warn(&error);
+                }
             }
             if self.is_over() {
                 return false;
@@ -249,7 +279,7 @@ impl Kernel {
         if new.block_minimum > old.block_minimum || new.read_only != old.read_only {
             return Err(Error::Refused(format!("{}: another disk now", self.source)));
         }
-        // Not the size, see `follow_size`. Ours until the kernel has its own hold on it.
+        // The size is left to `follow_size`. The socket stays open until the kernel has a reference to it.
         let connections = [connection];
         let attributes = Attributes::default()
             .u32(attribute::INDEX, self.number)
@@ -264,15 +294,38 @@ impl Kernel {
         }
     }
 
-    /// Ends a device. Requests under way fail.
+    /// Detaches a device. Requests under way fail.
     ///
     /// # Errors
-    /// When there is no such device, or this user may not.
+    /// If there is no such device, or this user lacks permission.
     pub fn detach(number: u32) -> Result<(), Error> {
         let attributes = Attributes::default().u32(attribute::INDEX, number);
         Netlink::open()?
             .command(command::DISCONNECT, &attributes)
             .map(drop)
             .map_err(Error::system(format_args!("detaching /dev/nbd{number}")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_says_what_to_do() {
+        let said = |number, errno| refused(number, io::Error::from_raw_os_error(errno)).to_string();
+        assert_eq!(
+            said(Some(3), libc::EBUSY),
+            "/dev/nbd3 is in use already: choose another number"
+        );
+        assert_eq!(said(None, libc::EPERM), NOT_ALLOWED);
+        assert!(said(Some(3), libc::EINVAL).starts_with("the kernel's NBD client: "));
+        assert!(said(None, libc::EBUSY).starts_with("the kernel's NBD client: "));
+    }
+
+    #[test]
+    fn a_device_that_says_nothing_is_not_kept() {
+        // No device has this number.
+        assert!(adjusted(u32::MAX, 4096).is_err());
     }
 }

@@ -1,11 +1,12 @@
-//! A queue's connection to an NBD server: many requests under way, simple replies or structured ones,
-//! and when the connection is lost another one, on which all that was not answered is asked again.
+//! A queue's connection to an NBD server: many requests under way, with simple or structured replies. A
+//! lost connection is replaced, and unanswered requests are repeated on the new one.
 //!
-//! Asking again is safe as every request names the range it is about, and the kernel has no other
-//! request for a range that it is still writing.
+//! Repeating is safe because every request names its range, and the kernel has no other request for a
+//! range while it is being written.
 
 use super::bytes::{be16, be32, be64};
 use super::source::{Connection, Source};
+use crate::error::Logged;
 use crate::ublk::Event;
 use crate::{Backend, Error, Finished, Geometry, Operation, Request};
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -22,25 +23,25 @@ use towline_nbd::constants::{
 
 const REQUEST_BYTES: usize = 28;
 const REPLY_BYTES: usize = 16;
-/// Header of a structured reply's chunk.
+/// Length of the header of a chunk in a structured reply.
 const CHUNK_BYTES: usize = 20;
-/// Longest chunk that tells an error: two numbers, and a text of 4096 bytes, with room to spare.
+/// Longest error chunk: two numbers and a text of 4096 bytes, with room to spare.
 const ERROR_BYTES_MAX: usize = 8192;
-/// Requests that one system call sends, at most two parts each.
+/// Maximum number of requests, of at most two parts, in one system call.
 const GATHER: usize = 32;
-/// Replies without data, and the beginnings of others, that one system call reads.
+/// Room for replies without data and for the beginnings of others, read by one system call.
 const INBOX_BYTES: usize = 32 * 1024;
-/// Between attempts to connect: grows from the first to the second.
+/// Pause between attempts to connect, which grows from the first to the second.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(2));
-/// The protocol's error of a server that is about to end: ask the next one.
+/// The protocol's error of a server that is shutting down: the request is repeated on another connection.
 const SHUTDOWN: u32 = towline_nbd::Error::Shutdown as u32;
 
 struct Pending {
     request: Request,
     header: [u8; REQUEST_BYTES],
-    /// Bytes of a read that came.
+    /// Number of bytes of a read that have been received or announced.
     filled: usize,
-    /// What went wrong with a part of it.
+    /// The first error in a structured reply.
     failed: Option<i32>,
 }
 
@@ -48,33 +49,35 @@ struct Pending {
 enum Reading {
     /// The header of a reply or chunk.
     Header,
-    /// Data of the request with this tag, for this part of its buffer; with the last of it the request is done.
+    /// Data for this part of the buffer of the request with this tag; with `last`, the request is then done.
     Data { tag: u16, place: Range<usize>, last: bool },
 }
 
-/// A connection that serves a queue, see [`Backend`].
+/// A connection that serves a queue as its [`Backend`].
 pub struct Lane {
     source: Source,
     geometry: Geometry,
     tell: Sender<Event>,
     socket: Option<OwnedFd>,
-    /// Structured replies were agreed on, and are to be again.
+    /// Structured replies were negotiated, and will be again on the next connection.
     chunks: bool,
     pending: Vec<Option<Pending>>,
-    /// Tags in the order in which they are to be sent; of the first, `sent` bytes were.
+    /// Tags of unsent requests, in sending order. `sent` bytes of the first have been sent.
     outbox: VecDeque<u16>,
     sent: usize,
     blocked: bool,
     inbox: Box<[u8]>,
-    /// What is in the inbox and not looked at.
+    /// Part of the inbox that has not been parsed yet.
     unread: Range<usize>,
     reading: Reading,
     finished: VecDeque<Finished>,
-    /// Counts connections and is part of each cookie, so that no answer is taken for another's.
+    /// Number of the connection, a part of each cookie, so that no reply of an earlier connection is accepted.
     generation: u32,
     pause: Duration,
     again: Instant,
-    /// When the server went away, and how long requests wait for it.
+    /// Why the connection has not been replaced yet.
+    logged: Logged,
+    /// When the connection was lost.
     away: Option<Instant>,
     patience: Option<Duration>,
 }
@@ -86,11 +89,11 @@ impl std::fmt::Debug for Lane {
 }
 
 impl Lane {
-    /// Connects. Requests wait for a server that went away for `patience`, then they fail until it
-    /// is back; without it they wait for ever. Another size of the disk is told by `tell`.
+    /// Connects. While the server is away, requests wait for `patience`, then they fail until it is
+    /// back; without a limit they wait for ever. Changes of the disk's size are reported through `tell`.
     ///
     /// # Errors
-    /// When the server cannot be reached or has no such disk.
+    /// If the server cannot be reached or has no such disk.
     pub fn connect(
         source: &Source,
         patience: Option<Duration>,
@@ -99,7 +102,7 @@ impl Lane {
         Self::adopting(source, source.connect()?, patience, tell)
     }
 
-    /// The same, over a connection that is there.
+    /// Uses an existing connection, otherwise like [`Lane::connect`].
     pub(super) fn adopting(
         source: &Source,
         connection: Connection,
@@ -123,6 +126,7 @@ impl Lane {
             generation: 0,
             pause: PAUSE.0,
             again: Instant::now(),
+            logged: Logged::default(),
             away: None,
             patience,
         };
@@ -130,12 +134,12 @@ impl Lane {
         Ok(lane)
     }
 
-    /// What the disk is like.
+    /// Returns size, block sizes and abilities of the disk.
     pub(super) fn geometry(&self) -> Geometry {
         self.geometry
     }
 
-    /// False until a connection that was lost is replaced.
+    /// Returns false while the connection is lost and not yet replaced.
     pub(super) fn is_connected(&self) -> bool {
         self.socket.is_some()
     }
@@ -149,7 +153,7 @@ impl Lane {
         }
         let until = self.deadline().map(|at| at.saturating_duration_since(Instant::now()));
         let until = until.and_then(|until| Timespec::try_from(until).ok());
-        // Interrupted or not: whoever waits looks at everything anyway.
+        // An interrupted wait does no harm: the caller looks at everything anyway.
         let _ = rustix::event::poll(&mut interest, until.as_ref());
     }
 
@@ -161,10 +165,10 @@ impl Lane {
         Ok(())
     }
 
-    /// Takes leave of a connection: all that was asked on it is to be asked again.
+    /// Closes a lost connection, and queues all its requests to be repeated.
     fn lost(&mut self, why: &str) {
         let Some(socket) = self.socket.take() else { return };
-        // Also ends polls of it, which would keep it open.
+        // This also ends pending polls, which would keep the socket open.
         let _ = rustix::net::shutdown(&socket, rustix::net::Shutdown::Both);
         match self.is_patient() {
             true => log::warn!("{}: {why}; connecting again", self.source),
@@ -177,6 +181,7 @@ impl Lane {
         self.outbox =
             (0..self.pending.len() as u16).filter(|tag| self.at(*tag).is_some()).collect();
         self.pause = PAUSE.0;
+        self.logged = Logged::default();
         self.again = Instant::now();
         self.away = Some(Instant::now());
     }
@@ -206,7 +211,7 @@ impl Lane {
             self.adopt(connection.socket)
         });
         if let Err(error) = adopted {
-            log::info!("{error}");
+            self.logged.warn(&error);
             self.again = Instant::now() + self.pause;
             self.pause = (self.pause * 2).min(PAUSE.1);
             if self.is_given_up() {
@@ -223,7 +228,7 @@ impl Lane {
         }
     }
 
-    /// There may be another connection once this one is lost.
+    /// Returns true if a lost connection will be replaced.
     fn is_patient(&self) -> bool {
         self.patience.is_none_or(|patience| !patience.is_zero())
     }
@@ -286,7 +291,7 @@ impl Lane {
         loop {
             self.look()?;
             let Some(socket) = &self.socket else { return Ok(()) };
-            // What is unread is the beginning of a header.
+            // The unread bytes are the beginning of a header.
             self.inbox.copy_within(self.unread.clone(), 0);
             self.unread = 0..self.unread.len();
             let (_, room) = self.inbox.split_at_mut(self.unread.end);
@@ -316,7 +321,7 @@ impl Lane {
         }
     }
 
-    /// Looks at what is in the inbox.
+    /// Parses the contents of the inbox.
     fn look(&mut self) -> Result<(), String> {
         loop {
             let Reading::Data { tag, place, last } = &mut self.reading else {
@@ -345,8 +350,8 @@ impl Lane {
         }
     }
 
-    /// Takes the header of a reply or chunk, and what belongs to it except for data. False: not all of it
-    /// is there.
+    /// Parses the header of a reply or chunk, and all of it except data. Returns false if it is not
+    /// complete yet.
     fn header(&mut self) -> Result<bool, String> {
         let bytes = &self.inbox[self.unread.clone()];
         let magic = bytes.first_chunk().map(|magic| u32::from_be_bytes(*magic));
@@ -373,7 +378,7 @@ impl Lane {
         Ok(true)
     }
 
-    /// The request that a reply names, which must be one that was sent and not answered.
+    /// Returns the tag of the request that a reply names, which must be sent and unanswered.
     fn known(&self, cookie: [u32; 2]) -> Result<u16, String> {
         let [generation, tag] = cookie;
         let known = u16::try_from(tag).ok().filter(|tag| {
@@ -404,8 +409,8 @@ impl Lane {
         Ok(())
     }
 
-    /// Takes a chunk of a structured reply; yields how long it is without its data, when all of that is
-    /// there.
+    /// Parses a chunk of a structured reply. Returns its length without data, or `None` if it is not
+    /// complete yet.
     fn chunk(&mut self) -> Result<Option<usize>, String> {
         let bytes = &self.inbox[self.unread.clone()];
         let Some((head, body)) = bytes.split_first_chunk::<CHUNK_BYTES>() else { return Ok(None) };
@@ -449,7 +454,7 @@ impl Lane {
         Ok(Some(CHUNK_BYTES + fixed))
     }
 
-    /// Where in its buffer bytes of a read belong: from this offset of the disk on, or all.
+    /// Returns where in its buffer data of a read belongs: at this offset of the disk, or at its start.
     fn place(
         &mut self,
         tag: u16,
@@ -469,13 +474,13 @@ impl Lane {
         }
     }
 
-    /// All that the server has to say about a request was said.
+    /// Finishes a request whose reply is complete.
     fn finish_told(&mut self, tag: u16) {
         let reads = self.reads(tag);
         let Some(pending) = self.at(tag) else { return };
         let result = match pending.failed {
             Some(error) => Err(error),
-            // Bytes that it left out are not there.
+            // The server left out a part of the data.
             None if reads && pending.filled < pending.request.length as usize => Err(libc::EIO),
             None => Ok(()),
         };
@@ -490,7 +495,8 @@ impl Lane {
     }
 }
 
-/// An error of the server as a number of Linux, which the protocol's are; an `Err` when it is about to end.
+/// Converts an error of the protocol to a Linux error number, which most of them are. Fails if the server is
+/// shutting down.
 fn errno(error: u32) -> Result<i32, String> {
     match error {
         SHUTDOWN => Err("the server is about to end".to_owned()),
@@ -501,7 +507,7 @@ fn errno(error: u32) -> Result<i32, String> {
     }
 }
 
-/// What is sent behind the header of a request.
+/// Returns the data that follows the header of a request.
 fn payload(request: &Request) -> &[u8] {
     match request.operation {
         Operation::Write { .. } => &request.buffer[..request.length as usize],

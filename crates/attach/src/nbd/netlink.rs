@@ -1,8 +1,8 @@
-//! The generic netlink socket of the kernel's NBD client: messages, and nothing of what they mean
-//! for a device.
+//! Messages to and from the kernel's NBD client over generic netlink. What they mean for a device is in
+//! `kernel.rs`.
 //!
-//! A message is a header, a command and attributes. All numbers are of this machine's byte order;
-//! everything is aligned to 4 bytes.
+//! A message is a header, a command and attributes. Numbers are in native byte order, and everything is
+//! aligned to 4 bytes.
 
 use crate::Error;
 use rustix::io::Errno;
@@ -30,7 +30,7 @@ pub(super) mod attribute {
     pub(in super::super) const SERVER_FLAGS: u16 = 5;
     pub(in super::super) const SOCKETS: u16 = 7;
     pub(in super::super) const DEAD_CONNECTION_TIMEOUT: u16 = 8;
-    /// In SOCKETS, and in each of those.
+    /// Inside SOCKETS, and inside each of its items.
     pub(in super::super) const SOCKET_ITEM: u16 = 1;
     pub(in super::super) const SOCKET_DESCRIPTOR: u16 = 1;
 }
@@ -52,7 +52,7 @@ const TYPE_MASK: u16 = !(3 << 14);
 const FAMILY: &str = "nbd";
 const GROUP: &[u8] = b"nbd_mc_group\0";
 
-/// Attributes being written.
+/// Attributes of a message that is being built.
 #[derive(Debug, Default)]
 pub(super) struct Attributes(Vec<u8>);
 
@@ -78,7 +78,7 @@ impl Attributes {
     }
 }
 
-/// Goes through attributes; what is cut off ends them.
+/// Iterates over attributes, up to the first incomplete one.
 fn attributes(bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     let mut rest = bytes;
     std::iter::from_fn(move || {
@@ -113,7 +113,7 @@ struct Message<'a> {
     body: &'a [u8],
 }
 
-/// Cuts what was received into messages; what is cut off ends them.
+/// Iterates over received messages, up to the first incomplete one.
 fn messages(bytes: &[u8]) -> impl Iterator<Item = Message<'_>> {
     let mut rest = bytes;
     std::iter::from_fn(move || {
@@ -126,18 +126,18 @@ fn messages(bytes: &[u8]) -> impl Iterator<Item = Message<'_>> {
     })
 }
 
-/// The number in an attribute INDEX of the body of a message.
+/// Returns the INDEX attribute in the body of a message, the number of a device.
 fn index(body: &[u8]) -> Option<u32> {
     let (_, value) =
         attributes(body.get(COMMAND_BYTES..)?).find(|(k, _)| *k == attribute::INDEX)?;
     u32_of(value)
 }
 
-/// A socket to the kernel's NBD client.
+/// A connection to the kernel's NBD client.
 #[derive(Debug)]
 pub(super) struct Netlink {
     commands: OwnedFd,
-    /// Only what the kernel tells by itself.
+    /// Receives only what the kernel announces by itself.
     news: OwnedFd,
     family: u16,
     sequence: u32,
@@ -154,10 +154,10 @@ fn socket(groups: u32) -> Result<OwnedFd, Error> {
 }
 
 impl Netlink {
-    /// Finds the NBD client.
+    /// Finds the kernel's NBD client.
     ///
     /// # Errors
-    /// When the kernel has none, or its module is not loaded.
+    /// If the kernel has none, or its module is not loaded.
     pub(super) fn open() -> Result<Self, Error> {
         let commands = socket(0)?;
         let missing = || {
@@ -191,7 +191,7 @@ impl Netlink {
             _ => Error::system("looking for the kernel's NBD client")(error),
         })?;
         let family = family.ok_or_else(missing)?;
-        // A bind has room for 32 groups. Numbers are given by the kernel, small ones first.
+        // `bind` has room for 32 groups. The kernel assigns small numbers first.
         let group = group.filter(|group| (1..=32).contains(group)).ok_or_else(|| {
             Error::Refused("the kernel's NBD client cannot be listened to".to_owned())
         })?;
@@ -205,7 +205,7 @@ impl Netlink {
         Ok(Self { commands, news, family, sequence: 1 })
     }
 
-    /// A command; gives the number of the device that the kernel answered with, if it did.
+    /// Carries out a command. Returns the number of the device, if the kernel answers with one.
     pub(super) fn command(
         &mut self,
         command: u8,
@@ -220,8 +220,8 @@ impl Netlink {
         Ok(answered)
     }
 
-    /// Devices that lost a connection since the last call, one entry for each connection; waits for
-    /// about two seconds. `None`: some news were lost.
+    /// Waits up to two seconds for devices that lose a connection. Returns one entry for each lost
+    /// connection, or `None` if announcements were lost.
     pub(super) fn dead_links(&self) -> io::Result<Option<Vec<u32>>> {
         let mut buffer = [0; 8192];
         let length = match rustix::net::recv(&self.news, &mut buffer[..], RecvFlags::empty()) {
@@ -237,7 +237,7 @@ impl Netlink {
     }
 }
 
-/// Sends a message and takes what is answered until the kernel says that it is done.
+/// Sends a message and passes the answers on until the kernel acknowledges it or reports an error.
 fn exchange(
     socket: &OwnedFd,
     bytes: Vec<u8>,
@@ -255,7 +255,7 @@ fn exchange(
                 continue;
             }
             if message.kind == KIND_ERROR {
-                // The error is a negative number, and 0 an acknowledgement.
+                // Errors are negative numbers, and 0 is the acknowledgement.
                 return match u32_of(message.body).map(|error| error as i32) {
                     Some(0) => Ok(()),
                     Some(error) => Err(io::Error::from_raw_os_error(-error)),
@@ -291,7 +291,7 @@ mod tests {
         assert_eq!(found[1], (attribute::SIZE_BYTES, &(1_u64 << 40).to_ne_bytes()[..]));
         let (_, item) = attributes(found[2].1).next().unwrap();
         assert_eq!(attributes(item).next(), Some((1, &7_u32.to_ne_bytes()[..])));
-        // Wherever it is cut, nothing is read that is not there.
+        // However it is cut, nothing is read beyond the end.
         for length in 0..bytes.len() {
             let read: Vec<_> = messages(&bytes[..length]).collect();
             assert!(read.len() < 2);

@@ -1,4 +1,4 @@
-//! Where a disk comes from: `nbd://HOST[:PORT]/NAME` or `nbd+unix:///NAME?socket=PATH`.
+//! URLs of NBD disks, `nbd://HOST[:PORT]/NAME` or `nbd+unix:///NAME?socket=PATH`, and connections to them.
 
 use super::extents;
 use super::handshake::{Agreed, agree};
@@ -12,13 +12,13 @@ use std::path::PathBuf;
 use std::time::Duration;
 use towline_net::address::{Side, connect_stream, notice_silence};
 
-/// The port of NBD.
+/// The default port of NBD.
 const PORT: u16 = 10809;
-/// How long a server may take to accept a connection, and to answer in the handshake.
+/// Time limit for connecting, and for each answer in the handshake.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// The same for the answers to a connection beside others.
+/// Time limit for each answer on an additional connection.
 const PATIENCE_BESIDE: Duration = Duration::from_secs(1);
-/// How long it may take to tell extents.
+/// Time limit for each answer about extents.
 const EXTENTS_PATIENCE: Duration = Duration::from_secs(60);
 
 const ENCODED: &AsciiSet =
@@ -37,29 +37,29 @@ pub struct Source {
     name: String,
 }
 
-/// A connection that was agreed on: requests may follow.
+/// A connection after the handshake, ready for requests.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Connection {
-    /// The socket; it blocks.
+    /// The socket, in blocking mode.
     pub socket: OwnedFd,
-    /// What the disk is like.
+    /// Size, block sizes and abilities of the disk.
     pub geometry: Geometry,
-    /// The flags of transmission, for whoever speaks the rest of the protocol.
+    /// Transmission flags, for the client that sends the requests.
     pub flags: u16,
-    /// How long the server took to answer an option, at its fastest.
+    /// The shortest time the server took to answer an option.
     pub round_trip: Duration,
-    /// Replies come in chunks.
+    /// Replies are structured.
     pub(super) chunks: bool,
-    /// The number of the context that tells what is allocated.
+    /// Number of the metadata context that tells what is allocated.
     pub(super) allocation: Option<u32>,
 }
 
-/// A run of bytes of one kind, as an NBD server tells it.
+/// A run of bytes of one kind, as reported by an NBD server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Extent {
-    /// Bytes; not zero.
+    /// Length in bytes, not zero.
     pub length: u64,
     /// No space is allocated.
     pub hole: bool,
@@ -68,10 +68,10 @@ pub struct Extent {
 }
 
 impl Source {
-    /// Reads a URL.
+    /// Parses a URL.
     ///
     /// # Errors
-    /// A sentence that says what is wrong with it and what would be right.
+    /// A text that says what is wrong with the URL and what is expected.
     pub fn parse(text: &str) -> Result<Self, String> {
         let wrong = |what: &str| {
             format!(
@@ -106,7 +106,7 @@ impl Source {
                 let socket = query.and_then(|query| query.strip_prefix("socket="));
                 let socket = socket.filter(|socket| !socket.is_empty() && host.is_empty());
                 let socket = socket.ok_or_else(|| wrong("no \"?socket=\" with its path"))?;
-                // It has to mean the same to a process that works elsewhere.
+                // The path must stay valid for a process with another working directory.
                 let path = std::path::absolute(decode(socket)?);
                 Place::Unix(path.map_err(|error| wrong(&error.to_string()))?)
             }
@@ -116,7 +116,7 @@ impl Source {
         Ok(Self { place, name })
     }
 
-    /// Where the server listens: HOST:PORT or unix:///PATH.
+    /// Returns the address of the server: HOST:PORT or unix:///PATH.
     #[must_use]
     pub fn address(&self) -> String {
         match &self.place {
@@ -126,33 +126,33 @@ impl Source {
         }
     }
 
-    /// Name of the disk.
+    /// Returns the name of the disk.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// True when `text` begins like the URL of an NBD server.
+    /// Returns true if `text` begins like the URL of an NBD server.
     #[must_use]
     pub fn looks_like(text: &str) -> bool {
         text.starts_with("nbd:") || text.starts_with("nbd+") || text.starts_with("nbds")
     }
 
-    /// Connects, and agrees on the disk.
+    /// Connects, and carries out the handshake.
     ///
     /// # Errors
-    /// When the server cannot be reached or does not answer in 10 seconds; when it has no such
-    /// disk; when it breaks the protocol.
+    /// If the server cannot be reached, does not answer within 10 seconds, has no such disk, or breaks
+    /// the protocol.
     pub fn connect(&self) -> Result<Connection, Error> {
         self.open(false, PATIENCE)
     }
 
-    /// The same, with replies in chunks and extents where the server has them.
+    /// Like [`Source::connect`], with structured replies and extents if the server has them.
     pub(super) fn connect_for_chunks(&self) -> Result<Connection, Error> {
         self.open(true, PATIENCE)
     }
 
-    /// A connection beside others, which is not worth a long wait.
+    /// Makes an additional connection, which is not worth a long wait.
     pub(super) fn connect_beside(&self, chunks: bool) -> Result<Connection, Error> {
         self.open(chunks, PATIENCE_BESIDE)
     }
@@ -171,7 +171,7 @@ impl Source {
             Place::Unix(path) => UnixStream::connect(path).map_err(none)?.into(),
             Place::Tcp(host, port) => {
                 let stream = connect_stream((host.as_str(), *port), PATIENCE).map_err(none)?;
-                // On this machine, too: what is there may be a tunnel to another.
+                // Local connections, too: they may lead into a tunnel to another machine.
                 notice_silence(&stream, Side::Client).map_err(failed)?;
                 stream.into()
             }
@@ -185,7 +185,7 @@ impl Source {
 }
 
 impl Connection {
-    /// What is allocated, before anything else is asked; `None` when the server does not tell.
+    /// Asks what is allocated, before any other request; `None` if the server does not tell.
     pub(super) fn extents(self, source: &Source) -> Result<(Self, Option<Vec<Extent>>), Error> {
         let Some(context) = self.allocation else { return Ok((self, None)) };
         let size = self.geometry.size;
@@ -197,13 +197,13 @@ impl Connection {
     }
 }
 
-/// Lets `work` have a socket whose reads and writes fail after a while.
+/// Calls `work` with a socket whose reads and writes time out after `patience`.
 fn patiently<T>(
     socket: OwnedFd,
     patience: Duration,
     work: impl FnOnce(&mut UnixStream) -> T,
 ) -> std::io::Result<(T, OwnedFd)> {
-    // Any stream socket will do for a stream: these calls know no addresses.
+    // Reads, writes and time-outs are the same for all stream sockets.
     let mut stream = UnixStream::from(socket);
     stream.set_read_timeout(Some(patience))?;
     stream.set_write_timeout(Some(patience))?;

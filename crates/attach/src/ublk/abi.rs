@@ -2,7 +2,7 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// Direction bits of an `ioctl` number: the kernel writes, or reads and writes.
+/// Direction bits of an `ioctl` number: the kernel writes, or it reads and writes.
 const READ: u32 = 2;
 const READ_WRITE: u32 = 3;
 
@@ -34,11 +34,11 @@ pub(super) const UPDATE_SIZE: u32 = control(READ_WRITE, 0x15);
 pub(super) const FETCH: u32 = io(0x20);
 pub(super) const COMMIT_AND_FETCH: u32 = io(0x21);
 
-/// Stands for "no queue" and "any device".
+/// "No queue" and "any device".
 pub(super) const NO_QUEUE: u16 = u16::MAX;
 pub(super) const ANY_DEVICE: u32 = u32::MAX;
 
-/// Requests a queue can have at most, which is what its part of the mapped descriptors has room for.
+/// Maximum number of requests of a queue, for which its part of the mapped descriptors has room.
 pub(super) const DEPTH_MAX: usize = 4096;
 
 /// Features of a device.
@@ -49,7 +49,7 @@ pub(super) mod feature {
     pub(in super::super) const UPDATE_SIZE: u64 = 1 << 10;
 }
 
-/// Parts of [`Parameters`] that are set.
+/// Bits for the parts of [`Parameters`] that are set.
 pub(super) mod part {
     pub(in super::super) const BASIC: u32 = 1;
     pub(in super::super) const DISCARD: u32 = 2;
@@ -75,7 +75,7 @@ pub(super) mod operation {
     pub(in super::super) const NO_UNMAP: u32 = 1 << 15;
 }
 
-/// Payload of a command to the control device.
+/// Payload of a command for the control device.
 #[derive(Clone, Copy, Debug, Default, IntoBytes, Immutable)]
 #[repr(C)]
 pub(super) struct ControlCommand {
@@ -90,19 +90,19 @@ pub(super) struct ControlCommand {
     pub(super) reserved: u32,
 }
 
-/// Payload of a command to a device.
+/// Payload of a command for a device.
 #[derive(Clone, Copy, Debug, Default, IntoBytes, Immutable)]
 #[repr(C)]
 pub(super) struct IoCommand {
     pub(super) queue: u16,
     pub(super) tag: u16,
-    /// Bytes done, or a negative error number.
+    /// Number of bytes done, or a negative error number.
     pub(super) result: i32,
-    /// Where the kernel copies data to and from.
+    /// Address of the buffer that the kernel copies to or from.
     pub(super) address: u64,
 }
 
-/// One request of the kernel, in memory mapped from the device.
+/// One request of the kernel, in memory that is mapped from the device.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(super) struct Descriptor {
@@ -112,7 +112,7 @@ pub(super) struct Descriptor {
     pub(super) address: u64,
 }
 
-/// What the driver knows of a device.
+/// What the driver knows about a device.
 #[derive(Clone, Copy, Debug, Default, IntoBytes, FromBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub(super) struct DeviceInformation {
@@ -125,14 +125,14 @@ pub(super) struct DeviceInformation {
     pub(super) server_pid: i32,
     pub(super) padding_1: u32,
     pub(super) features: u64,
-    /// Kept by the driver for us.
+    /// Stored by the driver for the server process, unused.
     pub(super) ours: u64,
     pub(super) owner_uid: u32,
     pub(super) owner_gid: u32,
     pub(super) reserved: [u64; 2],
 }
 
-/// What the device looks like to its users. Newer kernels know more parts than these.
+/// What a device looks like to its users. Newer kernels know more parts than these.
 #[derive(Clone, Copy, Debug, Default, IntoBytes, FromBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub(super) struct Parameters {

@@ -1,8 +1,9 @@
-//! The control device: makes, starts, stops and removes devices.
+//! The control device of ublk, which creates, starts, stops and removes devices.
 #![allow(unsafe_code)]
 
 use super::abi::{self, ControlCommand, DeviceInformation, Parameters};
 use crate::Error;
+use crate::error::NOT_ALLOWED;
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use rustix::fs::{Mode, OFlags};
 use std::io;
@@ -11,40 +12,40 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 const PATH: &str = "/dev/ublk-control";
 
-/// What became of a device.
+/// State of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum State {
-    /// Not started, or stopped.
+    /// Not started yet, or stopped.
     Dead,
-    /// Served.
+    /// Served by a process.
     Live,
-    /// The process that served it is gone; requests wait for another one.
+    /// Its process is gone, and requests wait for another one.
     Waiting,
-    /// As `Waiting`, and requests fail.
+    /// Its process is gone, and requests fail.
     Failing,
 }
 
-/// What the driver tells about a device.
+/// What the driver knows about a device.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Information {
-    /// Its number N in `/dev/ublkbN`.
+    /// The number N in `/dev/ublkbN`.
     pub number: u32,
-    /// What became of it.
+    /// Its state.
     pub state: State,
-    /// The process that serves or served it.
+    /// The process that serves it, or served it last.
     pub server: i32,
-    /// Queues, each with its thread.
+    /// Number of queues, each with its thread.
     pub queues: u16,
-    /// Requests under way in each queue at most.
+    /// Maximum number of requests under way in each queue.
     pub depth: u16,
-    /// Longest read or write, bytes.
+    /// Longest read or write in bytes.
     pub transfer_maximum: u32,
     pub(super) features: u64,
 }
 
-/// An open control device; one command at a time.
+/// An open control device, which carries out one command at a time.
 pub struct Control {
     ring: IoUring<squeue::Entry128, cqueue::Entry>,
     file: OwnedFd,
@@ -58,16 +59,19 @@ impl std::fmt::Debug for Control {
 }
 
 impl Control {
-    /// Opens it.
+    /// Opens the control device.
     ///
     /// # Errors
-    /// When the kernel has no ublk, is older than 6.5, or this user may not.
+    /// If the kernel has no ublk or is older than 6.5, or if this user lacks permission.
     pub fn open() -> Result<Self, Error> {
         let file = rustix::fs::open(PATH, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(
             |error| match error {
                 rustix::io::Errno::NOENT | rustix::io::Errno::NXIO => Error::Refused(format!(
                     "{PATH} is missing: the kernel has no ublk, or its module is not loaded (modprobe ublk_drv)"
                 )),
+                rustix::io::Errno::ACCESS | rustix::io::Errno::PERM => {
+                    Error::Refused(format!("{PATH}: {NOT_ALLOWED}"))
+                }
                 _ => Error::system(PATH)(error.into()),
             },
         )?;
@@ -81,12 +85,12 @@ impl Control {
         Ok(control)
     }
 
-    /// True when all `wanted` can be had.
+    /// Returns true if the driver has all features of `wanted`.
     pub(super) fn has(&self, wanted: u64) -> bool {
         self.features & wanted == wanted
     }
 
-    /// One command with a structure that the kernel reads and writes; waits until it is done.
+    /// Carries out a command with a structure that the kernel reads and writes, and waits until it is done.
     fn command<T: IntoBytes + FromBytes + Immutable>(
         &mut self,
         command: u32,
@@ -106,15 +110,15 @@ impl Control {
         bytes[..size_of::<ControlCommand>()].copy_from_slice(payload.as_bytes());
         let entry =
             opcode::UringCmd80::new(types::Fd(self.file.as_raw_fd()), command).cmd(bytes).build();
-        // SAFETY: `structure` is plain bytes of the length given and stays borrowed until the
-        // command is done, as this function does not return before.
+        // SAFETY: `structure` is plain bytes of the given length, and stays borrowed until the
+        // command is done, because this function does not return earlier.
         unsafe { self.ring.submission().push(&entry) }.expect("commands are done one at a time");
         loop {
             match self.ring.submit_and_wait(1) {
                 Ok(_) => (),
-                // Interrupted: it is still under way.
+                // The command is still under way.
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => (),
-                // Nothing may return while the kernel might write to `structure`.
+                // Returning is not possible while the kernel may still write to `structure`.
                 Err(error) => panic!("waiting for a command of ublk: {error}"),
             }
             if let Some(completion) = self.ring.completion().next() {
@@ -130,10 +134,10 @@ impl Control {
         self.command(command, device, data, &mut [0_u8; 0])
     }
 
-    /// What the driver knows of a device; `None` where there is none of that number.
+    /// Returns what the driver knows about a device; `None` if there is no device of this number.
     ///
     /// # Errors
-    /// When this user may not.
+    /// If this user lacks permission.
     pub fn information(&mut self, device: u32) -> Result<Option<Information>, Error> {
         let mut raw = DeviceInformation::default();
         match self.command(abi::GET_INFORMATION, device, 0, &mut raw) {
@@ -156,7 +160,7 @@ impl Control {
         }
     }
 
-    /// Makes a device; it gets what it is like by [`Control::set_parameters`]. Without a number
+    /// Adds a device, which gets its size and limits by [`Control::set_parameters`]. Without a number
     /// the driver chooses one.
     pub(super) fn add(
         &mut self,
@@ -176,7 +180,7 @@ impl Control {
             ..DeviceInformation::default()
         };
         self.command(abi::ADD_DEVICE, device, 0, &mut raw)
-            .map_err(Error::system("adding a ublk device"))?;
+            .map_err(|error| refused(number, error))?;
         Ok(Information {
             number: raw.device,
             state: State::Dead,
@@ -206,18 +210,19 @@ impl Control {
         Ok(parameters)
     }
 
-    /// Makes it usable; waits until all queues fetch, and reads the partition table through them.
+    /// Waits until all queues fetch, and makes the device usable. The kernel then reads the partition table
+    /// through the queues.
     pub(super) fn start(&mut self, device: u32) -> Result<(), Error> {
         self.plain(abi::START_DEVICE, device, pid())
             .map_err(Error::system(format_args!("starting ublk device {device}")))
     }
 
-    /// Begins to take over a device whose process is gone.
+    /// Begins the recovery of a device whose process is gone.
     pub(super) fn start_recovery(&mut self, device: u32) -> io::Result<()> {
         self.plain(abi::START_RECOVERY, device, 0)
     }
 
-    /// Waits until all queues fetch, then lets requests through again.
+    /// Waits until all queues fetch, and lets requests through again.
     pub(super) fn end_recovery(&mut self, device: u32) -> Result<(), Error> {
         self.plain(abi::END_RECOVERY, device, pid())
             .map_err(Error::system(format_args!("taking over ublk device {device}")))
@@ -228,21 +233,21 @@ impl Control {
             .map_err(Error::system(format_args!("new size of ublk device {device}")))
     }
 
-    /// Ends a device for its users: requests under way are waited for if somebody serves them,
-    /// else they fail.
+    /// Stops a device: its users lose it. Requests under way are finished if a process serves them, and
+    /// fail otherwise.
     ///
     /// # Errors
-    /// When there is none, or this user may not.
+    /// If there is no such device, or this user lacks permission.
     pub fn stop(&mut self, device: u32) -> Result<(), Error> {
         self.plain(abi::STOP_DEVICE, device, 0)
             .map_err(Error::system(format_args!("stopping ublk device {device}")))
     }
 
-    /// Removes a device as soon as nobody has it open any more, as those do who mounted it. Kernels before
+    /// Removes a device as soon as it is closed, which it is not while it is mounted. Kernels before
     /// 6.9 wait for that.
     ///
     /// # Errors
-    /// When there is none, or this user may not.
+    /// If there is no such device, or this user lacks permission.
     pub fn delete_later(&mut self, device: u32) -> Result<(), Error> {
         match self.plain(abi::DELETE_DEVICE_LATER, device, 0) {
             Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => self.delete(device),
@@ -250,16 +255,39 @@ impl Control {
         }
     }
 
-    /// Removes a device; waits until nobody has it open.
+    /// Waits until a device is closed, and removes it.
     ///
     /// # Errors
-    /// When there is none, or this user may not.
+    /// If there is no such device, or this user lacks permission.
     pub fn delete(&mut self, device: u32) -> Result<(), Error> {
         self.plain(abi::DELETE_DEVICE, device, 0)
             .map_err(Error::system(format_args!("removing ublk device {device}")))
     }
 }
 
+/// Explains why the driver added no device, and what to do if that is known.
+fn refused(number: Option<u32>, error: io::Error) -> Error {
+    match (number, error.raw_os_error()) {
+        (Some(number), Some(libc::EEXIST)) => {
+            Error::Refused(format!("/dev/ublkb{number} exists already: choose another number"))
+        }
+        _ => Error::system("adding a ublk device")(error),
+    }
+}
+
 fn pid() -> u64 {
     u64::from(std::process::id())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_that_is_taken_is_told() {
+        let said = |number, errno| refused(number, io::Error::from_raw_os_error(errno)).to_string();
+        let taken = "/dev/ublkb3 exists already: choose another number";
+        assert_eq!(said(Some(3), libc::EEXIST), taken);
+        assert!(said(Some(3), libc::ENOMEM).starts_with("adding a ublk device: "));
+    }
 }

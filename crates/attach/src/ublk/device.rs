@@ -1,62 +1,76 @@
-//! A device as a whole: made or taken over, served by a thread for each queue, ended.
+//! A whole device: created or taken over, served by one thread for each queue, and removed.
 
 use super::abi::{Parameters, attribute, feature, part};
-use super::control::{Control, Information};
+use super::control::{Control, Information, State};
 use super::queue::{Queue, Shape};
 use crate::{Backend, Error, Geometry};
 use rustix::fs::{Mode, OFlags};
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Longest logical block the kernel's block layer has on every machine.
+/// Largest logical block that the kernel's block layer supports on every machine.
 const BLOCK_BYTES_MAX: u32 = 4096;
-/// Longest request for a range without data: what fits into 32 bits, in whole MiB.
+/// Longest request without data: whole MiB, with a length in bytes that fits into 32 bits.
 const RANGE_SECTORS_MAX: u32 = (((4_u64 << 30) - (1 << 20)) >> 9) as u32;
-/// How long it may take the kernel to notice that the process before us is gone.
+/// Time the kernel may take to notice that the previous process is gone.
 const RECOVERY_WAIT: Duration = Duration::from_secs(60);
-/// How long udev may take to make the node of a new device.
+/// Time until the node of a new device has to be there.
 const NODE_WAIT: Duration = Duration::from_secs(10);
 
-/// How a device is to be made.
+/// Options for a new device.
 #[derive(Clone, Copy, Debug)]
 #[allow(clippy::exhaustive_structs)] // given by callers
 pub struct Options {
-    /// Its number N in `/dev/ublkbN`; any that is free unless given.
+    /// The number N in `/dev/ublkbN`; any free one if absent.
     pub number: Option<u32>,
-    /// Queues, each with a thread and a connection.
+    /// Number of queues, each with a thread and a connection.
     pub queues: u16,
-    /// Requests under way in each queue at most, 1 to 4096.
+    /// Maximum number of requests under way in each queue, 1 to 4096.
     pub depth: u16,
-    /// Longest read or write, bytes, whole pages. Each of the requests under way may need as much.
+    /// Longest read or write in bytes, whole pages. Each request under way may need this much memory.
     pub transfer_maximum: u32,
 }
 
-/// What happens to a device that is served.
+/// What happens to a device while it is served.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum Event {
-    /// A queue fetches requests.
+    /// A queue has connected to the server.
+    Connected,
+    /// A queue has given its commands to the kernel.
     Ready,
-    /// The disk behind it has another size, bytes.
+    /// The disk behind the device has a new size, bytes.
     Resized(u64),
-    /// A queue has ended: the device was stopped, or (false) the queue failed.
+    /// A queue has ended: the device was stopped (true), or the queue failed (false).
     Ended(bool),
 }
 
-/// A device that is made and not yet, or now, served by us.
+/// A device that this process serves, or is about to serve.
 #[derive(Debug)]
 pub struct Device {
     information: Information,
-    file: Arc<OwnedFd>,
-    /// Bytes, for the queues to check requests.
+    /// Size in bytes, against which the queues check requests.
     size: Arc<AtomicU64>,
     taken_over: bool,
 }
 
-/// The parameters that say what a disk is like.
+/// Returns true if the driver has a device of this number, started or not. Needs no permission.
+#[must_use]
+pub fn exists(number: u32) -> bool {
+    Path::new(&node(number)).exists()
+}
+
+/// Returns the path of the node through which a device is served.
+fn node(number: u32) -> String {
+    format!("/dev/ublkc{number}")
+}
+
+/// Returns the parameters of a device for this disk.
 fn parameters(geometry: &Geometry, transfer_maximum: u32) -> Result<Parameters, Error> {
     let block = geometry.block_minimum.max(512);
     if block > BLOCK_BYTES_MAX || !block.is_power_of_two() {
@@ -98,16 +112,16 @@ fn parameters(geometry: &Geometry, transfer_maximum: u32) -> Result<Parameters, 
     Ok(parameters)
 }
 
-/// Sectors of a disk; bytes behind the last whole block cannot be reached.
+/// Returns the sectors of a disk, without the bytes after the last whole block.
 fn sectors(size: u64, block: u32) -> u64 {
     size / u64::from(block) * u64::from(block) / 512
 }
 
 impl Device {
-    /// Makes a device. It is not there for users before [`Device::serve`] began.
+    /// Creates a device. Users see it only once [`Device::serve`] has started it.
     ///
     /// # Errors
-    /// When the kernel refuses, or the disk cannot be a device.
+    /// If the kernel refuses, or the disk cannot be a block device.
     pub fn create(
         control: &mut Control,
         geometry: &Geometry,
@@ -126,24 +140,25 @@ impl Device {
             options.transfer_maximum,
             features,
         )?;
-        let made = control
-            .set_parameters(information.number, &parameters)
-            .and_then(|()| Self::open(information, parameters.sectors * 512, false));
-        if made.is_err() {
+        control.set_parameters(information.number, &parameters).inspect_err(|_| {
             let _ = control.delete(information.number);
-        }
-        made
+        })?;
+        Ok(Self::new(information, parameters.sectors * 512, false))
     }
 
-    /// Takes over a device whose process is gone. Its users' requests wait; those that were not
-    /// answered come again.
+    /// Prepares to take over a device whose process is gone; [`Device::serve`] then does so. Requests of
+    /// its users wait meanwhile, and unanswered ones come again.
     ///
     /// # Errors
-    /// When there is no such device, when it is still served, or when the disk became another one.
+    /// If there is no such device, if it was stopped, or if the disk is a different one now.
     pub fn recover(control: &mut Control, number: u32, geometry: &Geometry) -> Result<Self, Error> {
-        let Some(information) = control.information(number)? else {
-            return Err(Error::Refused(format!("there is no ublk device {number}")));
-        };
+        let information = control.information(number)?;
+        // A stopped device cannot be started again; its users' requests have failed.
+        let information = information.filter(|found| found.state != State::Dead).ok_or_else(|| {
+            Error::Refused(format!(
+                "/dev/ublkb{number} is gone or was stopped; detach it with --force and attach it again"
+            ))
+        })?;
         let old = control.parameters(number)?;
         let new = parameters(geometry, information.transfer_maximum)?;
         if new.sectors < old.sectors
@@ -158,53 +173,26 @@ impl Device {
                 1 << old.logical_block_shift,
             )));
         }
-        let end = Instant::now() + RECOVERY_WAIT;
-        loop {
-            match control.start_recovery(number) {
-                Ok(()) => break,
-                // The kernel is still taking leave of the old process.
-                Err(error) if error.raw_os_error() == Some(libc::EBUSY) && Instant::now() < end => {
-                    std::thread::sleep(Duration::from_millis(20));
-                }
-                Err(error) => {
-                    return Err(Error::system(format_args!("taking over ublk device {number}"))(
-                        error,
-                    ));
-                }
-            }
-        }
-        Self::open(information, old.sectors * 512, true)
+        Ok(Self::new(information, old.sectors * 512, true))
     }
 
-    fn open(information: Information, size: u64, taken_over: bool) -> Result<Self, Error> {
-        let path = format!("/dev/ublkc{}", information.number);
-        let end = Instant::now() + NODE_WAIT;
-        let file = loop {
-            match rustix::fs::open(&path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()) {
-                Ok(file) => break file,
-                Err(rustix::io::Errno::NOENT) if Instant::now() < end => {
-                    std::thread::sleep(Duration::from_millis(5));
-                }
-                Err(error) => return Err(Error::system(path)(error.into())),
-            }
-        };
-        let size = Arc::new(AtomicU64::new(size));
-        Ok(Self { information, file: Arc::new(file), size, taken_over })
+    fn new(information: Information, size: u64, taken_over: bool) -> Self {
+        Self { information, size: Arc::new(AtomicU64::new(size)), taken_over }
     }
 
-    /// What the driver said of it when it was made.
+    /// Returns what the driver knew about the device when it was created or found.
     #[must_use]
     pub fn information(&self) -> &Information {
         &self.information
     }
 
-    /// Serves until the device is stopped, as `detach` does from another process. `backend` makes
-    /// what is behind a queue, and is given where to tell of another size; `started` is called when
-    /// the device can be used.
+    /// Serves the device until another process stops it, as `detach` does. `backend` connects for a
+    /// queue, and gets a sender to report size changes; `started` is called once the device can be used.
     ///
     /// # Errors
-    /// When it cannot start; then a new device is removed, and one that was taken over waits for
-    /// another process as soon as this one ends. When a queue fails.
+    /// If the device cannot start: a new device is then removed, and one that was taken over waits for
+    /// the next process once this one ends. If a queue fails: the caller should end the process soon,
+    /// because the requests of that queue wait for the next one, while the other queues go on.
     pub fn serve<F>(
         self,
         control: &mut Control,
@@ -214,55 +202,70 @@ impl Device {
     where
         F: Fn(u16, Sender<Event>) -> Result<Box<dyn Backend>, Error> + Send + Sync + 'static,
     {
-        let number = self.information.number;
         let (tell, events) = mpsc::channel();
-        let backend = Arc::new(backend);
-        let threads: Vec<_> = (0..self.information.queues)
-            .map(|queue| {
-                let shape = Shape {
-                    number: queue,
-                    depth: self.information.depth,
-                    buffer_bytes: self.information.transfer_maximum as usize,
-                };
-                let (file, size) = (self.file.clone(), self.size.clone());
-                let (tell, backend) = (tell.clone(), backend.clone());
-                std::thread::Builder::new()
-                    .name(format!("ublk{number}q{queue}"))
-                    .spawn(move || run(&file, shape, &size, &*backend, &tell))
-                    .map_err(Error::system("a thread for a queue"))
-            })
-            .collect::<Result<_, _>>()?;
-        let ready = self.start(control, &events, threads.len());
+        let (mut gates, mut threads) = (Vec::new(), Vec::new());
+        let ready = self
+            .spawn(&Arc::new(backend), &tell, &mut gates, &mut threads)
+            .and_then(|()| self.start(control, &events, gates));
         if let Err(error) = ready {
             if !self.taken_over {
-                let _ = control.stop(number);
-                // The queues end when the device is stopped, and their threads let go of it.
-                threads.into_iter().for_each(|thread| drop(thread.join()));
-                drop(self);
+                let number = self.information.number;
+                end(threads, || drop(control.stop(number)));
                 let _ = control.delete(number);
             }
             return Err(error);
         }
         started();
-        let outcome = self.attend(control, &events, threads.len());
-        threads.into_iter().for_each(|thread| drop(thread.join()));
-        outcome
+        attend(&events, threads, |bytes| self.resize(control, bytes))
+    }
+
+    /// Starts the threads of the queues. Each connects, and then waits at its gate for the device.
+    fn spawn<F>(
+        &self,
+        backend: &Arc<F>,
+        tell: &Sender<Event>,
+        gates: &mut Vec<Sender<Arc<OwnedFd>>>,
+        threads: &mut Vec<JoinHandle<()>>,
+    ) -> Result<(), Error>
+    where
+        F: Fn(u16, Sender<Event>) -> Result<Box<dyn Backend>, Error> + Send + Sync + 'static,
+    {
+        for queue in 0..self.information.queues {
+            let shape = Shape {
+                number: queue,
+                depth: self.information.depth,
+                buffer_bytes: self.information.transfer_maximum as usize,
+            };
+            let (gate, device) = mpsc::channel();
+            let (size, tell, backend) = (self.size.clone(), tell.clone(), backend.clone());
+            let thread = std::thread::Builder::new()
+                .name(format!("ublk{}q{queue}", self.information.number))
+                .spawn(move || run(&device, shape, &size, &*backend, &tell))
+                .map_err(Error::system("a thread for a queue"))?;
+            gates.push(gate);
+            threads.push(thread);
+        }
+        Ok(())
     }
 
     fn start(
         &self,
         control: &mut Control,
         events: &Receiver<Event>,
-        queues: usize,
+        gates: Vec<Sender<Arc<OwnedFd>>>,
     ) -> Result<(), Error> {
-        let mut ready = 0;
-        while ready < queues {
-            match events.recv() {
-                Ok(Event::Ready) => ready += 1,
-                Ok(Event::Resized(_)) => (),
-                _ => return Err(Error::Refused("a queue could not be served".to_owned())),
-            }
+        // Once a recovery has begun, the kernel refuses another one until a queue has fetched. So what
+        // may fail for other reasons, the connections, comes first.
+        await_each(events, gates.len(), |event| matches!(event, Event::Connected))?;
+        if self.taken_over {
+            self.begin_recovery(control)?;
         }
+        let device = Arc::new(self.open()?);
+        for gate in &gates {
+            // A queue that has ended reports that itself.
+            let _ = gate.send(device.clone());
+        }
+        await_each(events, gates.len(), |event| matches!(event, Event::Ready))?;
         if self.taken_over {
             control.end_recovery(self.information.number)
         } else {
@@ -270,29 +273,34 @@ impl Device {
         }
     }
 
-    fn attend(
-        &self,
-        control: &mut Control,
-        events: &Receiver<Event>,
-        queues: usize,
-    ) -> Result<(), Error> {
-        let mut left = queues;
-        while left > 0 {
-            match events.recv() {
-                Ok(Event::Ended(true)) => left -= 1,
-                // Its requests would hang for ever; better to leave all to another process.
-                Ok(Event::Ended(false)) | Err(_) => {
-                    return Err(Error::Refused("a queue failed".to_owned()));
+    fn begin_recovery(&self, control: &mut Control) -> Result<(), Error> {
+        let number = self.information.number;
+        let end = Instant::now() + RECOVERY_WAIT;
+        loop {
+            match control.start_recovery(number) {
+                // The kernel has not finished with the old process yet.
+                Err(error) if error.raw_os_error() == Some(libc::EBUSY) && Instant::now() < end => {
+                    std::thread::sleep(Duration::from_millis(20));
                 }
-                Ok(Event::Resized(bytes)) => {
-                    if let Err(error) = self.resize(control, bytes) {
-                        log::error!("{error}");
-                    }
+                begun => {
+                    let what = format_args!("taking over ublk device {number}");
+                    return begun.map_err(Error::system(what));
                 }
-                Ok(Event::Ready) => (),
             }
         }
-        Ok(())
+    }
+
+    fn open(&self) -> Result<OwnedFd, Error> {
+        let path = node(self.information.number);
+        let end = Instant::now() + NODE_WAIT;
+        loop {
+            match rustix::fs::open(&path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()) {
+                Err(rustix::io::Errno::NOENT) if Instant::now() < end => {
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                opened => return opened.map_err(|error| Error::system(path)(error.into())),
+            }
+        }
     }
 
     fn resize(&self, control: &mut Control, bytes: u64) -> Result<(), Error> {
@@ -307,7 +315,7 @@ impl Device {
                 "/dev/ublkb{number}: the disk has {bytes} bytes now; this kernel cannot tell its users (6.16 can): detach and attach it"
             )));
         }
-        // First what is smaller, so that no request passes that is beyond the end.
+        // Set the smaller size first, so that no request beyond the end gets through.
         if sectors < old.sectors {
             control.update_size(number, sectors)?;
         }
@@ -320,25 +328,97 @@ impl Device {
     }
 }
 
-/// The life of a queue's thread.
+/// Waits for this event from each queue. Fails as soon as a queue has ended.
+fn await_each(
+    events: &Receiver<Event>,
+    queues: usize,
+    so_far: impl Fn(&Event) -> bool,
+) -> Result<(), Error> {
+    let mut left = queues;
+    while left > 0 {
+        match events.recv() {
+            Ok(event) if so_far(&event) => left -= 1,
+            Ok(Event::Resized(_)) => (),
+            _ => return Err(Error::Refused("a queue could not be served".to_owned())),
+        }
+    }
+    Ok(())
+}
+
+/// Waits until the device is stopped, which ends all queues, and passes on size changes meanwhile.
+fn attend(
+    events: &Receiver<Event>,
+    threads: Vec<JoinHandle<()>>,
+    mut resize: impl FnMut(u64) -> Result<(), Error>,
+) -> Result<(), Error> {
+    let mut left = threads.len();
+    while left > 0 {
+        match events.recv() {
+            Ok(Event::Ended(true)) => left -= 1,
+            // The requests of this queue would hang for ever, so leave the device to another process.
+            // Do not wait for the other queues: they end only when the device is stopped.
+            Ok(Event::Ended(false)) | Err(_) => {
+                return Err(Error::Refused("a queue failed".to_owned()));
+            }
+            Ok(Event::Resized(bytes)) => {
+                if let Err(error) = resize(bytes) {
+                    log::error!("{error}");
+                }
+            }
+            Ok(Event::Connected | Event::Ready) => (),
+        }
+    }
+    threads.into_iter().for_each(|thread| drop(thread.join()));
+    Ok(())
+}
+
+/// Stops a device that did not start, until the threads of its queues have ended.
+fn end(threads: Vec<JoinHandle<()>>, mut stop: impl FnMut()) {
+    while threads.iter().any(|thread| !thread.is_finished()) {
+        // A stop cancels the commands that the kernel has now; a queue may be giving it more.
+        stop();
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    threads.into_iter().for_each(|thread| drop(thread.join()));
+}
+
+/// Reports the end of a queue, even if its thread panics.
+struct Ending<'a> {
+    tell: &'a Sender<Event>,
+    served: bool,
+}
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        let _ = self.tell.send(Event::Ended(self.served));
+    }
+}
+
+/// Runs a queue on its own thread, from connecting to the end.
 fn run(
-    file: &OwnedFd,
+    device: &Receiver<Arc<OwnedFd>>,
     shape: Shape,
     size: &AtomicU64,
     backend: &dyn Fn(u16, Sender<Event>) -> Result<Box<dyn Backend>, Error>,
     tell: &Sender<Event>,
 ) {
+    let mut ending = Ending { tell, served: false };
     let served = || -> Result<(), Error> {
         let mut backend = backend(shape.number, tell.clone())?;
-        let mut queue = Queue::new(file.as_fd(), shape)?;
+        let _ = tell.send(Event::Connected);
+        // There is no device if another queue failed.
+        let Ok(device) = device.recv() else { return Ok(()) };
+        let mut queue = Queue::new(device.as_fd(), shape)?;
         let failed = || Error::system(format!("queue {}", shape.number));
         queue.fetch().map_err(failed())?;
         let _ = tell.send(Event::Ready);
         queue.serve(&mut *backend, size).map_err(failed())
     };
-    let result = served();
-    if let Err(error) = &result {
-        log::error!("{error}");
+    match served() {
+        Ok(()) => ending.served = true,
+        Err(error) => log::error!("{error}"),
     }
-    let _ = tell.send(Event::Ended(result.is_ok()));
 }
+
+#[cfg(test)]
+mod tests;

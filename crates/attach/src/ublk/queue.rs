@@ -1,8 +1,8 @@
-//! One queue of a device: fetches requests, gives them to its back end, tells what became of them.
+//! One queue of a device: fetches requests, passes them to its back end, and reports the results.
 //!
-//! There is one command for each tag, which is with the kernel (waiting for a request) or with us
-//! (its request is with the back end). All commands that changed hands in a turn go to the kernel
-//! by the system call that waits for the next event.
+//! There is one command for each tag. Either the kernel has it (it waits for a request), or we have it
+//! (its request is at the back end). The system call that waits for the next event also hands all
+//! commands of the last turn to the kernel.
 #![allow(unsafe_code)]
 
 use super::abi::{self, Descriptor, IoCommand, operation};
@@ -15,14 +15,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 use zerocopy::IntoBytes;
 
-/// User data of polls for reading and writing; the descriptor is added. All below are tags.
+/// User data of polls for reading and for writing, plus the descriptor. Smaller numbers are tags.
 const POLL_READ: u64 = 1 << 32;
 const POLL_WRITE: u64 = 1 << 33;
 
 /// `PR_SET_IO_FLUSHER` of the kernel's `linux/prctl.h`.
 const SET_IO_FLUSHER: i32 = 57;
 
-/// What a queue has to know of its device.
+/// What a queue needs to know about its device.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shape {
     pub(super) number: u16,
@@ -30,7 +30,7 @@ pub(super) struct Shape {
     pub(super) buffer_bytes: usize,
 }
 
-/// The descriptors of a queue's requests, written by the kernel.
+/// Descriptors of the requests of a queue, which the kernel writes.
 struct Descriptors {
     start: *const Descriptor,
     bytes: usize,
@@ -43,7 +43,7 @@ impl Descriptors {
         let bytes = (usize::from(shape.depth) * size_of::<Descriptor>()).next_multiple_of(page);
         let apart = (abi::DEPTH_MAX * size_of::<Descriptor>()).next_multiple_of(page);
         let offset = u64::from(shape.number) * apart as u64;
-        // SAFETY: a new mapping at a place the kernel chooses.
+        // SAFETY: a new mapping at an address that the kernel chooses.
         let start = unsafe {
             rustix::mm::mmap(
                 std::ptr::null_mut(),
@@ -57,33 +57,33 @@ impl Descriptors {
         Ok(Self { start: start.cast::<Descriptor>().cast_const(), bytes, depth: shape.depth })
     }
 
-    /// The request of a tag whose command was completed and not given back yet.
+    /// Returns the request of a tag whose command the kernel has completed and not got back yet.
     fn of(&self, tag: u16) -> Descriptor {
         assert!(tag < self.depth, "a tag beyond the queue");
-        // SAFETY: inside the mapping, which is aligned to pages and lives as long as `self`. The
-        // kernel writes a descriptor before it completes the command and not while we have it.
+        // SAFETY: the address is inside the mapping, which is page-aligned and lives as long as `self`. The
+        // kernel writes a descriptor before it completes the command, and not while we have the command.
         unsafe { self.start.add(usize::from(tag)).read_volatile() }
     }
 }
 
 impl Drop for Descriptors {
     fn drop(&mut self) {
-        // SAFETY: the mapping made in `map`; no reference into it is ever given out.
+        // SAFETY: `map` created this mapping, and no reference into it is ever given out.
         let _ = unsafe { rustix::mm::munmap(self.start.cast_mut().cast(), self.bytes) };
     }
 }
 
-/// One queue, driven by the thread that made it.
+/// One queue, driven by the thread that created it.
 pub(super) struct Queue<'a> {
     ring: IoUring,
     device: BorrowedFd<'a>,
     shape: Shape,
     descriptors: Descriptors,
-    /// Of the tags that are with the kernel, which may write to them at any time.
+    /// Buffers of the tags that the kernel has, which may write to them at any time.
     buffers: Vec<Vec<u8>>,
-    /// Where they are, of all tags.
+    /// Addresses of the buffers of all tags.
     addresses: Vec<u64>,
-    /// Tags that are with the kernel or the back end, and not ended.
+    /// Number of tags that the kernel or the back end has, until the device is stopped.
     alive: u16,
     armed: [Option<RawFd>; 2],
 }
@@ -98,10 +98,10 @@ impl<'a> Queue<'a> {
             .build(u32::from(shape.depth).next_power_of_two())
             .map_err(failed)?;
         let descriptors = Descriptors::map(device, shape).map_err(failed)?;
-        // SAFETY: it changes a property of this thread only: when it needs memory, the kernel does
-        // not write pages out for it, as those might be of this very device. Refused without rights.
+        // SAFETY: changes a property of this thread only: when the thread needs memory, the kernel writes
+        // no pages out for it, because these might belong to this very device. Fails without privileges.
         unsafe { libc::prctl(SET_IO_FLUSHER, 1, 0, 0, 0) };
-        // Memory that was never written costs nothing: pages come with the first long request.
+        // Zeroed memory takes no pages until the first long request touches it.
         let buffers: Vec<Vec<u8>> = (0..shape.depth).map(|_| vec![0; shape.buffer_bytes]).collect();
         let addresses = buffers.iter().map(|buffer| buffer.as_ptr() as u64).collect();
         Ok(Self {
@@ -119,7 +119,7 @@ impl<'a> Queue<'a> {
     fn push(&mut self, entry: &squeue::Entry) -> io::Result<()> {
         loop {
             // SAFETY: a command names a buffer in `buffers`, which stays until the command comes
-            // back, see `Drop`; a poll names a descriptor only.
+            // back, see `Drop`. A poll names only a descriptor.
             if unsafe { self.ring.submission().push(entry) }.is_ok() {
                 return Ok(());
             }
@@ -147,7 +147,7 @@ impl<'a> Queue<'a> {
         self.push(&entry)
     }
 
-    /// Gives all commands to the kernel. The device can start when all its queues did.
+    /// Gives all commands to the kernel. The device can start once all its queues have done so.
     pub(super) fn fetch(&mut self) -> io::Result<()> {
         for tag in 0..self.shape.depth {
             self.give(abi::FETCH, tag, 0)?;
@@ -156,7 +156,7 @@ impl<'a> Queue<'a> {
         self.ring.submit().map(drop)
     }
 
-    /// Serves until the device is stopped.
+    /// Serves the queue until the device is stopped.
     pub(super) fn serve(&mut self, backend: &mut dyn Backend, size: &AtomicU64) -> io::Result<()> {
         let mut completions = Vec::new();
         while self.alive > 0 {
@@ -172,7 +172,7 @@ impl<'a> Queue<'a> {
                 } else if result == 0 {
                     self.request(data as u16, backend, size.load(Ordering::Relaxed))?;
                 } else {
-                    // The device is being stopped; this tag gets no more requests.
+                    // The device is being stopped, and this tag gets no more requests.
                     self.alive -= 1;
                     if result != -libc::ENODEV {
                         let error = io::Error::from_raw_os_error(-result);
@@ -188,7 +188,7 @@ impl<'a> Queue<'a> {
         Ok(())
     }
 
-    /// Asks for an event when the back end's descriptor is ready.
+    /// Polls the back end's descriptor, unless a poll is armed already.
     fn arm(&mut self, interest: Option<(RawFd, bool)>) -> io::Result<()> {
         let Some((fd, writing)) = interest else { return Ok(()) };
         for (which, wanted, events, data) in [
@@ -225,7 +225,7 @@ impl<'a> Queue<'a> {
         }
     }
 
-    /// Takes the request of a command that came back.
+    /// Begins the request of a command that the kernel has completed.
     fn request(&mut self, tag: u16, backend: &mut dyn Backend, size: u64) -> io::Result<()> {
         let descriptor = self.descriptors.of(tag);
         let flags = descriptor.operation;
@@ -256,20 +256,20 @@ impl<'a> Queue<'a> {
         if moves {
             buffer.truncate(length as usize);
         }
-        // A flush concerns all; what the kernel says of its range means nothing.
+        // A flush has no range, whatever the descriptor says.
         let (offset, length) =
             if operation == Operation::Flush { (0, 0) } else { (offset, length as u32) };
         backend.begin(Request { tag, operation, offset, length, buffer });
         Ok(())
     }
 
-    /// The buffer of a tag in its full length again.
+    /// Returns the buffer of a tag at its full length.
     fn whole(&mut self, tag: u16, mut buffer: Vec<u8>) -> Vec<u8> {
         let bytes = self.shape.buffer_bytes;
         let address = &mut self.addresses[usize::from(tag)];
         if buffer.as_ptr() as u64 == *address && buffer.capacity() == bytes {
-            // SAFETY: it is the buffer that was made of so many bytes, all of them written then; it
-            // was made shorter since, and a back end does not change its capacity.
+            // SAFETY: this is the buffer that was created with this many initialized bytes. It has only been
+            // truncated since, and back ends do not change its capacity.
             unsafe { buffer.set_len(bytes) };
             return buffer;
         }
@@ -280,13 +280,13 @@ impl<'a> Queue<'a> {
         whole
     }
 
-    /// Tells the kernel what became of a request, and asks for the next.
+    /// Reports the result of a request to the kernel, and fetches the next one.
     fn finish(&mut self, finished: Finished) -> io::Result<()> {
         let Finished { tag, result, buffer } = finished;
         self.buffers[usize::from(tag)] = self.whole(tag, buffer);
         let result = match result {
             Ok(()) => {
-                // What a flush or a trim says here is not looked at.
+                // The kernel ignores this number for flushes and trims.
                 (u64::from(self.descriptors.of(tag).sectors) * 512).min(i32::MAX as u64) as i32
             }
             Err(error) => -error,
@@ -298,7 +298,7 @@ impl<'a> Queue<'a> {
 impl Drop for Queue<'_> {
     fn drop(&mut self) {
         if self.alive > 0 {
-            // The kernel may still write to them.
+            // The kernel may still write to the buffers.
             std::mem::forget(std::mem::take(&mut self.buffers));
         }
     }

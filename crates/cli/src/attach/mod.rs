@@ -1,7 +1,7 @@
 //! `towline attach`: remote disks as local block devices.
 //!
-//! The command starts a process in the background that serves the device (`serve.rs`), waits until
-//! it can be used, and prints its name. A record tells `--list`, `--resume` and `towline detach`.
+//! The command starts a background process that serves the device (`serve.rs`), waits until the device
+//! can be used, and prints its name. A record of it serves `--list`, `--resume` and `towline detach`.
 
 mod serve;
 
@@ -10,7 +10,7 @@ use crate::serve::parse_bytes;
 use crate::text::human;
 use std::io::{BufRead, BufReader, IsTerminal, Write};
 use std::process::{Command, ExitCode, Stdio};
-use towline_attach::{Kind, Record, nbd, read_ahead, ublk};
+use towline_attach::{Kind, Origin, Record, read_ahead, ublk};
 
 const EXAMPLES: &str = "\
 The disk becomes /dev/ublkbN (--ublk: requests go to a process of ours) or /dev/nbdN (--nbd: the
@@ -32,10 +32,16 @@ Examples:
 
 Exit status: 0 attached, 1 not, 2 wrong usage.";
 
-/// Longest read-ahead, bytes: beyond that it is a mistake.
+/// Longest read-ahead in bytes; anything beyond is taken for a mistake.
 const READ_AHEAD_MAX: u64 = 1 << 30;
 
-/// What says what is to be attached, and how: a device that is attached stays as it is.
+/// Highest number of a device, for which the kernel has 20 bits.
+const NUMBER_MAX: i64 = (1 << 20) - 1;
+
+/// Longest time that can be given, 30 days, because the kernel counts ticks in 32 bits.
+const SECONDS_MAX: u64 = 30 * 24 * 3600;
+
+/// Arguments for a new device, which `--list` and `--resume` refuse.
 const NEW: [&str; 9] =
     ["url", "ublk", "nbd", "number", "queues", "depth", "read_ahead", "dead_after", "timeout"];
 
@@ -54,7 +60,7 @@ pub(crate) struct Args {
     #[arg(long, conflicts_with = "ublk")]
     nbd: bool,
     /// N in the name of the device; any that is free unless given.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(..=NUMBER_MAX))]
     number: Option<u32>,
     /// Connections to the server, with ublk each with a queue and a thread; default: one for each
     /// processor, at most 4. One where the server does not allow more.
@@ -69,11 +75,11 @@ pub(crate) struct Args {
     #[arg(long, value_name = "SIZE", value_parser = read_ahead_bytes)]
     read_ahead: Option<u64>,
     /// Seconds that requests wait for a server that went away before they fail; default: for ever.
-    #[arg(long, value_name = "SECONDS")]
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(..=SECONDS_MAX))]
     dead_after: Option<u64>,
     /// Seconds until the kernel asks again on another connection (NBD); default: 30.
     #[arg(long, value_name = "SECONDS", conflicts_with = "ublk",
-        value_parser = clap::value_parser!(u64).range(1..))]
+        value_parser = clap::value_parser!(u64).range(1..=SECONDS_MAX))]
     timeout: Option<u64>,
     /// Stay in the foreground, for a service manager; print the device when it can be used.
     #[arg(long)]
@@ -93,7 +99,7 @@ pub(crate) struct Args {
     background: bool,
 }
 
-/// A size that the kernel can have: it counts KiB.
+/// Parses a read-ahead, which the kernel counts in KiB.
 fn read_ahead_bytes(text: &str) -> Result<u64, String> {
     let bytes = if text == "0" { 0 } else { parse_bytes(text)? };
     match bytes % 1024 == 0 && bytes <= READ_AHEAD_MAX {
@@ -110,16 +116,20 @@ pub(crate) fn run(args: &Args) -> ExitCode {
     } else if let Some(device) = &args.resume {
         resume(args, device, &report);
     } else if let Some(url) = &args.url {
-        let attached = kind(args).and_then(|kind| {
-            fits(args, kind)?;
-            if args.foreground { serve::attach(args, url, kind) } else { start(args, url, kind) }
-        });
-        report.check(url, attached);
+        report.check(url, attach(args, url));
     }
     report.status()
 }
 
-/// The way that the flags and the kernel leave.
+fn attach(args: &Args, url: &str) -> Outcome<()> {
+    // First, so that the kernel is not blamed for a mistyped URL.
+    Origin::parse(url).map_err(Failure::new)?;
+    let kind = kind(args)?;
+    fits(args, kind)?;
+    if args.foreground { serve::attach(args, url, kind) } else { start(args, url, kind) }
+}
+
+/// Chooses between ublk and NBD, by the flags and by what the kernel has.
 fn kind(args: &Args) -> Outcome<Kind> {
     if args.nbd {
         return Ok(Kind::Nbd);
@@ -131,7 +141,9 @@ fn kind(args: &Args) -> Outcome<Kind> {
             Ok(Kind::Nbd)
         }
         Err(error) if args.ublk || ours => Err(failure(&error)),
-        Err(error) => Err(failure(&error).with("and the kernel's NBD client is not loaded")),
+        Err(error) => {
+            Err(failure(&error).with("nor is the kernel's NBD client loaded (modprobe nbd)"))
+        }
     }
 }
 
@@ -139,7 +151,7 @@ fn failure(error: &towline_attach::Error) -> Failure {
     Failure::new(error.to_string())
 }
 
-/// Refuses what this way has no use for, where the kernel left no other.
+/// Refuses flags that do not apply to the chosen kind.
 fn fits(args: &Args, kind: Kind) -> Outcome<()> {
     match kind {
         Kind::Nbd if args.depth.is_some() => {
@@ -152,7 +164,7 @@ fn fits(args: &Args, kind: Kind) -> Outcome<()> {
     }
 }
 
-/// Starts the process in the background and waits until its device can be used.
+/// Starts the background process and waits until its device can be used.
 fn start(args: &Args, url: &str, kind: Kind) -> Outcome<()> {
     let mut flags = vec![url.to_owned()];
     flags.push(match kind {
@@ -192,7 +204,7 @@ fn in_background(flags: &[String]) -> Outcome<()> {
             Failure::from(error).about("standard output").with(attached)
         });
     }
-    // It has said why on standard error.
+    // The process has given the reason on standard error.
     let status = child.wait()?;
     std::process::exit(status.code().unwrap_or(1).max(1));
 }
@@ -212,7 +224,10 @@ fn resume(args: &Args, device: &str, report: &Report) {
             }
             continue;
         }
-        let resumed = if args.foreground {
+        let resumed = if !record.exists() {
+            // Its server may be gone as well, and would be waited for.
+            Err(Failure::new("the device is gone; `towline detach` removes its record"))
+        } else if args.foreground {
             serve::resume(args, record)
         } else {
             in_background(&[format!("--resume={}", record.name())])
@@ -221,15 +236,9 @@ fn resume(args: &Args, device: &str, report: &Report) {
     }
 }
 
-/// What became of a device.
+/// Returns the state of a device for `--list`.
 fn state(record: &Record) -> &'static str {
-    let there = match record.kind {
-        Kind::Ublk => ublk::Control::open()
-            .and_then(|mut control| control.information(record.number))
-            .is_ok_and(|information| information.is_some()),
-        Kind::Nbd => nbd::owner(record.number).is_some_and(|owner| owner == record.owner),
-    };
-    match (there, record.is_held()) {
+    match (record.exists(), record.is_held()) {
         (false, _) => "gone",
         (true, true) => "served",
         (true, false) => "waiting",
@@ -310,6 +319,10 @@ mod tests {
             "--nbd --depth=1 nbd://host/vm1",
             "--ublk --timeout=1 nbd://host/vm1",
             "--ublk --nbd nbd://host/vm1",
+            // The kernel would take them for any number, or count them modulo 2^32 ticks.
+            "--number=4294967295 nbd://host/vm1",
+            "--nbd --timeout=4294968 nbd://host/vm1",
+            "--dead-after=18446744073709551615 nbd://host/vm1",
         ] {
             assert!(parsed(line).is_none(), "{line}");
         }

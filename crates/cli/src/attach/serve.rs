@@ -8,16 +8,15 @@ use std::path::Path;
 use std::time::Duration;
 use towline_attach::nbd::{Kernel, KernelOptions, Source};
 use towline_attach::ublk::{Control, Device, Event, Options};
-use towline_attach::{Claim, Error, Found, Geometry, Kind, Origin, Record, read_ahead, watch_size};
+use towline_attach::{Claim, Error, Found, Kind, Origin, Record, read_ahead, watch_size};
 
-/// Longest read or write of a ublk device: each request under way may need as much memory.
+/// Longest read or write of a ublk device in bytes. Each request under way may need this much memory.
 const TRANSFER_BYTES_MAX: u32 = 512 * 1024;
-const PAGE_BYTES: u32 = 4096;
-/// Requests under way in each queue of ublk, unless told.
+/// Default number of requests under way in each queue of ublk.
 const DEPTH: u16 = 64;
-/// Seconds until the kernel asks again on another connection, unless told.
+/// Default time in seconds after which the kernel repeats a request on another connection.
 const TIMEOUT_SECONDS: u64 = 30;
-/// Connections, unless told.
+/// Maximum default number of connections.
 const QUEUES_MAX: usize = 4;
 
 /// Attaches a disk and serves it.
@@ -50,7 +49,10 @@ pub(super) fn attach(args: &Args, url: &str, kind: Kind) -> Outcome<()> {
             record.connections = kernel.connections();
             record.owner = kernel.owner().to_owned();
             record.size = kernel.geometry().size;
-            keep(args, kernel, &record, Some(round_trip))
+            // Without a record it could not be detached.
+            let claim = record.claim().inspect_err(|_| drop(Kernel::detach(record.number)));
+            let claim = claim.map_err(|error| failure(&error))?;
+            keep(args, kernel, &record, claim, Some(round_trip))
         }
         Kind::Ublk => {
             let mut attached = || {
@@ -60,25 +62,28 @@ pub(super) fn attach(args: &Args, url: &str, kind: Kind) -> Outcome<()> {
                     number: args.number,
                     queues: if geometry.connections { queues } else { 1 },
                     depth: args.depth.unwrap_or(DEPTH),
-                    transfer_maximum: transfer_maximum(&geometry)?,
+                    transfer_maximum: geometry.transfer_bytes(TRANSFER_BYTES_MAX)?,
                 };
                 let device = Device::create(&mut control, &geometry, &options)?;
                 record.number = device.information().number;
-                record.connections = options.queues;
+                record.connections = device.information().queues;
                 record.size = geometry.size;
                 record.identity = identity;
-                serve(args, control, device, &origin, &record, Some(round_trip))
+                // Without a record it could not be detached.
+                let claim = record.claim().inspect_err(|_| drop(control.delete(record.number)))?;
+                serve(args, control, device, &origin, &record, claim, Some(round_trip))
             };
             attached().map_err(|error| failure(&error))
         }
     }
 }
 
-/// Goes on with a device whose process is gone.
+/// Takes over a device whose process is gone.
 pub(super) fn resume(args: &Args, record: &Record) -> Outcome<()> {
     settle(args);
     let origin = origin(&record.url)?;
     let record = Record { process: std::process::id(), ..record.clone() };
+    let claim = record.claim().map_err(|error| failure(&error))?;
     let Found { geometry, identity, .. } = wait_for(&origin)?;
     if identity != record.identity {
         return Err(Failure::new("the disk has other bytes than it had; detach it with --force"));
@@ -89,20 +94,20 @@ pub(super) fn resume(args: &Args, record: &Record) -> Outcome<()> {
             let kernel =
                 Kernel::resume(nbd(&origin)?, number, connections, &record.owner, geometry)
                     .map_err(|error| failure(&error))?;
-            keep(args, kernel, &record, None)
+            keep(args, kernel, &record, claim, None)
         }
         Kind::Ublk => {
             let resumed = || {
                 let mut control = Control::open()?;
                 let device = Device::recover(&mut control, record.number, &geometry)?;
-                serve(args, control, device, &origin, &record, None)
+                serve(args, control, device, &origin, &record, claim, None)
             };
             resumed().map_err(|error| failure(&error))
         }
     }
 }
 
-/// What the disk is like; tries for a while, as a server may be starting as well.
+/// Finds out what the disk is like. Tries for a while, because the server may be starting, too.
 fn wait_for(origin: &Origin) -> Outcome<Found> {
     let mut tries = 50;
     loop {
@@ -130,25 +135,17 @@ fn nbd(origin: &Origin) -> Outcome<&Source> {
     }
 }
 
-fn transfer_maximum(geometry: &Geometry) -> Result<u32, Error> {
-    let maximum = geometry.transfer_maximum.min(TRANSFER_BYTES_MAX) / PAGE_BYTES * PAGE_BYTES;
-    if maximum == 0 {
-        let text = format!("the server takes at most {} bytes", geometry.transfer_maximum);
-        return Err(Error::Refused(text));
-    }
-    Ok(maximum)
-}
-
-/// Serves a device that was `made` for a server that takes so long to answer, or taken over.
+/// Serves a device. `made` is the round trip to the server for a new device, `None` for one that is taken
+/// over.
 fn serve(
     args: &Args,
     mut control: Control,
     device: Device,
     origin: &Origin,
     record: &Record,
+    claim: Claim,
     made: Option<Duration>,
 ) -> Result<(), Error> {
-    let claim = record.claim()?;
     let patience = record.patience.map(Duration::from_secs);
     let (origin, size) = (origin.clone(), record.size);
     let depth = device.information().depth;
@@ -163,23 +160,26 @@ fn serve(
         },
         || announce(args, record, made),
     );
-    // A device that is still there waits for a successor.
-    if served.is_ok() || control.information(record.number)?.is_none() {
+    // A device that still exists waits for another process.
+    if served.is_ok() || control.information(record.number).is_ok_and(|found| found.is_none()) {
         remove(claim, record);
     }
     served
 }
 
-/// The same for a device of the kernel's client.
-fn keep(args: &Args, mut kernel: Kernel, record: &Record, made: Option<Duration>) -> Outcome<()> {
-    let claimed = record.claim().and_then(|claim| {
-        announce(args, record, made);
-        // Some of those of a process that is gone may have died meanwhile.
-        kernel.keep(made.is_none())?;
-        remove(claim, record);
-        Ok(())
-    });
-    claimed.map_err(|error| failure(&error))
+/// Serves a device of the kernel's NBD client, otherwise like [`serve`].
+fn keep(
+    args: &Args,
+    mut kernel: Kernel,
+    record: &Record,
+    claim: Claim,
+    made: Option<Duration>,
+) -> Outcome<()> {
+    announce(args, record, made);
+    // Connections of a device that is taken over may have died meanwhile.
+    kernel.keep(made.is_none()).map_err(|error| failure(&error))?;
+    remove(claim, record);
+    Ok(())
 }
 
 fn remove(claim: Claim, record: &Record) {
@@ -187,7 +187,8 @@ fn remove(claim: Claim, record: &Record) {
     claim.remove();
 }
 
-/// In the background: no terminal, no directory that cannot be unmounted because of us.
+/// Detaches a background process from the terminal, and from the working directory, whose file system could
+/// not be unmounted.
 fn settle(args: &Args) {
     if args.background {
         let _ = rustix::process::setsid();
@@ -195,7 +196,7 @@ fn settle(args: &Args) {
     }
 }
 
-/// How far the kernel reads ahead of a new device: as told, or as fits the server.
+/// Sets the read-ahead of a new device, as given or as fits the server.
 fn read_ahead(args: &Args, record: &Record, round_trip: Duration) {
     let bytes = args.read_ahead.unwrap_or_else(|| read_ahead::fitting(round_trip));
     if let Err(error) = read_ahead::set(&record.name(), bytes) {
@@ -203,12 +204,12 @@ fn read_ahead(args: &Args, record: &Record, round_trip: Duration) {
     }
 }
 
-/// Tells that the device can be used; in the background all that is said later goes to a log.
+/// Prints the name of the usable device. In the background, later messages go to a log.
 fn announce(args: &Args, record: &Record, made: Option<Duration>) {
     if let Some(round_trip) = made {
         read_ahead(args, record, round_trip);
     }
-    // Whoever wanted to hear it may be gone; the device is there all the same.
+    // The reader may be gone, but the device exists.
     let mut out = std::io::stdout();
     let _ = writeln!(out, "/dev/{}", record.name()).and_then(|()| out.flush());
     if args.background {

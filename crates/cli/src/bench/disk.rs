@@ -4,6 +4,7 @@
 use super::disk_client::DiskClient;
 use super::nbd_client::{Client, Load, Order, Outcome, Place};
 use super::{paper, processor, several};
+use crate::disk::not_opened;
 use crate::report::say;
 use crate::serve::parse_bytes;
 use std::sync::{Barrier, OnceLock};
@@ -156,7 +157,10 @@ pub(crate) fn put(
                 asked,
                 8 << 20,
                 mark,
-                || DiskClient::connect(url, *coalesce).map_err(failed),
+                || {
+                    let connected = DiskClient::connect(url, *coalesce);
+                    connected.map_err(|error| format!("{url}: {}", not_opened(error)))
+                },
                 DiskClient::size,
                 |clients, load| {
                     clients.iter_mut().map(|client| client.run(load).map_err(failed)).collect()

@@ -1,5 +1,6 @@
 //! `towline disk bench`.
 
+use super::end;
 use crate::bench::disk::{Asked, On, Requests, put};
 use crate::bench::nbd_client::{Order, Place};
 use crate::report::{Failure, Outcome};
@@ -32,6 +33,7 @@ pub(super) fn run(args: &Args) -> Outcome<String> {
     let (url, place, source);
     let on = if Url::looks_like(&args.disk) {
         url = Url::parse(&args.disk).map_err(Failure::new)?;
+        end::named(&url)?;
         On::Towline(&url, args.requests.depth as u32 / 4)
     } else if Source::looks_like(&args.disk) {
         source = Source::parse(&args.disk).map_err(Failure::new)?;
@@ -42,7 +44,7 @@ pub(super) fn run(args: &Args) -> Outcome<String> {
     };
     let span = args.span.unwrap_or(u64::MAX);
     let asked = Asked { requests: &args.requests, threads: None, span, secs: args.secs };
-    let found = put(&on, &asked, |_| Ok(())).map_err(Failure::new)?;
+    let found = put(&on, &asked, |_| Ok(())).map_err(|text| end::bare(&args.disk, &text))?;
     Ok(if args.json { format!("{found}\n") } else { text(&found, args.requests.write) })
 }
 

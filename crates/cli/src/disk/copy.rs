@@ -1,4 +1,4 @@
-//! `towline disk copy`: what goes where, and how a copy goes on after it was interrupted.
+//! `towline disk copy`: opens source and target, and resumes interrupted copies.
 
 use super::end::End;
 use super::journal::{Journal, forget_others, full_name};
@@ -16,7 +16,7 @@ use std::time::Instant;
 use towline_attach::nbd;
 use towline_client::{Errno, Url};
 
-/// Standard input, or standard output.
+/// Name of standard input and of standard output.
 const STREAM: &str = "-";
 
 /// Arguments of `disk copy`.
@@ -90,7 +90,7 @@ pub(super) fn run(args: &Args, remotes: &Remotes, report: &Report) -> Outcome<St
         Target::Disk { end, .. } if args.verify => verify::run(end, &sums, args.jobs.into()),
         _ => Ok(()),
     };
-    // What differs is not to be gone on with.
+    // A copy that differs must not be resumed.
     transfer.forget_journal();
     progress.finish();
     verified?;
@@ -124,7 +124,7 @@ fn summary(args: &Args, transfer: &Transfer<'_>, sums: &[Piece], started: Instan
     format!("{line}\n")
 }
 
-/// A target that can be written to, and what is in it already.
+/// A writable target, and what an earlier copy left in it.
 #[derive(Default)]
 struct Prepared {
     target: Target,
@@ -136,7 +136,7 @@ fn is_url(name: &str) -> bool {
     Url::looks_like(name) || nbd::Source::looks_like(name)
 }
 
-/// True for a local name of a file, or of nothing, so that a file is to be made.
+/// Returns true if the name is that of a local file, existing or to be created.
 fn is_file(name: &str) -> bool {
     !is_url(name) && std::fs::metadata(name).ok().is_none_or(|found| found.is_file())
 }
@@ -148,7 +148,7 @@ fn prepare(
     source: Option<&End>,
 ) -> Outcome<Prepared> {
     let (name, is_new) = (&args.target, is_file(&args.target));
-    // A file that is there is emptied before it is written.
+    // An existing file is emptied before it is written.
     let there = if is_new { End::open(remotes, name, false, false).ok() } else { None };
     if let (Some(source), Some(there)) = (source, &there)
         && source.is_same(there)?
@@ -166,7 +166,7 @@ fn prepare(
             if source.is_same(&end)? {
                 return Err(same_disk());
             }
-            // Behind the end of the source the last block is filled with zeroes.
+            // The last block is filled with zeroes after the end of the source.
             let needed = source.size().next_multiple_of(end.block());
             if end.size() < needed && !is_file(name) {
                 return Err(Failure::new(format!("{} bytes are too few for {needed}", end.size()))
@@ -205,7 +205,7 @@ fn prepare(
         forget_others(journal.as_ref(), &end.place()?)?;
         return Ok(Prepared { target: Target::Disk { end, is_new: false }, journal, earlier });
     }
-    // Before it is emptied, so that a copy that ends right after that leaves nothing to go on with.
+    // Before the target is emptied, so that a copy that is killed right after that cannot be resumed.
     if let Some(journal) = &mut journal {
         journal.clear()?;
     }
@@ -213,7 +213,7 @@ fn prepare(
         forget_others(journal.as_ref(), &place)?;
     }
     let end = match is_new {
-        // Of a stream nobody knows how long it is; a file grows with it.
+        // The length of a stream is unknown, so the file grows with it.
         true => End::create(name, source.map_or(0, End::size))?,
         false => open()?,
     };
@@ -226,7 +226,7 @@ fn prepare(
     Ok(Prepared { target: Target::Disk { end, is_new }, journal, earlier: Earlier::default() })
 }
 
-/// Where nothing can be noted, only a copy that is to be resumed fails because of it.
+/// Opens the journal. Without one the copy goes on, unless it is to resume an earlier one.
 fn open_journal(args: &Args) -> Outcome<Option<Journal>> {
     match Journal::open(&full_name(&args.source), &full_name(&args.target)) {
         Ok(journal) => Ok(Some(journal)),

@@ -1,4 +1,4 @@
-//! A disk on any side: of a Towline server, of an NBD server, or a local file or device.
+//! One side of a copy: a disk of a Towline server or NBD server, or a local file or device.
 
 use super::noted::Stamp;
 use super::pieces::PIECE_BYTES;
@@ -6,6 +6,7 @@ use crate::remote::Remotes;
 use crate::report::{Failure, Outcome};
 use crate::serve::parse_bytes;
 use rustix::fs::FlockOperation;
+use std::fmt::Display;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
@@ -18,15 +19,16 @@ use towline_client::{Disk, Errno, ExtentKind, Url, ZeroHow, extent_flag};
 use towline_store::BlockStore;
 use towline_store::block::{CacheMode, FileDisk};
 
-/// How long an NBD server that is read from may stay away.
+/// Time that an NBD server may be away while it is read from.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Connections to an NBD server that allows several: more fits into their buffers, and more of its threads work.
+/// Connections to an NBD server that allows several: their buffers hold more, and more threads of the server
+/// work.
 const CONNECTIONS: usize = 4;
-/// Extents of a remote disk are asked for in parts of this length, so that a server never works
-/// long for one answer.
+/// Longest range in which extents of a remote disk are asked for, in bytes, so that no single answer
+/// takes the server long.
 const EXTENTS_BYTES_MAX: u64 = 64 << 30;
 
-/// What a run of bytes is.
+/// Kind of a run of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Content {
     /// Holds data.
@@ -47,7 +49,7 @@ impl Content {
         }
     }
 
-    /// In words.
+    /// Returns the name of the kind.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Data => "data",
@@ -57,25 +59,25 @@ impl Content {
     }
 }
 
-/// A disk, with blocking calls for any thread.
+/// A disk with blocking calls, for any thread.
 pub(super) struct End {
     name: String,
-    /// It is written to, and not only read.
+    /// It is written to, not only read.
     is_target: bool,
     kind: Kind,
 }
 
 enum Kind {
     Remote(Disk),
-    /// Connections to the same server, each for its pieces.
+    /// Connections to the same server, which take turns by piece.
     Nbd(Vec<Caller>),
-    /// The kernel writes to a file for one thread at a time, and the others would spin meanwhile.
+    /// The lock lets one thread write at a time: the kernel does so anyway, while the others would spin.
     Local(Arc<FileDisk>, Mutex<()>),
 }
 
 impl End {
-    /// Opens what is there, for reading or also for writing. With `checksums` data of our own
-    /// protocol carries them.
+    /// Opens an existing disk, for reading or also for writing. With `checksums`, data of our own
+    /// protocol carries checksums.
     pub(super) fn open(
         remotes: &Remotes,
         text: &str,
@@ -109,7 +111,8 @@ impl End {
         Ok(end)
     }
 
-    /// Makes a local file of this length, all holes; not of one that is in use as a disk, under whatever name.
+    /// Creates or empties a local file of this length, all holes. Refuses a file that is in use as a disk,
+    /// under any name.
     pub(super) fn create(text: &str, size: u64) -> Outcome<Self> {
         let make = || -> Outcome<()> {
             let file = File::options().write(true).create(true).truncate(false).open(text)?;
@@ -127,12 +130,12 @@ impl End {
         Ok(Self { name: text.to_owned(), is_target: true, kind })
     }
 
-    /// As it was named.
+    /// Returns the name that the user gave.
     pub(super) fn name(&self) -> &str {
         &self.name
     }
 
-    /// Bytes.
+    /// Returns the size in bytes.
     pub(super) fn size(&self) -> u64 {
         match &self.kind {
             Kind::Remote(disk) => disk.size(),
@@ -141,7 +144,7 @@ impl End {
         }
     }
 
-    /// Smallest unit of requests, bytes.
+    /// Returns the smallest unit of requests in bytes.
     pub(super) fn block(&self) -> u64 {
         match &self.kind {
             Kind::Remote(disk) => disk.info().block_minimum.into(),
@@ -158,7 +161,7 @@ impl End {
         }
     }
 
-    /// True for files and devices of this machine.
+    /// Returns true for local files and devices.
     pub(super) fn is_local(&self) -> bool {
         matches!(self.kind, Kind::Local(..))
     }
@@ -167,13 +170,13 @@ impl End {
         result.map_err(|failure| failure.about(format_args!("{}: {what} at {offset}", self.name)))
     }
 
-    /// Why a call to an NBD server failed.
+    /// Explains why a call to an NBD server failed.
     fn nbd(&self, error: CallError) -> Failure {
         match (error, self.is_target) {
             (CallError::Server(errno), _) => {
                 Failure::from(io::Error::from_raw_os_error(errno)).with("so its server says")
             }
-            // Whether it still has what it had not flushed, nothing tells.
+            // Nothing tells whether the server still has the unflushed writes.
             (CallError::Lost, true) => Failure::new(
                 "lost the connection to the server of the target; see whether it still runs",
             ),
@@ -184,7 +187,7 @@ impl End {
         }
     }
 
-    /// Fills all of `target`; after a failure that may be empty.
+    /// Fills `target`, which may be empty after a failure.
     pub(super) fn read(&self, target: &mut Vec<u8>, offset: u64) -> Outcome<()> {
         let result = match &self.kind {
             Kind::Remote(disk) => disk.read_at(target, offset).map_err(Failure::from),
@@ -197,7 +200,7 @@ impl End {
         self.at("reading", offset, result)
     }
 
-    /// Writes.
+    /// Writes data at an offset.
     pub(super) fn write(&self, data: &[u8], offset: u64) -> Outcome<()> {
         let result = match &self.kind {
             Kind::Remote(disk) => disk.write_at(data, offset).map_err(Failure::from),
@@ -212,7 +215,7 @@ impl End {
         self.at("writing", offset, result)
     }
 
-    /// The same for all of a buffer, which needs no copy of it; after a failure that may be empty.
+    /// Writes a whole buffer without copying it; the buffer may be empty after a failure.
     pub(super) fn write_all(&self, data: &mut Vec<u8>, offset: u64) -> Outcome<()> {
         let Kind::Nbd(callers) = &self.kind else { return self.write(data, offset) };
         let written =
@@ -220,7 +223,7 @@ impl End {
         self.at("writing", offset, written.map_err(|e| self.nbd(e)))
     }
 
-    /// Makes a range zeroes, if possible without space.
+    /// Zeroes a range, and gives its space back if possible.
     pub(super) fn zero(&self, offset: u64, length: u64) -> Outcome<()> {
         let result = match &self.kind {
             Kind::Remote(disk) => {
@@ -235,18 +238,18 @@ impl End {
         self.at("zeroing", offset, result)
     }
 
-    /// All that was written is on stable storage.
+    /// Makes all earlier writes durable.
     pub(super) fn flush(&self) -> Outcome<()> {
         let result = match &self.kind {
             Kind::Remote(disk) => disk.flush().map_err(Failure::from),
-            // Where there are several, the server says that a flush on one covers all.
+            // With several connections, a flush on one covers all of them.
             Kind::Nbd(callers) => callers[0].flush().map_err(|e| self.nbd(e)),
             Kind::Local(file, _) => file.flush().map_err(Failure::from),
         };
         result.map_err(|failure| failure.about(format_args!("{}: flushing", self.name)))
     }
 
-    /// Makes a local file longer.
+    /// Extends a local file.
     pub(super) fn grow(&self, size: u64) -> Outcome<()> {
         match &self.kind {
             Kind::Local(file, _) if size > file.geometry().size => {
@@ -257,14 +260,15 @@ impl End {
         }
     }
 
-    /// Gives the file of [`End::create`] its length at last.
+    /// Sets the final length of a file made by [`End::create`].
     pub(super) fn set_length(&self, length: u64) -> Outcome<()> {
         let file = File::options().write(true).open(&self.name);
         let result = file.and_then(|file| file.set_len(length)).map_err(Failure::from);
         self.at("ending", length, result)
     }
 
-    /// Calls `tell` with each extent, in order; neighbours differ. False: nobody can tell.
+    /// Calls `tell` with each extent in order, joined with neighbours of the same kind. Returns false if the
+    /// extents are unknown.
     pub(super) fn extents(&self, mut tell: impl FnMut(Range<u64>, Content)) -> Outcome<bool> {
         let mut last: Option<(Range<u64>, Content)> = None;
         let mut add = |length: u64, content: Content| match &mut last {
@@ -312,12 +316,12 @@ impl End {
         Ok(true)
     }
 
-    /// What it is at present.
+    /// Identifies the disk and, if possible, the version of its contents.
     pub(super) fn stamp(&self) -> Outcome<Stamp> {
         let size = self.size();
         let unsure = |is: String| Stamp { is, size, sure: false };
         Ok(match &self.kind {
-            // Other clients may write to it, and nothing tells.
+            // Other clients may write to it, which nothing here shows.
             Kind::Remote(disk) => unsure(format!("disk {:016x}", disk.info().identity)),
             Kind::Nbd(_) => unsure("nbd".to_owned()),
             Kind::Local(..) => {
@@ -327,10 +331,10 @@ impl End {
                     return Ok(unsure(format!("device {}", found.rdev())));
                 }
                 let (device, inode) = (found.dev(), found.ino());
-                // Tells it from a file that was removed, and whose inode it got.
+                // The time of creation distinguishes it from a removed file with the same inode number.
                 let made = found.created().ok().and_then(|at| at.duration_since(UNIX_EPOCH).ok());
                 let made = made.unwrap_or_default().as_nanos();
-                // Whoever changes the bytes may set the time of modification back, but not that of the change.
+                // The time of modification can be set back by programs, the time of the last change cannot.
                 let (seconds, nanoseconds) = (found.ctime(), found.ctime_nsec());
                 let is = format!("file {device} {inode} {made}, {seconds}.{nanoseconds:09}");
                 Stamp { is, size, sure: true }
@@ -338,8 +342,8 @@ impl End {
         })
     }
 
-    /// Names it as a place to write to: two with the same name are the same place, and hold the same bytes unless somebody
-    /// else wrote to it. An NBD server tells nothing by which it could be known again.
+    /// Identifies the disk as a place to write to. The same identity is the same place, with the same contents
+    /// unless another program wrote to it. Disks of NBD servers cannot be identified.
     pub(super) fn place(&self) -> Outcome<Stamp> {
         let stamp = self.stamp()?;
         Ok(match &self.kind {
@@ -352,24 +356,24 @@ impl End {
         })
     }
 
-    /// Whether both are known to be the same bytes: also when one is the file or device on this machine
-    /// that a server has the other from.
+    /// Returns true if both are known to be the same disk, even if one is the local file or device behind
+    /// the other, a disk of a server.
     pub(super) fn is_same(&self, other: &Self) -> Outcome<bool> {
         Ok(match (&self.kind, &other.kind) {
             (Kind::Remote(disk), Kind::Local(file, _))
             | (Kind::Local(file, _), Kind::Remote(disk)) => {
                 let info = disk.info();
                 file.continuity().is_some_and(|file| {
-                    // Two machines may have a disk of the same name, but not the same boot.
+                    // Two machines may have disks of the same identity, but never the same boot.
                     (file.identity, file.epoch) == (info.identity, info.epoch)
                 })
             }
-            // The same device of two machines has one name, but they have not the same boot.
+            // Two machines may have disks of the same identity, but never the same boot.
             (Kind::Remote(one), Kind::Remote(other)) => {
                 let (one, other) = (one.info(), other.info());
                 (one.identity, one.epoch) == (other.identity, other.epoch)
             }
-            // Nothing else tells of an NBD server.
+            // Only the name can identify a disk of an NBD server.
             (Kind::Nbd(_), Kind::Nbd(_)) => self.name == other.name,
             _ => {
                 let same = self.place()?;
@@ -378,7 +382,7 @@ impl End {
         })
     }
 
-    /// The same bytes, read from the device where that is possible and not from memory.
+    /// Opens a local disk once more to read from the device instead of the page cache, if that is possible.
     pub(super) fn past_cache(&self) -> Option<Self> {
         match &self.kind {
             Kind::Local(..) => {
@@ -393,32 +397,52 @@ impl End {
     }
 }
 
-/// The connection for the piece at an offset; there is at least one.
+/// Returns the connection for the piece at an offset; there is at least one.
 fn at(callers: &[Caller], offset: u64) -> &Caller {
     &callers[(offset / PIECE_BYTES) as usize % callers.len()]
 }
 
-/// A disk of a Towline server.
+/// Opens a disk of a Towline server.
 pub(super) fn remote(remotes: &Remotes, text: &str) -> Outcome<Disk> {
-    let (url, client) = remotes.server(text).map_err(|failure| failure.about(text))?;
-    if !url.path.is_empty() {
-        return Err(Failure::new("a disk has no path in it: towline://HOST/DISK").about(text));
-    }
-    client
-        .disk(&url.export)
-        .map_err(|error| match error.errno() {
-            Errno::ENOENT => {
-                Failure::new("the server has no such disk; `towline disk info` lists the disks")
-            }
-            _ => Failure::from(error),
-        })
-        .map_err(|failure| failure.about(text))
+    let opened = remotes.server(text).and_then(|(url, client)| {
+        named(&url)?;
+        client.disk(&url.export).map_err(not_opened)
+    });
+    opened.map_err(|failure| failure.about(text))
 }
 
-/// Why an NBD server is of no use. The text says of which server, and so will who prints it.
+/// Refuses a URL that names no disk. Servers open a disk for the empty name as well, but a forgotten name
+/// must not overwrite it.
+pub(super) fn named(url: &Url) -> Outcome<()> {
+    if url.export.is_empty() {
+        return Err(Failure::new(
+            "no disk is named: towline://HOST/DISK; `towline disk info` lists the disks",
+        ));
+    }
+    match url.path.is_empty() {
+        true => Ok(()),
+        false => Err(Failure::new("a disk has no path in it: towline://HOST/DISK")),
+    }
+}
+
+/// Explains why a server did not open a disk.
+pub(crate) fn not_opened(error: towline_client::Error) -> Failure {
+    match error.errno() {
+        Errno::ENOENT => {
+            Failure::new("the server has no such disk; `towline disk info` lists the disks")
+        }
+        _ => Failure::from(error),
+    }
+}
+
+/// Explains an error of an NBD server, without naming the server twice.
 pub(super) fn failed(source: &Source, error: &towline_attach::Error) -> Failure {
-    let (name, text) = (source.to_string(), error.to_string());
-    Failure::new(text.strip_prefix(&format!("{name}: ")).unwrap_or(&text)).about(name)
+    bare(source, &error.to_string()).about(source)
+}
+
+/// Returns a text without the name of its object, which is printed in front of it anyway.
+pub(super) fn bare(object: impl Display, text: &str) -> Failure {
+    Failure::new(text.strip_prefix(&format!("{object}: ")).unwrap_or(text))
 }
 
 fn local(text: &str, writes: bool) -> Outcome<Arc<FileDisk>> {
@@ -429,7 +453,7 @@ fn local(text: &str, writes: bool) -> Outcome<Arc<FileDisk>> {
         match failure.is(Errno::EBUSY) {
             true => failure.with("it is mounted or used by another program"),
             false if odd => {
-                failure.with("neither a file nor a block device; - is standard input or output")
+                failure.with("neither a file nor a block device (`disk copy` has - for standard input and output)")
             }
             false if text.contains("://") => failure.with(
                 "to name a disk of a server: towline://HOST/DISK, nbd://HOST/DISK, \
@@ -440,7 +464,7 @@ fn local(text: &str, writes: bool) -> Outcome<Arc<FileDisk>> {
     })
 }
 
-/// Bytes, with a sign: how much more or less.
+/// Parses a size, or with a sign a difference.
 pub(super) fn size(text: &str) -> Result<(Option<char>, u64), String> {
     let sign = text.chars().next().filter(|sign| ['+', '-'].contains(sign));
     let number = if sign.is_some() { &text[1..] } else { text };
@@ -463,13 +487,13 @@ mod tests {
         let (stamp, place) = (end().stamp().unwrap(), end().place().unwrap());
         let file = File::options().write(true).open(&path).unwrap();
         let time = file.metadata().unwrap().modified().unwrap();
-        // Long enough for any kernel's clock.
+        // Longer than a tick of any kernel's clock.
         std::thread::sleep(std::time::Duration::from_millis(20));
         file.write_all_at(b"two", 0).unwrap();
         file.set_modified(time).unwrap();
         assert_ne!(end().stamp().unwrap(), stamp);
         assert_eq!(end().place().unwrap(), place);
-        // Most file systems give the inode to the next one.
+        // Most file systems reuse the inode number for the next file.
         drop(file);
         std::fs::remove_file(&path).unwrap();
         std::fs::write(&path, b"new").unwrap();

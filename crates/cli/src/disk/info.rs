@@ -40,7 +40,7 @@ pub(super) fn run(args: &Args, remotes: &Remotes) -> Outcome<String> {
     Ok(out)
 }
 
-/// A name, and below it what there is to say, one thing a line.
+/// Formats a disk: its name, and below it one property a line.
 fn text(row: &Value) -> String {
     let Value::Object(fields) = row else { return String::new() };
     let mut out = String::new();

@@ -1,4 +1,4 @@
-//! What a copy has done, kept in a file, so that one that was interrupted can go on.
+//! The journal of a copy: a file with the finished pieces, by which an interrupted copy can be resumed.
 
 use super::noted::{Left, Piece, Stamp, Title, is_to, line};
 use crate::report::{Failure, Outcome};
@@ -8,7 +8,7 @@ use std::io::{self, BufReader, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use towline_client::Errno;
 
-/// The journal of one copy. Nobody else uses it at the same time.
+/// The journal of one copy, locked against other processes.
 #[derive(Debug)]
 pub(super) struct Journal {
     path: PathBuf,
@@ -23,7 +23,7 @@ fn directory() -> Option<PathBuf> {
     Some(state?.join("towline/copies"))
 }
 
-/// A local name as it means the same from everywhere.
+/// Makes a local name absolute, so that it is the same from any working directory.
 pub(super) fn full_name(text: &str) -> String {
     if text.contains("://") {
         return text.to_owned();
@@ -31,8 +31,8 @@ pub(super) fn full_name(text: &str) -> String {
     std::path::absolute(text).map_or(text.to_owned(), |path| path.to_string_lossy().into_owned())
 }
 
-/// What other copies noted of this target holds no more, since it is about to be overwritten. `own` is the journal of
-/// the copy that does so.
+/// Removes the journals of other copies to this target, which is about to be overwritten. `own` is the journal
+/// of the copy that does so.
 pub(super) fn forget_others(own: Option<&Journal>, target: &Stamp) -> Outcome<()> {
     match directory() {
         Some(directory) => forget_others_in(&directory, own, target),
@@ -42,7 +42,7 @@ pub(super) fn forget_others(own: Option<&Journal>, target: &Stamp) -> Outcome<()
 
 fn forget_others_in(directory: &Path, own: Option<&Journal>, target: &Stamp) -> Outcome<()> {
     if !target.sure {
-        // It is read again and compared by whoever goes on.
+        // Resuming such a copy reads and compares the target anyway.
         return Ok(());
     }
     let journals = std::fs::read_dir(directory).into_iter().flatten().flatten();
@@ -56,7 +56,7 @@ fn forget_others_in(directory: &Path, own: Option<&Journal>, target: &Stamp) -> 
 }
 
 impl Journal {
-    /// The journal of copies between these two, and what it holds.
+    /// Opens the journal of copies from this source to this target.
     pub(super) fn open(source: &str, target: &str) -> Outcome<Self> {
         let directory = directory().ok_or_else(|| {
             Failure::new("neither XDG_STATE_HOME nor HOME says where to note how far it is")
@@ -82,13 +82,13 @@ impl Journal {
         }
     }
 
-    /// What an earlier copy left.
+    /// Reads what an earlier copy left.
     pub(super) fn read(&mut self, now: &Title) -> Outcome<Left> {
         self.file.seek(SeekFrom::Start(0))?;
         Ok(Left::read(BufReader::new(&self.file), now))
     }
 
-    /// Begins anew, with pieces that are done already.
+    /// Starts a new journal, with pieces that are already finished.
     pub(super) fn begin(&mut self, now: &Title, done: &[Piece]) -> Outcome<()> {
         self.file.set_len(0)?;
         self.file.seek(SeekFrom::Start(0))?;
@@ -96,7 +96,7 @@ impl Journal {
         self.note(done)
     }
 
-    /// Takes back all that was noted, for good: the target is about to be made anew.
+    /// Durably withdraws everything noted, before the target is emptied.
     pub(super) fn clear(&mut self) -> Outcome<()> {
         if self.file.metadata()?.len() > 0 {
             self.file.set_len(0)?;
@@ -105,8 +105,8 @@ impl Journal {
         Ok(())
     }
 
-    /// Takes back what was noted of these pieces, for good: they are about to be overwritten. If they were not taken back
-    /// and this run ended before it noted them again, a later one would take the new bytes for those that were noted.
+    /// Durably withdraws these pieces, before they are overwritten. Otherwise, if this run ended before it
+    /// noted them again, a later one would take the new bytes for the noted ones.
     pub(super) fn take_back(&mut self, pieces: &[Piece]) -> Outcome<()> {
         self.append(pieces.iter().map(|piece| Piece { sum: None, ..*piece }))?;
         Ok(self.file.sync_data()?)
@@ -114,7 +114,7 @@ impl Journal {
 
     /// Notes pieces that are on stable storage.
     pub(super) fn note(&mut self, done: &[Piece]) -> Outcome<()> {
-        // Zeroes are made again, which costs nothing.
+        // Zeroes are written again, which costs nothing.
         self.append(done.iter().filter(|piece| piece.sum.is_some()).copied())
     }
 
@@ -126,9 +126,9 @@ impl Journal {
         Ok(self.file.write_all(lines.as_bytes())?)
     }
 
-    /// The copy is complete: there is nothing to go on with.
+    /// Removes the journal of a complete copy.
     pub(super) fn remove(self) {
-        // An empty one is removed when it goes away.
+        // `Drop` removes an empty journal.
         if let Err(error) = self.file.set_len(0) {
             log::warn!("{}: {error}", self.path.display());
         }
@@ -137,7 +137,7 @@ impl Journal {
 
 impl Drop for Journal {
     fn drop(&mut self) {
-        // Of a copy that never began nothing is to be left.
+        // A copy that never began leaves no file.
         if self.file.metadata().is_ok_and(|found| found.len() == 0) {
             let _ = std::fs::remove_file(&self.path);
         }
@@ -166,7 +166,7 @@ mod tests {
         assert!(matches!(journal.read(&title).unwrap(), Left::Nothing));
         journal.begin(&title, &[piece(0, Some(7))]).unwrap();
         journal.note(&[piece(15, Some(9)), piece(5, Some(8)), piece(10, None)]).unwrap();
-        // One is overwritten, with other bytes and then with its own.
+        // One piece is overwritten, with other bytes and then with its own.
         journal.take_back(&[piece(0, Some(7)), piece(15, Some(9))]).unwrap();
         journal.note(&[piece(0, Some(7))]).unwrap();
         journal.file.write_all(b"{\"offset\":15,\"len").unwrap();
@@ -186,7 +186,7 @@ mod tests {
         other.target_is.size += 1;
         assert!(matches!(journal.read(&other).unwrap(), Left::Other("target")));
 
-        // Another copy to the same target leaves nothing to go on with, also if it changed its length.
+        // Another copy to the same target makes this one impossible to resume, even if it changed the length.
         let mut own = Journal::open_in(directory.path(), "c", "b").unwrap();
         own.begin(&Title { source: "c".to_owned(), ..title.clone() }, &[]).unwrap();
         super::forget_others_in(directory.path(), Some(&own), &stamp("3")).unwrap();

@@ -1,4 +1,4 @@
-//! `towline disk`: what a disk is like, its extents, copies that stay sparse, its size, and how fast it is.
+//! `towline disk`: shows, maps, copies, resizes and measures disks.
 
 mod bench;
 mod copy;
@@ -12,6 +12,8 @@ mod resize;
 mod stream;
 mod transfer;
 mod verify;
+
+pub(crate) use end::not_opened;
 
 use crate::remote::Remotes;
 use crate::report::Report;

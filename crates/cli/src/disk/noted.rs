@@ -1,22 +1,22 @@
-//! What stands in the journal of a copy: one JSON object a line, first what is copied to where, then
-//! each piece that is on stable storage. A last line that is torn is one that was not written.
+//! The contents of a copy's journal: one JSON object a line, first source and target, then each piece that
+//! is on stable storage. A torn last line is ignored.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::io::BufRead;
 
-/// What tells, in a later run, whether an end is still the same.
+/// Identifies an end, so that a later run can tell whether it is still the same.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Stamp {
-    /// Names the end and, where that can be told, the version of its bytes.
+    /// Identifies the end and, if possible, the version of its contents.
     pub(super) is: String,
-    /// Its length, bytes.
+    /// Length in bytes.
     pub(super) size: u64,
-    /// The same name and length say that the bytes are the same.
+    /// The same identity and length mean the same contents.
     pub(super) sure: bool,
 }
 
-/// What is copied to where.
+/// Source and target of a copy.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Title {
     /// As it was named.
@@ -30,7 +30,7 @@ pub(super) struct Title {
 }
 
 impl Title {
-    /// True for source and target when, as they are still the same by name, their bytes are, too.
+    /// Returns for source and target whether the same identity means the same contents.
     pub(super) fn sure(&self) -> (bool, bool) {
         (self.source_is.sure, self.target_is.sure)
     }
@@ -39,11 +39,12 @@ impl Title {
 /// A piece that was copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Piece {
-    /// First byte.
+    /// Offset of the first byte.
     pub(super) offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub(super) length: u64,
-    /// crc32c of them; none: all zero, whether copied or not. In a journal: what was noted before holds no more.
+    /// crc32c of the bytes; `None` if all are zero, copied or not. In a journal, `None` withdraws what was
+    /// noted before.
     pub(super) sum: Option<u32>,
 }
 
@@ -52,18 +53,18 @@ pub(super) struct Piece {
 pub(super) enum Left {
     /// Nothing.
     Nothing,
-    /// A copy of what is now another source, or to another target: this changed.
+    /// A copy whose source or target has changed since; this names the one that has.
     Other(&'static str),
-    /// These pieces, in order.
+    /// Finished pieces in order.
     Pieces(Vec<Piece>),
 }
 
 impl Left {
-    /// Reads a journal, for a copy of what is so `now`.
+    /// Reads a journal for a copy between source and target as they are `now`.
     pub(super) fn read(journal: impl BufRead, now: &Title) -> Self {
         let mut lines = journal.lines().map_while(Result::ok);
         let Some(first) = lines.next() else { return Self::Nothing };
-        // Names that have one checksum are as good as nothing.
+        // Journals are named by checksums, so this may be the journal of another copy.
         let Ok(then) = serde_json::from_str::<Title>(&first) else { return Self::Nothing };
         if then.source != now.source || then.target != now.target {
             return Self::Nothing;
@@ -75,20 +76,20 @@ impl Left {
             return Self::Other("target");
         }
         let lines = lines.map_while(|line| serde_json::from_str::<Piece>(&line).ok());
-        // Of two with one offset the second counts.
+        // Later pieces replace earlier ones with the same offset.
         let pieces: BTreeMap<_, _> = lines.map(|piece| (piece.offset, piece)).collect();
         Self::Pieces(pieces.into_values().filter(|piece| piece.sum.is_some()).collect())
     }
 }
 
-/// True for a journal of a copy to this target, however long that was then.
+/// Returns true for the journal of a copy to this target, whatever its length was.
 pub(super) fn is_to(journal: impl BufRead, target: &Stamp) -> bool {
     let first = journal.lines().next().and_then(Result::ok);
     let title = first.and_then(|line| serde_json::from_str::<Title>(&line).ok());
     title.is_some_and(|title| title.target_is.is == target.is)
 }
 
-/// A line of a journal.
+/// Formats a line of a journal.
 pub(super) fn line(what: &impl Serialize) -> serde_json::Result<String> {
     serde_json::to_string(what).map(|line| line + "\n")
 }

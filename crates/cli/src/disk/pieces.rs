@@ -1,18 +1,18 @@
-//! What of a disk is to be copied, piece by piece, and which pieces are done.
+//! Divides a disk into pieces to copy.
 
 use super::end::{Content, End};
 use crate::report::Outcome;
 use std::ops::Range;
 
-/// Bytes of a piece of data; pieces begin at multiples of this.
+/// Length of a piece of data in bytes. Pieces begin at multiples of it.
 pub(super) const PIECE_BYTES: u64 = 1 << 20;
-/// Longest range of zeroes that is dealt with at once, a multiple of [`PIECE_BYTES`].
+/// Longest single range of zeroes in bytes, a multiple of [`PIECE_BYTES`].
 const ZEROES_BYTES_MAX: u64 = 1 << 30;
 
 /// Walks a disk in pieces.
 #[derive(Debug)]
 pub(super) struct Plan {
-    /// Where data is, in whole pieces, in order; the rest are zeroes.
+    /// Ranges of data in order, in whole pieces; the rest of the disk is zero.
     data: std::vec::IntoIter<Range<u64>>,
     current: Option<Range<u64>>,
     at: u64,
@@ -20,7 +20,7 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// For the disk `source`; all of it counts as data where it cannot tell.
+    /// Plans the copy of `source`. All of it counts as data if it does not report extents.
     pub(super) fn of(source: &End) -> Outcome<Self> {
         let size = source.size();
         let mut data: Vec<Range<u64>> = Vec::new();
@@ -45,7 +45,7 @@ impl Plan {
         Self { current: data.next(), data, at: 0, size }
     }
 
-    /// The next range, and whether it may hold data.
+    /// Returns the next range, and whether it may hold data.
     pub(super) fn next(&mut self) -> Option<(Range<u64>, bool)> {
         let start = self.at;
         if start >= self.size {
@@ -64,13 +64,13 @@ impl Plan {
     }
 }
 
-/// True when all bytes are zero.
+/// Returns true if all bytes are zero.
 pub(super) fn is_zero(bytes: &[u8]) -> bool {
-    // Compared with itself, one byte on: by `memcmp`, which is fast.
+    // Compares the bytes with themselves, shifted by one, with the fast `memcmp`.
     bytes.first().is_none_or(|first| *first == 0 && bytes[1..] == bytes[..bytes.len() - 1])
 }
 
-/// Cuts bytes into runs that are all zero and runs that are not, in units of `unit` bytes.
+/// Divides bytes into runs of zeroes and runs of data, in units of `unit` bytes.
 pub(super) fn runs(bytes: &[u8], unit: usize) -> Vec<(Range<usize>, bool)> {
     let mut runs: Vec<(Range<usize>, bool)> = Vec::new();
     let mut at = 0;

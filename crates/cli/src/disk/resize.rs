@@ -47,7 +47,7 @@ pub(super) fn run(args: &Args, remotes: &Remotes) -> Outcome<String> {
     Ok(format!("{before} -> {after} bytes\n"))
 }
 
-/// What to do about it.
+/// Adds what to do about a failure.
 fn explained(failure: Failure, disk: &Disk) -> Failure {
     if failure.is(Errno::EOPNOTSUPP) {
         return failure.with(

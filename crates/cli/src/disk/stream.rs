@@ -1,11 +1,11 @@
-//! Standard input as a source and standard output as a target: bytes in order, once.
+//! Standard input as a source and standard output as a target, sequential both.
 
 use super::pieces::PIECE_BYTES;
 use crate::report::{Failure, Outcome, printed};
 use std::io::{self, Read, StdinLock, Write};
 use std::sync::{Condvar, Mutex, PoisonError};
 
-/// Fills a buffer from standard input: fewer bytes than a piece are the last ones.
+/// Fills a buffer from standard input. Less than a whole piece means the end.
 pub(super) fn take(input: &mut StdinLock<'_>, buffer: &mut Vec<u8>) -> Outcome<()> {
     buffer.clear();
     input
@@ -15,7 +15,7 @@ pub(super) fn take(input: &mut StdinLock<'_>, buffer: &mut Vec<u8>) -> Outcome<(
     Ok(())
 }
 
-/// Standard output. Pieces come from any thread, each once it is its turn.
+/// Standard output, to which threads write their pieces in order.
 #[derive(Debug, Default)]
 pub(super) struct Output {
     state: Mutex<State>,
@@ -29,12 +29,12 @@ struct State {
 }
 
 impl Output {
-    /// Writes the bytes of `offset` once all before them were written. False: never.
+    /// Writes the bytes at `offset` once all before them are written. Returns false if that never happens.
     pub(super) fn write(&self, data: &[u8], offset: u64) -> Outcome<bool> {
         self.in_turn(offset, data.len() as u64, |out| out.write_all(data))
     }
 
-    /// The same for zeroes.
+    /// Writes zeroes, otherwise like [`Output::write`].
     pub(super) fn zero(&self, offset: u64, length: u64) -> Outcome<bool> {
         self.in_turn(offset, length, |out| {
             let mut zeroes = io::repeat(0).take(length);
@@ -63,7 +63,7 @@ impl Output {
         done.map(|()| true)
     }
 
-    /// Some piece will never come: nobody is to wait for it.
+    /// Ends all waiting, because a piece will never come.
     pub(super) fn end(&self) {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).ended = true;
         self.turns.notify_all();

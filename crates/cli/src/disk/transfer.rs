@@ -1,4 +1,4 @@
-//! The pieces of a disk on their way: several at once, each read, looked at, and written.
+//! Transfers the pieces of a disk, several at a time.
 
 use super::end::End;
 use super::journal::Journal;
@@ -13,29 +13,29 @@ use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// What was written is made durable, and noted, after so many pieces or so long.
+/// Written pieces are made durable and noted in the journal after this many pieces or this time.
 const NOTE_PIECES: usize = 1024;
 const NOTE_TIME: Duration = Duration::from_secs(1);
-/// Zeroes are looked for in units of this: as long as a file system gives space, and, where each
-/// run is a request of its own, longer.
+/// Units in which zeroes are looked for: the allocation unit of most file systems, and more where each
+/// run is a request of its own.
 const UNIT_LOCAL_BYTES: u64 = 4096;
 const UNIT_REMOTE_BYTES: u64 = 64 * 1024;
 
-/// Where bytes come from.
+/// The source of a copy.
 pub(super) enum Source {
-    /// A disk, and what of it is still to be read.
+    /// A disk, and the part of it that is still to be read.
     Disk(Mutex<Plan>, End),
-    /// Standard input, and how far it was read; none: to its end.
+    /// Standard input, and the offset that has been read; `None` at its end.
     Input(Mutex<Option<u64>>),
 }
 
-/// Where they go.
+/// The target of a copy.
 pub(super) enum Target {
-    /// A disk; one that is new holds only zeroes.
+    /// A disk, all zeroes if it is new.
     Disk {
         /// The disk.
         end: End,
-        /// It was made for this copy.
+        /// The disk was created for this copy.
         is_new: bool,
     },
     /// Standard output.
@@ -48,26 +48,26 @@ impl Default for Target {
     }
 }
 
-/// What an earlier run left.
+/// What an earlier run of the same copy left.
 #[derive(Default)]
 pub(super) struct Earlier {
-    /// Pieces that it copied.
+    /// Pieces that the earlier run copied.
     pub(super) pieces: Vec<Piece>,
-    /// Whether it is sure that these are the same still, in the source and in the target; if not,
-    /// they are read and compared.
+    /// Whether these pieces are certainly unchanged in the source and in the target. Otherwise they are
+    /// read and compared.
     pub(super) sure: (bool, bool),
 }
 
 struct State {
     /// Pieces that are in the target.
     done: Vec<Piece>,
-    /// So many of them are in the journal.
+    /// How many of them are in the journal.
     noted: usize,
     noted_at: Instant,
-    /// A thread is making them durable.
+    /// A thread is making pieces durable.
     noting: bool,
     journal: Option<Journal>,
-    /// What an earlier run copied and this one did not overwrite, by its offset.
+    /// Pieces of an earlier run that this one has not overwritten, by offset.
     earlier: BTreeMap<u64, Piece>,
     from_earlier: u64,
     copied_again: u64,
@@ -76,9 +76,9 @@ struct State {
 
 /// A copy under way.
 pub(super) struct Transfer<'a> {
-    /// Where bytes come from.
+    /// The source.
     pub(super) source: Source,
-    /// Where they go.
+    /// The target.
     pub(super) target: Target,
     sure: (bool, bool),
     progress: &'a Progress,
@@ -90,7 +90,7 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl<'a> Transfer<'a> {
-    /// A copy that has these pieces already.
+    /// Prepares a copy that may take over pieces of an earlier one.
     pub(super) fn new(
         source: Source,
         target: Target,
@@ -112,34 +112,34 @@ impl<'a> Transfer<'a> {
         Self { source, target, sure: earlier.sure, progress, state: Mutex::new(state) }
     }
 
-    /// True when it can be gone on with later.
+    /// Returns true if the copy can be resumed later.
     pub(super) fn has_journal(&self) -> bool {
         locked(&self.state).journal.is_some()
     }
 
-    /// There is nothing to go on with.
+    /// Removes the journal, because there is nothing left to resume.
     pub(super) fn forget_journal(&mut self) {
         if let Some(journal) = locked(&self.state).journal.take() {
             journal.remove();
         }
     }
 
-    /// Bytes that an earlier run copied.
+    /// Returns the bytes taken over from an earlier run.
     pub(super) fn taken_over(&self) -> u64 {
         locked(&self.state).from_earlier
     }
 
-    /// Bytes that an earlier run copied and that differ now.
+    /// Returns the bytes that were copied again because they had changed since the earlier run.
     pub(super) fn copied_again(&self) -> u64 {
         locked(&self.state).copied_again
     }
 
-    /// Copies with so many threads; yields all pieces, in order.
+    /// Copies with this many threads. Returns all pieces in order.
     pub(super) fn run(&mut self, jobs: usize) -> Outcome<Vec<Piece>> {
         together(jobs, || self.work());
         let failure = locked(&self.state).failure.take();
         if let Some(failure) = failure {
-            // What is there already is worth keeping; but a target that failed may fail again.
+            // Finished pieces are worth keeping, but a failed target may fail again.
             let _ = self.note();
             return Err(failure);
         }
@@ -185,7 +185,7 @@ impl<'a> Transfer<'a> {
         Ok(())
     }
 
-    /// The next range, and whether it may hold data; of a stream, that is in the buffer.
+    /// Returns the next range and whether it may hold data. Data of a stream is in the buffer then.
     fn next(&self, buffer: &mut Vec<u8>) -> Outcome<Option<(Range<u64>, bool)>> {
         match &self.source {
             Source::Disk(plan, _) => Ok(locked(plan).next()),
@@ -231,8 +231,8 @@ impl<'a> Transfer<'a> {
         Ok(Piece { offset, length, sum })
     }
 
-    /// True when a piece of an earlier run is still what it was, on both sides. Where an end
-    /// cannot tell, its bytes do.
+    /// Returns true if a piece of an earlier run is unchanged on both sides. Where that is not certain,
+    /// its bytes are compared.
     fn is_there(&self, piece: &Piece, buffer: &mut Vec<u8>) -> Outcome<bool> {
         let range = piece.offset..piece.offset + piece.length;
         let mut same = |end: &End, sure: bool| -> Outcome<bool> {
@@ -249,7 +249,7 @@ impl<'a> Transfer<'a> {
         Ok(same(source, self.sure.0)? && same(end, self.sure.1)?)
     }
 
-    /// What an earlier run noted of this range holds no more: it is about to be overwritten.
+    /// Withdraws what an earlier run noted about this range, before it is overwritten.
     fn take_back(&self, range: &Range<u64>) -> Outcome<()> {
         let mut state = locked(&self.state);
         let State { earlier, journal, .. } = &mut *state;
@@ -268,7 +268,7 @@ impl<'a> Transfer<'a> {
             Target::Output(output) => return output.write(buffer, offset).map(drop),
             Target::Disk { end, is_new } => (end, *is_new),
         };
-        // The last block is filled with zeroes.
+        // Fill the last block with zeroes.
         buffer.resize(buffer.len().next_multiple_of(end.block() as usize), 0);
         let unit = if end.is_local() { UNIT_LOCAL_BYTES } else { UNIT_REMOTE_BYTES };
         let runs = runs(buffer, unit.max(end.block()) as usize);
@@ -310,7 +310,7 @@ impl<'a> Transfer<'a> {
         noted
     }
 
-    /// Makes durable what is done, and notes it.
+    /// Makes finished pieces durable, and notes them.
     fn note(&self) -> Outcome<()> {
         let Target::Disk { end, .. } = &self.target else { return Ok(()) };
         let count = locked(&self.state).done.len();

@@ -1,4 +1,4 @@
-//! Reading a copy back.
+//! Reads a copy back and compares checksums.
 
 use super::end::End;
 use super::noted::Piece;
@@ -8,8 +8,8 @@ use crate::workers::together;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-/// Compares a disk with the checksums of what was written to it, with so many threads. Files and
-/// devices of this machine are read from the device and not from memory, where that is possible.
+/// Compares a disk with the checksums of what was written to it, with this many threads. Local files
+/// and devices are read from the device instead of the page cache, if possible.
 pub(super) fn run(target: &End, pieces: &[Piece], jobs: usize) -> Outcome<()> {
     let past_cache = target.past_cache();
     let target = past_cache.as_ref().unwrap_or(target);
@@ -19,7 +19,7 @@ pub(super) fn run(target: &End, pieces: &[Piece], jobs: usize) -> Outcome<()> {
         let mut buffer = Vec::with_capacity(PIECE_BYTES as usize);
         while let Some(piece) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) {
             if let Err(wrong) = compare(target, piece, &mut buffer) {
-                // Whoever is the first tells.
+                // Keep the first failure.
                 failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(wrong);
                 next.store(pieces.len(), Ordering::Relaxed);
             }
