@@ -4,6 +4,7 @@ use super::Preserve;
 use super::end::{End, Status};
 use super::part::STAMP;
 use crate::report::Outcome;
+use std::sync::OnceLock;
 use towline_client::{Attr, Errno, SetAttr};
 use towline_wire::attr::attr_flag::NO_XATTRS;
 
@@ -60,16 +61,22 @@ impl Wanted {
         }
     }
 
-    /// Access control list for a copy, with the mode that goes with it: of the source, or of what is replaced.
+    /// Access control list for a copy, with the mode that goes with it: of the source, or of what is replaced. Where
+    /// these have none, `has_list` tells whether the copy has one all the same, which must go.
     pub(super) fn access_list(
         &self,
         source: (&End, &Attr),
         replaced: Option<(&End, &Attr)>,
+        has_list: impl FnOnce() -> Outcome<bool>,
     ) -> Outcome<Option<AccessList>> {
-        match replaced {
-            _ if self.mode => AccessList::of(source.0, source.1),
-            Some((file, attr)) => AccessList::of(file, attr),
-            None => Ok(None),
+        let (file, attr) = match replaced {
+            _ if self.mode => source,
+            Some(replaced) => replaced,
+            None => return Ok(None),
+        };
+        match AccessList::of(file, attr)? {
+            None if has_list()? => Ok(Some(AccessList::only_mode())),
+            list => Ok(list),
         }
     }
 
@@ -87,6 +94,8 @@ const ACCESS_LIST: &str = "system.posix_acl_access";
 /// What a directory hands down to what is made in it.
 const DEFAULT_LIST: &str = "system.posix_acl_default";
 const GROUP_BITS: u32 = 0o070;
+/// What lists begin with; a list of nothing else takes away the one that is there.
+const VERSION: [u8; 4] = 2u32.to_le_bytes();
 
 impl AccessList {
     fn of(file: &End, attr: &Attr) -> Outcome<Option<Self>> {
@@ -95,6 +104,16 @@ impl AccessList {
         }
         let list = list_of(file, attr, ACCESS_LIST).map_err(|failure| failure.about(file))?;
         Ok(list.map(Self))
+    }
+
+    /// Takes a list away: it says nothing but what a mode says, so the kernel keeps no list. It gives rights to the
+    /// owner only, until the mode is set.
+    fn only_mode() -> Self {
+        const ENTRIES: [(u16, u16); 3] = [(1, 7), (4, 0), (32, 0)];
+        let entry = |(tag, rights): (u16, u16)| {
+            tag.to_le_bytes().into_iter().chain(rights.to_le_bytes()).chain([0xff; 4])
+        };
+        Self(VERSION.into_iter().chain(ENTRIES.into_iter().flat_map(entry)).collect())
     }
 
     /// Gives it to a copy, and what remains to be set; where it cannot be had, the group gets what the list has for it.
@@ -107,9 +126,8 @@ impl AccessList {
 
     /// A mode that says of the group what the list says: its entries have a tag, rights and a number of somebody (`linux/posix_acl_xattr.h`).
     fn without_list(&self, mode: u32) -> u32 {
-        const VERSION_BYTES: usize = 4;
         const GROUP: [u8; 2] = [4, 0];
-        let entries = self.0.get(VERSION_BYTES..).unwrap_or(&[]).chunks_exact(8);
+        let entries = self.0.get(VERSION.len()..).unwrap_or(&[]).chunks_exact(8);
         let group = entries.filter(|entry| entry[..2] == GROUP).map(|entry| entry[2]).next();
         mode & (!GROUP_BITS | u32::from(group.unwrap_or(0) & 7) << 3)
     }
@@ -128,12 +146,46 @@ fn list_of(file: &End, attr: &Attr, which: &str) -> Outcome<Option<Vec<u8>>> {
     }
 }
 
-/// Copies what a directory hands down, to where that can be.
-pub(super) fn copy_default_list(source: &End, attr: &Attr, target: &End) -> Outcome<()> {
+/// Copies what a directory hands down, to where that can be. `has_list` tells whether the copy may hand down something
+/// else.
+pub(super) fn copy_default_list(
+    source: &End,
+    attr: &Attr,
+    target: &End,
+    has_list: bool,
+) -> Outcome<()> {
     let list = list_of(source, attr, DEFAULT_LIST).map_err(|failure| failure.about(source))?;
+    let list = list.or_else(|| has_list.then(|| VERSION.to_vec()));
     match list.map(|list| target.set_xattr(DEFAULT_LIST.as_bytes(), &list)) {
         Some(Err(failure)) if !failure.is_refusal() => Err(failure),
         _ => Ok(()),
+    }
+}
+
+/// True when a file has an access control list, or hands one down.
+pub(super) fn has_list(file: &End) -> Outcome<bool> {
+    match file.xattrs() {
+        Err(failure) if failure.is(Errno::EOPNOTSUPP) => Ok(false),
+        names => Ok(names?.iter().any(|name| {
+            [ACCESS_LIST, DEFAULT_LIST].iter().any(|list| list.as_bytes() == name.as_slice())
+        })),
+    }
+}
+
+/// The directory in which copies are made: whether they inherit an access control list from it.
+#[derive(Default)]
+pub(super) struct Parent(OnceLock<bool>);
+
+impl Parent {
+    /// True when this copy, in the directory or in one made in it, inherits a list. The first call looks.
+    pub(super) fn hands_down(&self, copy: &End) -> Outcome<bool> {
+        if let Some(known) = self.0.get() {
+            return Ok(*known);
+        }
+        let directory = copy.sibling(b".")?;
+        let list = list_of(&directory, &Attr::default(), DEFAULT_LIST);
+        let found = list.map_err(|failure| failure.about(&directory))?.is_some();
+        Ok(*self.0.get_or_init(|| found))
     }
 }
 

@@ -1,6 +1,6 @@
 //! The copy of one regular file: in one round trip where that is safe, else through a part.
 
-use super::attributes::{self, AccessList, Wanted};
+use super::attributes::{self, AccessList, Parent, Wanted};
 use super::end::{End, Status};
 use super::handle::Handle;
 use super::part;
@@ -83,6 +83,7 @@ impl Files {
         status: &Status,
         mut existing: Existing,
         part_is_taken: bool,
+        parent: &Parent,
     ) -> Outcome<()> {
         if self.resume || target.is_local() {
             existing = looked_at(target, existing)?;
@@ -96,7 +97,7 @@ impl Files {
         }
         let sparse = is_sparse(status);
         if status.attr.size > WHOLE_BYTES_MAX || sparse {
-            return self.large(source, target, status, existing, part_is_taken);
+            return self.large(source, target, status, existing, part_is_taken, parent);
         }
         let expected = status.attr.size as usize;
         let data =
@@ -109,12 +110,12 @@ impl Files {
                     let existing = looked_at(target, existing)?;
                     let input =
                         source.open_regular(status.is_followed).map_err(|f| f.about(source))?;
-                    self.without_length(source, target, status, &existing, input)
+                    self.without_length(source, target, status, &existing, input, parent)
                 }
-                _ => self.large(source, target, status, existing, part_is_taken),
+                _ => self.large(source, target, status, existing, part_is_taken, parent),
             };
         }
-        self.whole(source, target, status, existing, &data)?;
+        self.whole(source, target, status, existing, &data, parent)?;
         self.progress.bytes(status.attr.size);
         Ok(())
     }
@@ -127,11 +128,13 @@ impl Files {
         status: &Status,
         mut existing: Existing,
         data: &[u8],
+        parent: &Parent,
     ) -> Outcome<()> {
         let attr = &status.attr;
         let inline = data.len() <= INLINE_BYTES_MAX && !target.is_local();
         if inline && !matches!(existing, Existing::There(_)) {
-            let list = self.wanted.access_list((source, attr), None)?;
+            let inherits = || parent.hands_down(target);
+            let list = self.wanted.access_list((source, attr), None, inherits)?;
             let legacy = Legacy { replaced: None, list };
             let mode = legacy.mode_before(self.wanted.mode(attr, None));
             // The data arrives with the request, so the server writes all of it or nothing.
@@ -145,7 +148,7 @@ impl Files {
             }
         }
         let existing = looked_at(target, existing)?;
-        let legacy = self.legacy(source, target, status, &existing)?;
+        let legacy = self.legacy(source, target, status, &existing, parent)?;
         let part = target.sibling(&part::unique_name(target.name(), self.run))?;
         let mode = legacy.mode_before(self.wanted.mode(attr, legacy.replaced.as_ref()));
         let written = part
@@ -166,10 +169,12 @@ impl Files {
         target: &End,
         status: &Status,
         existing: &Existing,
+        parent: &Parent,
     ) -> Outcome<Legacy> {
         let replaced = replaced(status, existing).map_err(|f| f.about(target))?;
         let there = replaced.as_ref().map(|attr| (target, attr));
-        let list = self.wanted.access_list((source, &status.attr), there)?;
+        let inherits = || parent.hands_down(target);
+        let list = self.wanted.access_list((source, &status.attr), there, inherits)?;
         Ok(Legacy { replaced, list })
     }
 
@@ -213,11 +218,12 @@ impl Files {
         status: &Status,
         existing: Existing,
         part_is_taken: bool,
+        parent: &Parent,
     ) -> Outcome<()> {
         let sparse = is_sparse(status);
         let _permit = self.large.take();
         let existing = looked_at(target, existing)?;
-        let legacy = self.legacy(source, target, status, &existing)?;
+        let legacy = self.legacy(source, target, status, &existing, parent)?;
         let input = source.open_regular(status.is_followed).map_err(|f| f.about(source))?;
         let attr = input.opened().map_err(|f| f.about(source))?;
         // As in `/sys`, where the size is that of a page; holes have all their bytes.
@@ -226,7 +232,7 @@ impl Files {
             last.map_err(|f| f.about(source))? == 0
         };
         if ends_before {
-            return self.without_length(source, target, status, &existing, input);
+            return self.without_length(source, target, status, &existing, input, parent);
         }
         let stamp = Stamp::new(&attr);
         let part = match part_is_taken {
@@ -316,16 +322,23 @@ impl Files {
         status: &Status,
         existing: &Existing,
         mut input: Handle,
+        parent: &Parent,
     ) -> Outcome<()> {
         if self.verify {
             let text = "its size says nothing, so that it cannot be compared (--verify)";
             return Err(Failure::new(text).about(source));
         }
-        self.stream_to_part(source, target, status, existing, &mut input)
+        self.stream_to_part(source, target, status, existing, &mut input, parent)
     }
 
     /// Copies from or to a fifo or device, whose length nobody knows, until it ends.
-    pub(super) fn stream(&self, source: &End, target: &End, status: &Status) -> Outcome<()> {
+    pub(super) fn stream(
+        &self,
+        source: &End,
+        target: &End,
+        status: &Status,
+        parent: &Parent,
+    ) -> Outcome<()> {
         let existing = target.status_if_any(true).map_err(|f| f.about(target))?;
         let mut input = source.open().map_err(|f| f.about(source))?;
         if existing.is_some_and(|there| !there.attr.is_file() && !there.attr.is_directory()) {
@@ -334,7 +347,8 @@ impl Files {
         }
         let mode = status.attr.mode & 0o666;
         let as_file = Status { attr: Attr { mode, ..status.attr }, ..*status };
-        self.stream_to_part(source, target, &as_file, &Existing::from(existing), &mut input)
+        let existing = Existing::from(existing);
+        self.stream_to_part(source, target, &as_file, &existing, &mut input, parent)
     }
 
     /// Copies what has no length beside the target, and puts it in its place.
@@ -345,8 +359,9 @@ impl Files {
         status: &Status,
         existing: &Existing,
         input: &mut Handle,
+        parent: &Parent,
     ) -> Outcome<()> {
-        let legacy = self.legacy(source, target, status, existing)?;
+        let legacy = self.legacy(source, target, status, existing, parent)?;
         let part = target.sibling(&part::unique_name(target.name(), self.run))?;
         let mut output = part.create(0o600).map_err(|f| f.about(target))?;
         let copied = self

@@ -1,6 +1,6 @@
 //! A copy of many files: workers take files and directories from one queue.
 
-use super::attributes;
+use super::attributes::{self, Parent};
 use super::end::{End, FileSystem, Listed, Status};
 use super::file::{Existing, Files};
 use super::part;
@@ -23,6 +23,8 @@ pub(super) struct Job {
     existing: Existing,
     /// The name of its part is that of another file.
     part_is_taken: bool,
+    /// Where the copy is made.
+    parent: Arc<Parent>,
 }
 
 impl Job {
@@ -30,7 +32,8 @@ impl Job {
     pub(super) fn top(source: End, target: End, status: Status) -> Self {
         let (source, target) = (Arc::new(source), Arc::new(target));
         let existing = Existing::Unknown;
-        Self { source, target, name: None, status, existing, part_is_taken: false }
+        let parent = Arc::default();
+        Self { source, target, name: None, status, existing, part_is_taken: false, parent }
     }
 
     /// Where the copy will be.
@@ -58,6 +61,8 @@ struct Directory {
     status: Status,
     /// A mode that would be in the way of what is done in it.
     mode: Option<u32>,
+    /// Where this copy made it; `None` if it was there.
+    made_in: Option<Arc<Parent>>,
 }
 
 /// The copy of all arguments.
@@ -91,7 +96,8 @@ impl<'a> Tree<'a> {
     }
 
     /// Copies everything with so many workers, one list of jobs after the other.
-    pub(super) fn run(&self, lists: Vec<Vec<Job>>, workers: usize) {
+    pub(super) fn run(&self, mut lists: Vec<Vec<Job>>, workers: usize) {
+        share_parents(&mut lists);
         for job in lists.iter().flatten() {
             self.files.progress.found(1, bytes(&job.status));
         }
@@ -136,15 +142,16 @@ impl<'a> Tree<'a> {
         let attr = &job.status.attr;
         if attr.is_file() && !(job.name.is_none() && self.goes_to_device(target)) {
             let part = job.part_is_taken;
-            return self.files.copy(source, target, &job.status, job.existing, part);
+            let (existing, parent) = (job.existing, &job.parent);
+            return self.files.copy(source, target, &job.status, existing, part, parent);
         }
         if attr.is_file() || !self.recursive {
-            return self.files.stream(source, target, &job.status);
+            return self.files.stream(source, target, &job.status, &job.parent);
         }
         if attr.is_symlink() {
             return self.symlink(source, target, &job.status);
         }
-        self.special(source, target, &job.status)
+        self.special(job, source, target)
     }
 
     fn goes_to_device(&self, target: &End) -> bool {
@@ -227,9 +234,16 @@ impl<'a> Tree<'a> {
         };
         let known = new || self.files.resume;
         let status = job.status;
-        let directory =
-            Directory { source: source.clone(), target: target.clone(), status, mode: closed };
-        locked(&self.directories).push(directory);
+        let made_in = new.then(|| job.parent.clone());
+        // A directory made in one that hands down a list hands it down, too.
+        let parent = made_in.clone().unwrap_or_default();
+        locked(&self.directories).push(Directory {
+            source: source.clone(),
+            target: target.clone(),
+            status,
+            mode: closed,
+            made_in,
+        });
         let (source, target) = (Arc::new(source), Arc::new(target));
         let parts: HashSet<_> =
             listed.iter().map(|e| &e.name).filter(|n| part::is_part(n)).cloned().collect();
@@ -246,6 +260,7 @@ impl<'a> Tree<'a> {
             },
             part_is_taken: !parts.is_empty() && parts.contains(&part::name(&entry.name)),
             name: Some(entry.name),
+            parent: parent.clone(),
         });
         self.queue.push(children.collect());
         Ok(())
@@ -291,11 +306,15 @@ impl<'a> Tree<'a> {
         }
         let mut set = wanted.rest(attr, None);
         set.mode = set.mode.or(directory.mode);
-        if let Some(list) = wanted.access_list((source, attr), None)? {
-            set = list.hand_down(target, set);
-        }
         if wanted.mode {
-            attributes::copy_default_list(source, attr, target)?;
+            let has_list = match &directory.made_in {
+                Some(parent) => parent.hands_down(target),
+                None => attributes::has_list(target),
+            }?;
+            if let Some(list) = wanted.access_list((source, attr), None, || Ok(has_list))? {
+                set = list.hand_down(target, set);
+            }
+            attributes::copy_default_list(source, attr, target, has_list)?;
         }
         attributes::set(target, &set)
     }
@@ -329,16 +348,17 @@ impl<'a> Tree<'a> {
         .map_err(|failure| failure.about(target))
     }
 
-    fn special(&self, source: &End, target: &End, status: &Status) -> Outcome<()> {
-        let attr = &status.attr;
+    fn special(&self, job: &Job, source: &End, target: &End) -> Outcome<()> {
+        let attr = &job.status.attr;
         let mode = attr.file_type() | self.files.wanted.mode(attr, None);
-        match target.make_node(mode, attr.rdev) {
-            Ok(()) => (),
+        let new = match target.make_node(mode, attr.rdev) {
+            Ok(()) => true,
             Err(failure) if failure.is(Errno::EEXIST) => {
                 let there = target.status(false).map_err(|f| f.about(target))?;
                 if there.attr.file_type() != attr.file_type() || there.attr.rdev != attr.rdev {
                     return Err(failure.about(target));
                 }
+                false
             }
             Err(failure) if failure.is_refusal() => {
                 let kind = crate::text::type_name(attr.mode);
@@ -346,12 +366,25 @@ impl<'a> Tree<'a> {
                 return Ok(());
             }
             Err(failure) => return Err(failure.about(target)),
-        }
+        };
+        let has_list =
+            || if new { job.parent.hands_down(target) } else { attributes::has_list(target) };
         let mut set: SetAttr = self.files.wanted.rest(attr, None);
-        if let Some(list) = self.files.wanted.access_list((source, attr), None)? {
+        if let Some(list) = self.files.wanted.access_list((source, attr), None, has_list)? {
             set = list.hand_down(target, set);
         }
         attributes::set(target, &set).map_err(|failure| failure.about(target))
+    }
+}
+
+/// Arguments that go into one directory share what is known of it.
+fn share_parents(lists: &mut [Vec<Job>]) {
+    let mut parents: HashMap<String, Arc<Parent>> = HashMap::new();
+    for job in lists.iter_mut().flatten() {
+        // The root of an export is in no directory, and is never made.
+        if let Ok(directory) = job.target.sibling(b".") {
+            job.parent = parents.entry(directory.to_string()).or_default().clone();
+        }
     }
 }
 
