@@ -178,12 +178,12 @@ impl Place {
         Some(Self { path: replace(&self.path), full: replace(&self.full), ..self.clone() })
     }
 
-    /// The same place with a path that leaves room for names below it.
-    pub(crate) fn shortened(self) -> Outcome<Self> {
+    /// The same place with a path that leaves room for names below it. The directory is opened with these flags, too.
+    pub(crate) fn shortened(self, flags: u32) -> Outcome<Self> {
         if self.path.len() < PATH_BYTES_REBASE {
             return Ok(self);
         }
-        let base = self.base.open(&self.path, flag::PATH | flag::DIRECTORY, 0)?;
+        let base = self.base.open(&self.path, flag::PATH | flag::DIRECTORY | flags, 0)?;
         Ok(Self { base: Arc::new(base), path: Vec::new(), ..self })
     }
 

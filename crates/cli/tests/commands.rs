@@ -4,7 +4,7 @@
 mod support;
 
 use std::fs;
-use std::io::{BufRead, Read};
+use std::io::{BufRead, BufReader, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, symlink};
 use std::process::{Command, Stdio};
@@ -391,5 +391,53 @@ fn a_tour_that_is_interrupted_leaves_nothing_behind() {
         let status = tour.wait().unwrap();
         assert!(!status.success(), "{status}");
         assert!(!fs::exists(place).unwrap(), "{place} is left: {status}");
+    }
+}
+
+/// Sums are held up by a full pipe, so that a directory that is listed but not yet entered can be replaced meanwhile.
+#[test]
+fn a_directory_that_becomes_a_link_is_not_followed() {
+    let world = World::new();
+    fs::create_dir(world.local("secret")).unwrap();
+    fs::write(world.local("secret/file"), "elsewhere").unwrap();
+    fs::create_dir(world.local("served/secret")).unwrap();
+    fs::write(world.local("served/secret/file"), "elsewhere").unwrap();
+    for (tree, named) in [
+        (world.local("tree"), world.local("tree").display().to_string()),
+        (world.local("served/tree"), world.url("dir/tree")),
+    ] {
+        fs::create_dir_all(tree.join("z/below")).unwrap();
+        for count in 0..200 {
+            fs::write(tree.join(format!("{count:0100}")), "").unwrap();
+        }
+        let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
+        rustix::pipe::fcntl_setpipe_size(&write, 4096).unwrap();
+        let child = Command::new(TOWLINE)
+            .args(["sum", "-r", &named])
+            .stdout(write)
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::with_capacity(128, fs::File::from(read));
+        let mut printed = String::new();
+        lines.read_line(&mut printed).unwrap();
+        fs::rename(tree.join("z"), tree.join("moved")).unwrap();
+        symlink("../secret", tree.join("z")).unwrap();
+        lines.read_to_string(&mut printed).unwrap();
+        let output = child.wait_with_output().unwrap();
+        let complaint = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{named}: {complaint}");
+        assert!(complaint.contains("/z: not a directory; it was replaced"), "{complaint}");
+        assert_eq!(printed.lines().count(), 200, "{printed}");
+    }
+    // What is named with a slash after it is the directory that the link leads to.
+    for named in [world.local("tree/z/").display().to_string(), world.url("dir/tree/z/")] {
+        let copy = world.local("copy");
+        let target = match named.contains("://") {
+            true => copy.display().to_string(),
+            false => world.url("mem/copy"),
+        };
+        good(&["cp", "-r", &named, &target]);
+        assert!(text(&["sum", "-r", &target]).ends_with("  file\n"), "{named}");
     }
 }

@@ -168,19 +168,26 @@ impl End {
         }
     }
 
-    /// All names of this directory with their attributes.
-    pub(crate) fn list(&self) -> Outcome<Vec<Listed>> {
+    /// All names of this directory with their attributes. Should a link have replaced it since it was looked at, that is
+    /// followed only where links were then ([`Status::is_followed`]).
+    pub(crate) fn list(&self, follow: bool) -> Outcome<Vec<Listed>> {
         match self {
-            Self::Local(local) => local.list(),
-            Self::Remote(place) => list_remote(place),
+            Self::Local(local) => local.list(follow),
+            Self::Remote(place) => list_remote(place, follow),
         }
+        .map_err(|failure| match failure {
+            failure if follow || !(failure.is(Errno::ENOTDIR) || failure.is(Errno::ELOOP)) => {
+                failure
+            }
+            failure => failure.with("it was replaced since it was listed"),
+        })
     }
 
-    /// The same end, able to take more names below it.
-    pub(crate) fn shortened(self) -> Outcome<Self> {
+    /// The same directory, able to take more names below it; links are followed as by [`End::list`].
+    pub(crate) fn shortened(self, follow: bool) -> Outcome<Self> {
         match self {
-            Self::Remote(place) => place.shortened().map(Self::Remote),
-            Self::Local(local) => local.shortened().map(Self::Local),
+            Self::Remote(place) => place.shortened(no_follow(follow)).map(Self::Remote),
+            Self::Local(local) => local.shortened(follow).map(Self::Local),
         }
     }
 
@@ -409,8 +416,8 @@ fn about_link(follow: bool, failure: Failure) -> Failure {
     failure
 }
 
-fn list_remote(place: &Place) -> Outcome<Vec<Listed>> {
-    let directory = place.base.open(place.path(), flag::DIRECTORY, 0)?;
+fn list_remote(place: &Place, follow: bool) -> Outcome<Vec<Listed>> {
+    let directory = place.base.open(place.path(), flag::DIRECTORY | no_follow(follow), 0)?;
     let mut listed = Vec::new();
     for entry in directory.list_all(true)? {
         let attr = match entry.attr {
@@ -449,7 +456,7 @@ mod tests {
         std::fs::write(&path, "listed").unwrap();
         std::fs::write(directory.path().join("secret"), "elsewhere").unwrap();
         let end = End::Local(Local::new(path.as_os_str()));
-        let listed = End::Local(Local::new(directory.path().as_os_str())).list().unwrap();
+        let listed = End::Local(Local::new(directory.path().as_os_str())).list(false).unwrap();
         assert!(listed.iter().all(|entry| !entry.status.is_followed));
         assert_eq!(end.read_start(false, 10).unwrap(), b"listed");
 

@@ -66,11 +66,11 @@ impl Local {
     }
 
     /// The same directory with a path that leaves room for names below it.
-    pub(super) fn shortened(self) -> Outcome<Self> {
+    pub(super) fn shortened(self, follow: bool) -> Outcome<Self> {
         if self.path.len() < PATH_BYTES_REBASE {
             return Ok(self);
         }
-        let base = self.open_with(OFlags::PATH | OFlags::DIRECTORY, 0)?;
+        let base = self.open_directory(OFlags::PATH, follow)?;
         Ok(Self { base: Some(Arc::new(base)), path: b".".to_vec(), ..self })
     }
 
@@ -82,8 +82,8 @@ impl Local {
     }
 
     /// All names of this directory; those that vanish meanwhile are left out.
-    pub(super) fn list(&self) -> Outcome<Vec<Listed>> {
-        let directory = self.open_with(OFlags::RDONLY | OFlags::DIRECTORY, 0)?;
+    pub(super) fn list(&self, follow: bool) -> Outcome<Vec<Listed>> {
+        let directory = self.open_directory(OFlags::RDONLY, follow)?;
         let mut listed = Vec::new();
         for entry in Dir::read_from(&directory)? {
             let entry = entry?;
@@ -109,6 +109,11 @@ impl Local {
     fn open_with(&self, flags: OFlags, mode: u32) -> Outcome<OwnedFd> {
         let (flags, mode) = (flags | OFlags::CLOEXEC, Mode::from_raw_mode(mode));
         Ok(rustix::fs::openat(self.base(), &self.path, flags, mode)?)
+    }
+
+    fn open_directory(&self, mut flags: OFlags, follow: bool) -> Outcome<OwnedFd> {
+        flags.set(OFlags::NOFOLLOW, !follow);
+        self.open_with(flags | OFlags::DIRECTORY, 0)
     }
 
     /// Opens for reading.

@@ -196,21 +196,23 @@ impl<'a> Tree<'a> {
         if self.is_target(&source, &job.status)? {
             return Err(Failure::new("this directory is the target: not copied into itself"));
         }
-        let source = source.shortened()?;
+        let follow = job.status.is_followed;
+        let source = source.shortened(follow)?;
         // Before the target is made: it may lie inside the source.
-        let listed = source.list()?;
+        let listed = source.list(follow)?;
         let wanted = &self.files.wanted;
         let new = match target.make_directory(wanted.mode(&job.status.attr, None) | 0o700) {
             Ok(()) => true,
             Err(failure) if failure.is(Errno::EEXIST) => false,
             Err(failure) => return Err(failure.about(&target)),
         };
-        let target = target.shortened()?;
+        // Only the user, not a tree, may mean the directory that a link leads to.
+        let follow = job.name.is_none();
+        let target = target.clone().shortened(follow).map_err(|f| f.about(&target))?;
         let mode = wanted.mode(&job.status.attr, None);
         let mut closed = (new && mode & 0o700 != 0o700).then_some(mode);
         if !new || job.name.is_none() {
-            // Only the user, not a tree, may mean the directory that a link leads to.
-            let there = target.status(job.name.is_none()).map_err(|f| f.about(&target))?;
+            let there = target.status(follow).map_err(|f| f.about(&target))?;
             if !there.attr.is_directory() {
                 let failure = Failure::new("is no directory and cannot be replaced by one");
                 return Err(failure.about(&target));
@@ -226,7 +228,7 @@ impl<'a> Tree<'a> {
             }
         }
         let mut there: HashMap<_, _> = if self.files.resume && !new {
-            let names = target.list().map_err(|f| f.about(&target))?;
+            let names = target.list(follow).map_err(|f| f.about(&target))?;
             self.remove_parts(&target, &listed, &names)?;
             names.into_iter().map(|entry| (entry.name, entry.status)).collect()
         } else {
