@@ -13,6 +13,9 @@ use towline_client::{Attr, Errno, SetAttr, Timestamp, Url};
 /// Most symbolic links followed to find where a target really is.
 const LINKS_MAX: u32 = 40;
 
+/// Why a file is not copied to where a link leads: a copy made there would surprise, and `cp` makes none either.
+pub(super) const DANGLING: &str = "it is a dangling symbolic link; remove it first";
+
 /// A file on this machine or on a server.
 #[derive(Clone)]
 pub(crate) enum End {
@@ -381,10 +384,13 @@ impl End {
         };
         let root = root(&place)?;
         let mut path = place.full().to_vec();
-        for _ in 0..LINKS_MAX {
+        for links in 0..LINKS_MAX {
             let here = place.elsewhere(&root, path.clone());
             let target = match here.base.read_link(here.path()) {
                 Ok(target) => target,
+                Err(error) if error.errno() == Errno::ENOENT && links > 0 => {
+                    return Err(Failure::from(error).with(DANGLING));
+                }
                 // Not a link, or nothing yet: this is the place.
                 Err(error) if [Errno::EINVAL, Errno::ENOENT].contains(&error.errno()) => {
                     return Ok(Self::Remote(here));

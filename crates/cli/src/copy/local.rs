@@ -1,7 +1,7 @@
 //! A file of this machine, with the operations that a copy needs.
 
 use super::closing::close;
-use super::end::{FileSystem, Listed, Status};
+use super::end::{DANGLING, FileSystem, Listed, Status};
 use super::handle::Handle;
 use crate::remote::{join, last_name, parent};
 use crate::report::{Failure, Outcome};
@@ -243,7 +243,7 @@ impl Local {
                 Ok(target) => Ok(Self::new(target.as_os_str())),
                 // `/dev/stdout` and its kin lead to things without a path, which are written to.
                 Err(_) if self.status(true).is_ok() => Ok(self),
-                Err(error) => Err(Failure::from(error).with("it is a dangling symbolic link")),
+                Err(error) => Err(Failure::from(error).with(DANGLING)),
             },
             _ => Ok(self),
         }
