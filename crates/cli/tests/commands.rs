@@ -441,3 +441,40 @@ fn a_directory_that_becomes_a_link_is_not_followed() {
         assert!(text(&["sum", "-r", &target]).ends_with("  file\n"), "{named}");
     }
 }
+
+/// What failed, and on which of the two names.
+#[test]
+fn why_a_name_is_not_made_is_told() {
+    let world = World::new();
+    for export in ["dir", "mem"] {
+        let url = |path: &str| world.url(&format!("{export}/{path}"));
+        good(&["mkdir", "-p", &url("d/sub")]);
+        good(&["cp", "/proc/version", &url("file")]);
+        for (arguments, told) in [
+            (["mv", "file", "none/x"], "/file: no such file or directory; moving it to "),
+            (["mv", "none", "x"], "/none: no such file or directory\n"),
+            (
+                ["mv", "d", "d/sub/x"],
+                "/d: invalid argument; a directory cannot be moved into itself",
+            ),
+            (["mv", "d", "d"], "/d: invalid argument; a directory cannot be moved into itself"),
+            (["ln", "none", "x"], "/none: no such file or directory\n"),
+            (["ln", "file", "none/x"], "/none/x: no such file or directory\n"),
+            (["ln", "d", "x"], "/d: operation not permitted; a directory has no hard links"),
+        ] {
+            let [command, source, target] = arguments;
+            let complaint = bad(1, &[command, &url(source), &url(target)]);
+            let told = format!("towline: {command}: {}", url(told.trim_start_matches('/')));
+            assert!(complaint.starts_with(&told), "{arguments:?}: {complaint}");
+        }
+        let complaint = bad(1, &["mkdir", &url("none/x")]);
+        assert!(complaint.contains("no such file or directory; use -p"), "{complaint}");
+    }
+    // As with rm(1), also where a read-only file system would say only that.
+    let none = world.url("ro/none");
+    good(&["rm", "-f", &none]);
+    assert!(bad(1, &["rm", &none]).contains("no such file"));
+    assert!(bad(1, &["rm", "-f", &world.url("ro/file")]).contains("read-only"));
+    assert!(bad(1, &["rm", &world.url("ro/d")]).contains("is a directory; use -r"));
+    assert!(bad(1, &["rm", "-rf", &world.url("ro/d")]).contains("read-only"));
+}
