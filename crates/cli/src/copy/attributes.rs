@@ -40,11 +40,12 @@ impl Wanted {
         }
     }
 
-    /// Permission bits for a new file; those of a file that is replaced stay.
+    /// Permission bits for a new file, or for a directory with its sticky bit; those of a file that is replaced stay.
     pub(super) fn mode(&self, source: &Attr, replaced: Option<&Attr>) -> u32 {
         match replaced {
             _ if self.mode => source.mode & 0o7777,
             Some(attr) => attr.mode & 0o7777,
+            None if source.is_directory() => source.mode & 0o1777 & !self.umask,
             None => source.mode & 0o777 & !self.umask,
         }
     }
@@ -268,6 +269,10 @@ mod tests {
         let plain = Wanted { umask: 0o022, ..Wanted::default() };
         assert_eq!(plain.mode(&source(), None), 0o755);
         assert_eq!(plain.rest(&source(), None), SetAttr::default());
+        // Without the sticky bit, users could remove each other's files.
+        let public = |kind: u32| Attr { mode: kind | 0o3777, ..Attr::default() };
+        assert_eq!(plain.mode(&public(0o040_000), None), 0o1755);
+        assert_eq!(plain.mode(&public(0o100_000), None), 0o755);
         let old = Attr { mode: 0o100_600, uid: 8, gid: 9, ..Attr::default() };
         assert_eq!(plain.mode(&source(), Some(&old)), 0o600);
         let rest = plain.rest(&source(), Some(&old));
