@@ -246,17 +246,20 @@ fn contents_and_their_sums() {
 fn a_reader_that_goes_away_ends_the_program_quietly() {
     let world = World::new();
     fs::write(world.local("served/large"), noise(20 << 20, 3)).unwrap();
-    let mut cat = Command::new(TOWLINE)
-        .args(["cat", &world.url("dir/large")])
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut first = [0; 10];
-    cat.stdout.take().unwrap().read_exact(&mut first).unwrap();
-    let output = cat.wait_with_output().unwrap();
-    assert_eq!(output.status.code(), Some(141), "as a shell reports SIGPIPE");
-    assert!(output.stderr.is_empty());
+    let large = world.url("dir/large");
+    for arguments in [&["cat", &large][..], &["cp", &large, "/dev/stdout"]] {
+        let mut command = Command::new(TOWLINE)
+            .args(arguments)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut first = [0; 10];
+        command.stdout.take().unwrap().read_exact(&mut first).unwrap();
+        let output = command.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(141), "{arguments:?}: as a shell reports SIGPIPE");
+        assert!(output.stderr.is_empty(), "{arguments:?}");
+    }
 }
 
 #[test]

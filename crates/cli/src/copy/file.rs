@@ -8,7 +8,7 @@ use super::pieces::{Transfer, first_difference};
 use super::stamp::Stamp;
 use crate::interrupt::Interrupt;
 use crate::progress::Progress;
-use crate::report::{Failure, Outcome};
+use crate::report::{Failure, Outcome, end_for_pipe};
 use crate::text::human;
 use std::sync::{Condvar, Mutex, PoisonError};
 use towline_client::{Attr, Errno};
@@ -386,7 +386,14 @@ impl Files {
             if self.interrupt.came() {
                 return Err(Failure::new("interrupted"));
             }
-            output.write_next(&buffer[..read], at).map_err(|f| f.about(to))?;
+            match output.write_next(&buffer[..read], at) {
+                // A copy to a pipe is the only one of its command.
+                Err(failure) if failure.is(Errno::EPIPE) && to.is_local() => {
+                    self.progress.finish();
+                    end_for_pipe()
+                }
+                written => written.map_err(|f| f.about(to))?,
+            }
             at += read as u64;
             self.progress.bytes(read as u64);
         }
