@@ -1,4 +1,4 @@
-//! A copy of many files: workers take files and directories from one queue.
+//! Copies many files: workers take files and directories from one queue.
 
 use super::attributes::{self, Parent};
 use super::end::{End, FileSystem, Listed, Status};
@@ -12,23 +12,23 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use towline_client::{Errno, SetAttr};
 use towline_wire::attr::TYPE_SYMLINK;
 
-/// Something to copy.
+/// A file or directory to copy.
 #[derive(Clone)]
 pub(super) struct Job {
     source: Arc<End>,
     target: Arc<End>,
-    /// Name in both directories; `None` when the ends are the things themselves.
+    /// Name in both directories; `None` if the ends are the files themselves.
     name: Option<Vec<u8>>,
     status: Status,
     existing: Existing,
-    /// The name of its part is that of another file.
+    /// Another source file has the name that its part would get.
     part_is_taken: bool,
-    /// Where the copy is made.
+    /// The directory in which the copy is made.
     parent: Arc<Parent>,
 }
 
 impl Job {
-    /// An argument of the command line.
+    /// Makes a job from an argument of the command line.
     pub(super) fn top(source: End, target: End, status: Status) -> Self {
         let (source, target) = (Arc::new(source), Arc::new(target));
         let existing = Existing::Unknown;
@@ -36,12 +36,12 @@ impl Job {
         Self { source, target, name: None, status, existing, part_is_taken: false, parent }
     }
 
-    /// Where the copy will be.
+    /// Returns the place of the copy.
     pub(super) fn place(&self) -> String {
         self.ends().1.to_string()
     }
 
-    /// True when a directory is copied.
+    /// Returns true if this copies a directory.
     pub(super) fn is_directory(&self) -> bool {
         self.status.attr.is_directory()
     }
@@ -54,14 +54,14 @@ impl Job {
     }
 }
 
-/// A directory whose attributes are set when everything in it is done.
+/// A directory whose attributes are set once everything in it is copied.
 struct Directory {
     source: End,
     target: End,
     status: Status,
-    /// A mode that would be in the way of what is done in it.
+    /// A mode to set at the end, because it would prevent writing in the directory.
     mode: Option<u32>,
-    /// Where this copy made it; `None` if it was there.
+    /// The directory in which this copy made it; `None` if it existed before.
     made_in: Option<Arc<Parent>>,
 }
 
@@ -72,16 +72,16 @@ pub(super) struct Tree<'a> {
     recursive: bool,
     queue: Queue,
     directories: Mutex<Vec<Directory>>,
-    /// First copy of each file that has several names, unless it failed.
+    /// The first copy of each file with several names, unless that copy failed.
     first_names: Mutex<HashMap<(FileSystem, u64), Arc<End>>>,
-    /// Those that are to have the further names.
+    /// The further names of such files.
     more_names: Mutex<Vec<Job>>,
-    /// Directories that this copy writes to, so that it does not go on to copy its own work.
+    /// Directories that this copy writes to, so that it does not copy its own output.
     targets: Mutex<Vec<(Status, End)>>,
 }
 
 impl<'a> Tree<'a> {
-    /// An empty one.
+    /// Makes a copy without jobs.
     pub(super) fn new(files: &'a Files, report: &'a Report, recursive: bool) -> Self {
         Self {
             files,
@@ -95,7 +95,7 @@ impl<'a> Tree<'a> {
         }
     }
 
-    /// Copies everything with so many workers, one list of jobs after the other.
+    /// Copies everything, one list of jobs after the other, with this number of workers.
     pub(super) fn run(&self, mut lists: Vec<Vec<Job>>, workers: usize) {
         share_parents(&mut lists);
         for job in lists.iter().flatten() {
@@ -109,7 +109,7 @@ impl<'a> Tree<'a> {
         for job in more_names {
             self.another_name(&job);
         }
-        // Deepest first: setting the times of a directory comes after all changes in it.
+        // Deepest first: a directory's times are set after all changes in it.
         for directory in locked(&self.directories).drain(..).rev() {
             let result = self.finish_directory(&directory);
             self.report.check(&directory.target, result);
@@ -159,7 +159,7 @@ impl<'a> Tree<'a> {
         there.is_some_and(|there| !there.attr.is_file() && !there.attr.is_directory())
     }
 
-    /// Copies a file that has several names, unless that was begun under another one.
+    /// Copies a file with several names, unless its copy was started under another name.
     fn first_name(&self, job: &Job, source: &End, target: &End) -> Outcome<()> {
         let identity = job.status.identity();
         match locked(&self.first_names).entry(identity) {
@@ -170,12 +170,12 @@ impl<'a> Tree<'a> {
             Entry::Vacant(first) => first.insert(Arc::new(target.clone())),
         };
         self.one(job, source, target).inspect_err(|_| {
-            // What is there is no copy: none of the other names may become one of it.
+            // The target is not a copy, so the other names must not become links to it.
             locked(&self.first_names).remove(&identity);
         })
     }
 
-    /// Makes a further name of a copy; what could not be copied under the first one is copied under this.
+    /// Links a further name to the copy. If the copy under the first name failed, copies under this one.
     fn another_name(&self, job: &Job) {
         let (source, target) = job.ends();
         let first = locked(&self.first_names).get(&job.status.identity()).cloned();
@@ -198,7 +198,7 @@ impl<'a> Tree<'a> {
         }
         let follow = job.status.is_followed;
         let source = source.shortened(follow)?;
-        // Before the target is made: it may lie inside the source.
+        // Before the target is made, since that may lie inside the source.
         let listed = source.list(follow)?;
         let wanted = &self.files.wanted;
         let new = match target.make_directory(wanted.mode(&job.status.attr, None) | 0o700) {
@@ -206,7 +206,7 @@ impl<'a> Tree<'a> {
             Err(failure) if failure.is(Errno::EEXIST) => false,
             Err(failure) => return Err(failure.about(&target)),
         };
-        // Only the user, not a tree, may mean the directory that a link leads to.
+        // Only an argument may mean the directory that a link leads to; links inside a tree are not followed.
         let follow = job.name.is_none();
         let target = target.clone().shortened(follow).map_err(|f| f.about(&target))?;
         let mode = wanted.mode(&job.status.attr, None);
@@ -221,7 +221,7 @@ impl<'a> Tree<'a> {
                 locked(&self.targets).push((there, target.clone()));
             }
             let bits = there.attr.mode & 0o7777;
-            // One that an interrupted copy has made, and closed.
+            // A directory to which an interrupted copy has already given a mode without rights of the owner.
             if self.files.resume && !new && bits & 0o700 != 0o700 && bits & 0o777 == mode & 0o777 {
                 let open = SetAttr { mode: Some(bits | 0o700), ..SetAttr::default() };
                 closed = target.set_attr(&open).is_ok().then_some(bits);
@@ -237,7 +237,7 @@ impl<'a> Tree<'a> {
         let known = new || self.files.resume;
         let status = job.status;
         let made_in = new.then(|| job.parent.clone());
-        // A directory made in one that hands down a list hands it down, too.
+        // A new directory inherits the default list of its parent.
         let parent = made_in.clone().unwrap_or_default();
         locked(&self.directories).push(Directory {
             source: source.clone(),
@@ -268,12 +268,12 @@ impl<'a> Tree<'a> {
         Ok(())
     }
 
-    /// Removes what copies that were killed left of files that are copied now.
+    /// Removes parts that killed copies left of the files that are copied now.
     fn remove_parts(&self, target: &End, listed: &[Listed], there: &[Listed]) -> Outcome<()> {
         let names = || listed.iter().map(|entry| entry.name.as_slice());
         let left = |name: &[u8]| part::is_of_another_run(name, self.files.run, names());
         for entry in there.iter().filter(|entry| left(&entry.name)) {
-            // A source may have a file with such a name.
+            // A source file may have the name of a part.
             if names().all(|name| name != entry.name) {
                 let part = target.child(&entry.name);
                 match part.unlink() {
@@ -285,8 +285,8 @@ impl<'a> Tree<'a> {
         Ok(())
     }
 
-    /// True when a source directory is one that this copy writes to, also when it is reached in
-    /// another way (a local path and a URL, two transports).
+    /// Returns true if this copy writes to a source directory, even if that is reached in another way (a
+    /// local path and a URL, or two transports).
     fn is_target(&self, source: &End, status: &Status) -> Outcome<bool> {
         for (there, target) in locked(&self.targets).iter() {
             let is_one = match there.is_seen_with(status) {
@@ -342,7 +342,7 @@ impl<'a> Tree<'a> {
         };
         made.and_then(|()| {
             match attributes::set(target, &self.files.wanted.rest_of_link(&status.attr)) {
-                // Not every store can set the times of a link, and nobody misses them.
+                // Not every store can set the times of a link, and programs rarely need them.
                 Err(failure) if failure.is(Errno::EOPNOTSUPP) => Ok(()),
                 result => result,
             }
@@ -379,11 +379,11 @@ impl<'a> Tree<'a> {
     }
 }
 
-/// Arguments that go into one directory share what is known of it.
+/// Lets all arguments that are copied into one directory share its [`Parent`].
 fn share_parents(lists: &mut [Vec<Job>]) {
     let mut parents: HashMap<String, Arc<Parent>> = HashMap::new();
     for job in lists.iter_mut().flatten() {
-        // The root of an export is in no directory, and is never made.
+        // The root of an export has no parent, and is never made.
         if let Ok(directory) = job.target.sibling(b".") {
             job.parent = parents.entry(directory.to_string()).or_default().clone();
         }
@@ -403,19 +403,21 @@ fn another_name(first: &End, new: &End, run: u32) -> Outcome<()> {
     }
 }
 
-/// Makes something beside a file, and puts it in the file's place: where it cannot be made, as on file systems without links, the file stays.
+/// Makes something beside a file and renames it over the file. If it cannot be made, as on file systems
+/// without links, the file stays.
 fn replace(target: &End, run: u32, make: impl FnOnce(&End) -> Outcome<()>) -> Outcome<()> {
     let beside = target.sibling(&part::unique_name(target.name(), run))?;
     make(&beside)?;
     beside.rename(target).inspect_err(|_| {
-        // What matters is why it failed.
+        // The error of the rename matters, not that of the clean-up.
         let _ = beside.unlink();
     })
 }
 
-/// True when a source and a target of the same inode number are one directory, seen from two sides: no other one was changed in the same
-/// nanosecond. Other workers fill the target meanwhile, so it is looked at before the source and after, until one look is the same
-/// or nothing has changed between the two.
+/// Returns true if a source and a target with the same inode number are one directory, seen from two sides:
+/// then both were changed in the same nanosecond. Other workers may change the target meanwhile, so this
+/// compares the source with the target before and after, until one is equal or the target did not change
+/// between the two.
 fn is_one_directory(source: &End, target: &End) -> Outcome<bool> {
     let look = |end: &End, follow| end.status(follow).map(|status| status.seen());
     let mut before = look(target, true)?;
@@ -432,7 +434,7 @@ fn is_one_directory(source: &End, target: &End) -> Outcome<bool> {
     }
 }
 
-/// Bytes that a copy of it moves.
+/// Returns the number of bytes that a copy moves.
 fn bytes(status: &Status) -> u64 {
     if status.attr.is_file() { status.attr.size } else { 0 }
 }
@@ -441,8 +443,8 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Jobs that wait, the last ones first so that a tree is gone through depth first, and how many
-/// are under way: those may yet bring more.
+/// Waiting jobs, and the number of jobs under way, which may add more. The last job is taken first, so that
+/// trees are walked depth first.
 #[derive(Default)]
 struct Queue {
     state: Mutex<(Vec<Job>, usize)>,
@@ -455,7 +457,7 @@ impl Queue {
         self.changed.notify_all();
     }
 
-    /// Waits for a job; `None` when there is none and none can come.
+    /// Waits for a job. Returns `None` if there is none and none can be added any more.
     fn take(&self) -> Option<(Job, UnderWay<'_>)> {
         let idle = |state: &mut (Vec<Job>, usize)| state.0.is_empty() && state.1 > 0;
         let waited = self.changed.wait_while(locked(&self.state), idle);
@@ -466,7 +468,8 @@ impl Queue {
     }
 }
 
-/// A job that was taken. It is done when this goes, also by a panic: the other workers would wait for it.
+/// A job that was taken. Dropping this marks it as done, even after a panic: the other workers would wait for
+/// it otherwise.
 struct UnderWay<'a>(&'a Queue);
 
 impl Drop for UnderWay<'_> {
