@@ -171,9 +171,12 @@ pub(super) fn copy_default_list(
 pub(super) fn has_list(file: &End) -> Outcome<bool> {
     match file.xattrs() {
         Err(failure) if failure.is(Errno::EOPNOTSUPP) => Ok(false),
-        names => Ok(names?.iter().any(|name| {
-            [ACCESS_LIST, DEFAULT_LIST].iter().any(|list| list.as_bytes() == name.as_slice())
-        })),
+        names => {
+            let is_list = |name: &Vec<u8>| {
+                [ACCESS_LIST, DEFAULT_LIST].iter().any(|list| list.as_bytes() == name)
+            };
+            Ok(names.map_err(|failure| failure.about(file))?.iter().any(is_list))
+        }
     }
 }
 
