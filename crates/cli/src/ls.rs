@@ -191,7 +191,7 @@ impl Listing<'_> {
         let attributes = self.args.needs_attributes();
         let next = stack.iter_mut().rev().take(AHEAD);
         for pending in next.filter(|pending| pending.started.is_none()).take(room) {
-            let Ok(place) = pending.place.clone().shortened() else { continue };
+            let Ok(place) = pending.place.clone().shortened(0) else { continue };
             // What cannot be started now fails again, and is reported, when its turn comes.
             pending.started = place.base.start_list_path(place.path(), attributes).ok();
             pending.place = place;
@@ -199,7 +199,7 @@ impl Listing<'_> {
     }
 
     fn directory(&mut self, pending: Pending, heading: bool) -> Outcome<Vec<Place>> {
-        let place = pending.place.shortened()?;
+        let place = pending.place.shortened(0)?;
         let attributes = self.args.needs_attributes();
         let operation = match pending.started {
             Some(operation) => operation,

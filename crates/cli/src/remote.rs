@@ -179,12 +179,13 @@ impl Place {
         Some(Self { path: replace(&self.path), full: replace(&self.full), ..self.clone() })
     }
 
-    /// Returns the same place with a path that leaves room for names below it.
-    pub(crate) fn shortened(self) -> Outcome<Self> {
+    /// Returns the same place with a path that leaves room for names below it. Its directory is opened with
+    /// these flags as well.
+    pub(crate) fn shortened(self, flags: u32) -> Outcome<Self> {
         if self.path.len() < PATH_BYTES_REBASE {
             return Ok(self);
         }
-        let base = self.base.open(&self.path, flag::PATH | flag::DIRECTORY, 0)?;
+        let base = self.base.open(&self.path, flag::PATH | flag::DIRECTORY | flags, 0)?;
         Ok(Self { base: Arc::new(base), path: Vec::new(), ..self })
     }
 

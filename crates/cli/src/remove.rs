@@ -19,6 +19,8 @@ Exit status: 0 all removed, 1 something was not, 2 wrong usage.";
 
 /// Removals under way at once.
 const AHEAD: usize = 32;
+/// Errors of removing a file that say neither that it is none nor that it is there: a read-only file system does not look.
+const LOOK_AGAIN: [Errno; 3] = [Errno::EISDIR, Errno::EPERM, Errno::EROFS];
 /// `DT_DIR`.
 const KIND_DIRECTORY: u8 = 4;
 /// `DT_UNKNOWN`.
@@ -64,7 +66,7 @@ fn remove(place: &Place, args: &Args, report: &Report) -> Outcome<()> {
     }
     let failure = match place.base.unlink(place.path(), false) {
         Ok(()) => return Ok(()),
-        Err(error) if [Errno::EISDIR, Errno::EPERM].contains(&error.errno()) => error,
+        Err(error) if LOOK_AGAIN.contains(&error.errno()) => error,
         Err(error) => return Err(error.into()),
     };
     if !place.base.stat_path(place.path(), false)?.is_directory() {

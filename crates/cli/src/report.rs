@@ -109,11 +109,16 @@ pub(crate) fn say(text: impl Display) -> Result<(), String> {
     printed(said).map_err(|failure| failure.to_string())
 }
 
+/// Ends the program as SIGPIPE would.
+pub(crate) fn end_for_pipe() -> ! {
+    std::process::exit(STATUS_PIPE)
+}
+
 /// Handles the result of writing to standard output. If the reader has gone away, ends the program quietly,
 /// as SIGPIPE would.
 pub(crate) fn printed(result: io::Result<()>) -> Outcome<()> {
     match result.and_then(|()| writable()) {
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => std::process::exit(STATUS_PIPE),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => end_for_pipe(),
         result => result.map_err(|error| Failure::from(error).about("standard output")),
     }
 }

@@ -91,7 +91,10 @@ pub(crate) fn make_directories(args: &MkdirArgs) -> ExitCode {
             if args.parents {
                 make_with_parents(&remotes, url, &place, mode, usual)
             } else {
-                make(&place, mode)
+                make(&place, mode).map_err(|failure| match failure.is(Errno::ENOENT) {
+                    true => failure.with("use -p to make the directories above it"),
+                    false => failure,
+                })
             }
         });
         report.check(url, made);
@@ -217,10 +220,14 @@ fn rename_one(
     let renamed = source.base.rename(source.path(), &target.base, target.path(), flags);
     match renamed.map_err(Failure::from) {
         // The source's own absence is the source's error; all else concerns both.
-        Err(failure) if !failure.is(Errno::ENOENT) => {
-            Err(failure.with(format_args!("moving it to {target}")))
+        Err(failure) if failure.is(Errno::ENOENT) && attr_if_any(&source, false)?.is_none() => {
+            Err(failure)
         }
-        Err(failure) => Err(failure),
+        Err(failure) if failure.is(Errno::EINVAL) && is_below(&target, &source) => {
+            let text = format!("a directory cannot be moved into itself, to {target}");
+            Err(failure.with(text))
+        }
+        Err(failure) => Err(failure.with(format_args!("moving it to {target}"))),
         Ok(()) if is_same(&source, &target) => {
             Err(Failure::new(format!("is the same file as {target}: both names stay")))
         }
@@ -229,6 +236,11 @@ fn rename_one(
             Ok(())
         }
     }
+}
+
+/// True when one path leads through the other, as they are written.
+fn is_below(inner: &Place, outer: &Place) -> bool {
+    names(inner.full()).starts_with(&names(outer.full()))
 }
 
 /// True for a symbolic link to what has the other name.
@@ -279,7 +291,7 @@ fn link_one(remotes: &Remotes, args: &LnArgs) -> Outcome<()> {
             }
             Some(source) => {
                 let linked = source.base.link(source.path(), false, &link.base, link.path());
-                Ok(linked.map(drop)?)
+                linked.map(drop).map_err(|error| about_source(source, error.into()))
             }
         }
     };
@@ -290,6 +302,20 @@ fn link_one(remotes: &Remotes, args: &LnArgs) -> Outcome<()> {
         result => result,
     }
     .map_err(|failure| failure.about(&link))
+}
+
+/// Says so where it is the source of a hard link that stands in its way.
+fn about_source(source: &Place, failure: Failure) -> Failure {
+    if !failure.is(Errno::ENOENT) && !failure.is(Errno::EPERM) {
+        return failure;
+    }
+    match attr_if_any(source, false) {
+        Ok(None) => failure.about(source),
+        Ok(Some(attr)) if attr.is_directory() => {
+            failure.about(source).with("a directory has no hard links; use -s")
+        }
+        _ => failure,
+    }
 }
 
 /// Puts a link in the place of what has its name, unless that is its own source. What is there stays until

@@ -73,7 +73,9 @@ fn tree(top: End, report: &Report) -> Outcome<()> {
             }
             continue;
         }
-        let listed = end.clone().shortened().and_then(|end| Ok((end.list()?, end)));
+        // Of the argument itself a link may have been followed.
+        let follow = path.is_empty();
+        let listed = end.clone().shortened(follow).and_then(|end| Ok((end.list(follow)?, end)));
         let Some((mut listed, end)) = report.check(&end, listed) else { continue };
         listed.sort_unstable_by(|a, b| b.name.cmp(&a.name));
         for entry in listed {

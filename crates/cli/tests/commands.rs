@@ -4,7 +4,7 @@
 mod support;
 
 use std::fs;
-use std::io::{BufRead, Read};
+use std::io::{BufRead, BufReader, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, symlink};
 use std::process::{Command, Stdio};
@@ -246,17 +246,20 @@ fn contents_and_their_sums() {
 fn a_reader_that_goes_away_ends_the_program_quietly() {
     let world = World::new();
     fs::write(world.local("served/large"), noise(20 << 20, 3)).unwrap();
-    let mut cat = Command::new(TOWLINE)
-        .args(["cat", &world.url("dir/large")])
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut first = [0; 10];
-    cat.stdout.take().unwrap().read_exact(&mut first).unwrap();
-    let output = cat.wait_with_output().unwrap();
-    assert_eq!(output.status.code(), Some(141), "as a shell reports SIGPIPE");
-    assert!(output.stderr.is_empty());
+    let large = world.url("dir/large");
+    for arguments in [&["cat", &large][..], &["cp", &large, "/dev/stdout"]] {
+        let mut command = Command::new(TOWLINE)
+            .args(arguments)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut first = [0; 10];
+        command.stdout.take().unwrap().read_exact(&mut first).unwrap();
+        let output = command.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(141), "{arguments:?}: as a shell reports SIGPIPE");
+        assert!(output.stderr.is_empty(), "{arguments:?}");
+    }
 }
 
 #[test]
@@ -395,4 +398,89 @@ fn a_tour_that_is_interrupted_leaves_nothing_behind() {
         assert!(!status.success(), "{status}");
         assert!(!fs::exists(place).unwrap(), "{place} is left: {status}");
     }
+}
+
+/// Sums are held up by a full pipe, so that a directory that is listed but not yet entered can be replaced meanwhile.
+#[test]
+fn a_directory_that_becomes_a_link_is_not_followed() {
+    let world = World::new();
+    fs::create_dir(world.local("secret")).unwrap();
+    fs::write(world.local("secret/file"), "elsewhere").unwrap();
+    fs::create_dir(world.local("served/secret")).unwrap();
+    fs::write(world.local("served/secret/file"), "elsewhere").unwrap();
+    for (tree, named) in [
+        (world.local("tree"), world.local("tree").display().to_string()),
+        (world.local("served/tree"), world.url("dir/tree")),
+    ] {
+        fs::create_dir_all(tree.join("z/below")).unwrap();
+        for count in 0..200 {
+            fs::write(tree.join(format!("{count:0100}")), "").unwrap();
+        }
+        let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
+        rustix::pipe::fcntl_setpipe_size(&write, 4096).unwrap();
+        let child = Command::new(TOWLINE)
+            .args(["sum", "-r", &named])
+            .stdout(write)
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::with_capacity(128, fs::File::from(read));
+        let mut printed = String::new();
+        lines.read_line(&mut printed).unwrap();
+        fs::rename(tree.join("z"), tree.join("moved")).unwrap();
+        symlink("../secret", tree.join("z")).unwrap();
+        lines.read_to_string(&mut printed).unwrap();
+        let output = child.wait_with_output().unwrap();
+        let complaint = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{named}: {complaint}");
+        assert!(complaint.contains("/z: not a directory; it was replaced"), "{complaint}");
+        assert_eq!(printed.lines().count(), 200, "{printed}");
+    }
+    // What is named with a slash after it is the directory that the link leads to.
+    for named in [world.local("tree/z/").display().to_string(), world.url("dir/tree/z/")] {
+        let copy = world.local("copy");
+        let target = match named.contains("://") {
+            true => copy.display().to_string(),
+            false => world.url("mem/copy"),
+        };
+        good(&["cp", "-r", &named, &target]);
+        assert!(text(&["sum", "-r", &target]).ends_with("  file\n"), "{named}");
+    }
+}
+
+/// What failed, and on which of the two names.
+#[test]
+fn why_a_name_is_not_made_is_told() {
+    let world = World::new();
+    for export in ["dir", "mem"] {
+        let url = |path: &str| world.url(&format!("{export}/{path}"));
+        good(&["mkdir", "-p", &url("d/sub")]);
+        good(&["cp", "/proc/version", &url("file")]);
+        for (arguments, told) in [
+            (["mv", "file", "none/x"], "/file: no such file or directory; moving it to "),
+            (["mv", "none", "x"], "/none: no such file or directory\n"),
+            (
+                ["mv", "d", "d/sub/x"],
+                "/d: invalid argument; a directory cannot be moved into itself",
+            ),
+            (["mv", "d", "d"], "/d: invalid argument; a directory cannot be moved into itself"),
+            (["ln", "none", "x"], "/none: no such file or directory\n"),
+            (["ln", "file", "none/x"], "/none/x: no such file or directory\n"),
+            (["ln", "d", "x"], "/d: operation not permitted; a directory has no hard links"),
+        ] {
+            let [command, source, target] = arguments;
+            let complaint = bad(1, &[command, &url(source), &url(target)]);
+            let told = format!("towline: {command}: {}", url(told.trim_start_matches('/')));
+            assert!(complaint.starts_with(&told), "{arguments:?}: {complaint}");
+        }
+        let complaint = bad(1, &["mkdir", &url("none/x")]);
+        assert!(complaint.contains("no such file or directory; use -p"), "{complaint}");
+    }
+    // As with rm(1), also where a read-only file system would say only that.
+    let none = world.url("ro/none");
+    good(&["rm", "-f", &none]);
+    assert!(bad(1, &["rm", &none]).contains("no such file"));
+    assert!(bad(1, &["rm", "-f", &world.url("ro/file")]).contains("read-only"));
+    assert!(bad(1, &["rm", &world.url("ro/d")]).contains("is a directory; use -r"));
+    assert!(bad(1, &["rm", "-rf", &world.url("ro/d")]).contains("read-only"));
 }

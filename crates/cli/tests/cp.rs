@@ -541,3 +541,26 @@ fn trees_deeper_than_the_longest_path_are_copied() {
     good(&["rm", "-r", &target]);
     assert!(names(&world.local("served")).is_empty());
 }
+
+/// As with cp(1), no file appears where a link leads that leads nowhere.
+#[test]
+fn links_that_lead_nowhere_are_not_written_through() {
+    let world = World::new();
+    let link = world.local("link");
+    symlink("none", &link).unwrap();
+    let local = link.display().to_string();
+    for export in ["dir", "mem"] {
+        let link = world.url(&format!("{export}/link"));
+        good(&["ln", "-s", "none", &link]);
+        for (source, target) in [("/proc/version", &link), (world.url("dir/some").as_str(), &local)]
+        {
+            fs::write(world.local("served/some"), "some").unwrap();
+            let complaint = bad(1, &["cp", source, target]);
+            let told =
+                format!("{target}: no such file or directory; it is a dangling symbolic link");
+            assert!(complaint.contains(&told), "{complaint}");
+        }
+        assert!(!text(&["ls", &world.url(export)]).contains("none"), "{export}");
+    }
+    assert!(!world.local("none").exists());
+}

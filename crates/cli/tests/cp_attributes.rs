@@ -6,7 +6,8 @@ mod support;
 use rustix::fs::{CWD, FileType, Mode, XattrFlags};
 use std::fs;
 use std::os::unix::fs::{MetadataExt, symlink};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use support::{World, good, names, noise, set_mode, text};
 
 const LARGE: usize = 20 << 20;
@@ -158,5 +159,86 @@ fn what_is_replaced_keeps_its_access_control_list() {
             assert_eq!(fs::metadata(file).unwrap().mode() & 0o7777, 0o660, "{size} {target}");
             assert_eq!(list_of(file, ACCESS_LIST), list, "{size} {target}");
         }
+    }
+}
+
+/// Mode and both access control lists of everything in a tree.
+fn rights(top: &Path) -> Vec<(PathBuf, u32, Vec<u8>, Vec<u8>)> {
+    let (mut found, mut left) = (Vec::new(), vec![top.to_owned()]);
+    while let Some(path) = left.pop() {
+        let status = fs::symlink_metadata(&path).unwrap();
+        if status.is_dir() {
+            left.extend(fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path()));
+        }
+        let lists = [ACCESS_LIST, DEFAULT_LIST].map(|name| list_of(&path, name));
+        let [access, default] = lists;
+        let name = path.strip_prefix(top).unwrap().to_owned();
+        found.push((name, status.mode(), access, default));
+    }
+    found.sort();
+    found
+}
+
+/// A copy has the rights of its source, or of what it replaces, not those that its directory hands down: as with `cp`.
+#[test]
+fn lists_that_a_directory_hands_down_do_not_stay() {
+    let world = World::new();
+    let list = access_list();
+    let make_source = |tree: &Path| {
+        fs::create_dir_all(tree.join("sub/empty")).unwrap();
+        for (name, size) in [("small", 10), ("middle", 100_000), ("sub/large", 5 << 20)] {
+            fs::write(tree.join(name), noise(size, 3)).unwrap();
+        }
+        set_mode(&tree.join("small"), 0o640);
+        let mode = Mode::from_raw_mode(0o620);
+        rustix::fs::mknodat(CWD, tree.join("sub/fifo"), FileType::Fifo, mode, 0).unwrap();
+        set_mode(&tree.join("sub/fifo"), 0o620);
+        set_mode(tree, 0o750);
+    };
+    // Holds a list that is handed down, files and directories that have it, and a file without one.
+    let make_target = |target: &Path| {
+        fs::create_dir_all(target).unwrap();
+        fs::write(target.join("small"), "old").unwrap();
+        set_mode(&target.join("small"), 0o604);
+        for which in [ACCESS_LIST, DEFAULT_LIST] {
+            if rustix::fs::lsetxattr(target, which, &list, XattrFlags::empty()).is_err() {
+                return false;
+            }
+        }
+        fs::create_dir(target.join("sub")).unwrap();
+        fs::write(target.join("middle"), "old").unwrap();
+        true
+    };
+    let sources = [world.local("tree"), world.local("served/tree")];
+    sources.iter().for_each(|tree| make_source(tree));
+    let urls = [world.url("dir/tree"), world.url("dir/target")];
+    let path = |name: &str| world.local(name).display().to_string();
+    let ways = [
+        (path("tree"), urls[1].clone(), world.local("served/target")),
+        (urls[0].clone(), path("target"), world.local("target")),
+    ];
+    for (options, inside) in [
+        (&["-rp"][..], "/."),
+        (&["-rp"], ""),
+        (&["-a"], "/."),
+        (&["-rp", "--resume"], "/."),
+        (&["--preserve=mode"], "/small"),
+        (&[], "/small"),
+    ] {
+        let expected = world.local("expected");
+        if !make_target(&expected) {
+            return eprintln!("SKIPPED: no access control lists here");
+        }
+        let of_cp = options.iter().filter(|option| **option != "--resume");
+        let cp = Command::new("cp").args(of_cp).arg(path("tree") + inside).arg(&expected).status();
+        assert!(cp.unwrap().success());
+        for (source, url, target) in &ways {
+            assert!(make_target(target));
+            let source = source.clone() + inside;
+            good(&[&["cp"], options, &[source.as_str(), url.as_str()]].concat());
+            assert_eq!(rights(target), rights(&expected), "{options:?} {inside} to {url}");
+            fs::remove_dir_all(target).unwrap();
+        }
+        fs::remove_dir_all(expected).unwrap();
     }
 }

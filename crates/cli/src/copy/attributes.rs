@@ -1,22 +1,23 @@
-//! What of a file besides its bytes a copy takes along.
+//! Attributes that a copy takes from its source, besides the bytes.
 
 use super::Preserve;
 use super::end::{End, Status};
 use super::part::STAMP;
 use crate::report::Outcome;
+use std::sync::OnceLock;
 use towline_client::{Attr, Errno, SetAttr};
 use towline_wire::attr::attr_flag::NO_XATTRS;
 
-/// What is to be preserved, and what new files get else.
+/// Which attributes to preserve, and the mask for new files where the mode is not preserved.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Wanted {
-    /// Permission bits, with those for set-user-ID.
+    /// Permission bits, including set-user-ID, set-group-ID and the sticky bit.
     pub(super) mode: bool,
     /// Times.
     pub(super) times: bool,
     /// User and group.
     pub(super) owner: bool,
-    /// Hard links within what is copied.
+    /// Hard links among the files copied.
     pub(super) links: bool,
     /// Extended attributes.
     pub(super) xattr: bool,
@@ -25,7 +26,7 @@ pub(super) struct Wanted {
 }
 
 impl Wanted {
-    /// From the command line.
+    /// Builds the set from the arguments of `--preserve`.
     pub(super) fn new(preserve: &[Preserve], umask: u32) -> Self {
         let all = preserve.contains(&Preserve::All);
         let has = |what| all || preserve.contains(&what);
@@ -39,16 +40,18 @@ impl Wanted {
         }
     }
 
-    /// Permission bits for a new file; those of a file that is replaced stay.
+    /// Returns the permission bits of a copy. Without `mode`, a replaced file's bits stay, and new
+    /// directories keep the sticky bit.
     pub(super) fn mode(&self, source: &Attr, replaced: Option<&Attr>) -> u32 {
         match replaced {
             _ if self.mode => source.mode & 0o7777,
             Some(attr) => attr.mode & 0o7777,
+            None if source.is_directory() => source.mode & 0o1777 & !self.umask,
             None => source.mode & 0o777 & !self.umask,
         }
     }
 
-    /// What remains to be set after a file was created with [`Wanted::mode`].
+    /// Returns the attributes still to set on a file created with [`Wanted::mode`].
     pub(super) fn rest(&self, source: &Attr, replaced: Option<&Attr>) -> SetAttr {
         let owner = if self.owner { Some(source) } else { replaced };
         SetAttr {
@@ -60,33 +63,42 @@ impl Wanted {
         }
     }
 
-    /// Access control list for a copy, with the mode that goes with it: of the source, or of what is replaced.
+    /// Returns the access control list to set on a copy, together with its mode: the list of the source, or
+    /// of the replaced file. Where that file has none, `has_list` tells whether the copy has inherited one,
+    /// which is then taken away.
     pub(super) fn access_list(
         &self,
         source: (&End, &Attr),
         replaced: Option<(&End, &Attr)>,
+        has_list: impl FnOnce() -> Outcome<bool>,
     ) -> Outcome<Option<AccessList>> {
-        match replaced {
-            _ if self.mode => AccessList::of(source.0, source.1),
-            Some((file, attr)) => AccessList::of(file, attr),
-            None => Ok(None),
+        let (file, attr) = match replaced {
+            _ if self.mode => source,
+            Some(replaced) => replaced,
+            None => return Ok(None),
+        };
+        match AccessList::of(file, attr)? {
+            None if has_list()? => Ok(Some(AccessList::only_mode())),
+            list => Ok(list),
         }
     }
 
-    /// As [`Wanted::rest`], for a link itself, which has no mode.
+    /// Like [`Wanted::rest`], but for a symbolic link, which has no mode.
     pub(super) fn rest_of_link(&self, source: &Attr) -> SetAttr {
         SetAttr { mode: None, ..self.rest(source, None) }
     }
 }
 
-/// The access control list of a file that has one, see `acl(5)`: the group's bits of its mode are then the most that anybody named there may,
-/// and not what the group may.
+/// An access control list, see `acl(5)`. The group bits of the file's mode are then the mask: the most that
+/// the group and everyone named in the list may do, and not the group's own rights.
 pub(super) struct AccessList(Vec<u8>);
 
 const ACCESS_LIST: &str = "system.posix_acl_access";
-/// What a directory hands down to what is made in it.
+/// The list that files made in a directory inherit.
 const DEFAULT_LIST: &str = "system.posix_acl_default";
 const GROUP_BITS: u32 = 0o070;
+/// The version with which lists begin. Setting a list without entries removes the one that is there.
+const VERSION: [u8; 4] = 2u32.to_le_bytes();
 
 impl AccessList {
     fn of(file: &End, attr: &Attr) -> Outcome<Option<Self>> {
@@ -97,7 +109,18 @@ impl AccessList {
         Ok(list.map(Self))
     }
 
-    /// Gives it to a copy, and what remains to be set; where it cannot be had, the group gets what the list has for it.
+    /// Returns a list that takes an inherited one away: a mode can say the same, so the kernel stores no
+    /// list. It gives rights to the owner only; the mode is set afterwards.
+    fn only_mode() -> Self {
+        const ENTRIES: [(u16, u16); 3] = [(1, 7), (4, 0), (32, 0)];
+        let entry = |(tag, rights): (u16, u16)| {
+            tag.to_le_bytes().into_iter().chain(rights.to_le_bytes()).chain([0xff; 4])
+        };
+        Self(VERSION.into_iter().chain(ENTRIES.into_iter().flat_map(entry)).collect())
+    }
+
+    /// Sets the list on a copy and returns the attributes still to set. If the list cannot be set, the mode
+    /// gives the group the rights that it has in the list.
     pub(super) fn hand_down(&self, written: &End, set: SetAttr) -> SetAttr {
         match written.set_xattr(ACCESS_LIST.as_bytes(), &self.0) {
             Ok(()) => set,
@@ -105,22 +128,22 @@ impl AccessList {
         }
     }
 
-    /// A mode that says of the group what the list says: its entries have a tag, rights and a number of somebody (`linux/posix_acl_xattr.h`).
+    /// Returns the mode with the group bits of the list's entry for the group. Each entry is a tag, rights
+    /// and the number of a user or group (`linux/posix_acl_xattr.h`).
     fn without_list(&self, mode: u32) -> u32 {
-        const VERSION_BYTES: usize = 4;
         const GROUP: [u8; 2] = [4, 0];
-        let entries = self.0.get(VERSION_BYTES..).unwrap_or(&[]).chunks_exact(8);
+        let entries = self.0.get(VERSION.len()..).unwrap_or(&[]).chunks_exact(8);
         let group = entries.filter(|entry| entry[..2] == GROUP).map(|entry| entry[2]).next();
         mode & (!GROUP_BITS | u32::from(group.unwrap_or(0) & 7) << 3)
     }
 }
 
-/// An access control list; most files are known to have none without asking.
+/// Returns one of a file's lists. Most listed files are known to have none without asking.
 fn list_of(file: &End, attr: &Attr, which: &str) -> Outcome<Option<Vec<u8>>> {
     if attr.flags & NO_XATTRS != 0 {
         return Ok(None);
     }
-    // It may be gone meanwhile.
+    // The file may have been removed since.
     let none = [Errno::ENODATA, Errno::EOPNOTSUPP, Errno::ENOENT];
     match file.xattr(which.as_bytes()) {
         Err(failure) if none.iter().any(|errno| failure.is(*errno)) => Ok(None),
@@ -128,17 +151,55 @@ fn list_of(file: &End, attr: &Attr, which: &str) -> Outcome<Option<Vec<u8>>> {
     }
 }
 
-/// Copies what a directory hands down, to where that can be.
-pub(super) fn copy_default_list(source: &End, attr: &Attr, target: &End) -> Outcome<()> {
+/// Copies the default list of a directory, where the target supports lists. If the source has none and the
+/// copy may have one (`has_list`), removes that.
+pub(super) fn copy_default_list(
+    source: &End,
+    attr: &Attr,
+    target: &End,
+    has_list: bool,
+) -> Outcome<()> {
     let list = list_of(source, attr, DEFAULT_LIST).map_err(|failure| failure.about(source))?;
+    let list = list.or_else(|| has_list.then(|| VERSION.to_vec()));
     match list.map(|list| target.set_xattr(DEFAULT_LIST.as_bytes(), &list)) {
         Some(Err(failure)) if !failure.is_refusal() => Err(failure),
         _ => Ok(()),
     }
 }
 
-/// Sets what there is to set. An owner that this user may not give is left out, and with it the
-/// set-user-ID bits, which would mean another user than in the source.
+/// Returns true if a file has an access control list or a default list.
+pub(super) fn has_list(file: &End) -> Outcome<bool> {
+    match file.xattrs() {
+        Err(failure) if failure.is(Errno::EOPNOTSUPP) => Ok(false),
+        names => {
+            let is_list = |name: &Vec<u8>| {
+                [ACCESS_LIST, DEFAULT_LIST].iter().any(|list| list.as_bytes() == name)
+            };
+            Ok(names.map_err(|failure| failure.about(file))?.iter().any(is_list))
+        }
+    }
+}
+
+/// Whether copies inherit an access control list from the directory in which they are made.
+#[derive(Default)]
+pub(super) struct Parent(OnceLock<bool>);
+
+impl Parent {
+    /// Returns true if this copy inherits a list. It lies in the directory itself or in one that the copy has
+    /// made there, which inherited the list. Only the first call asks.
+    pub(super) fn hands_down(&self, copy: &End) -> Outcome<bool> {
+        if let Some(known) = self.0.get() {
+            return Ok(*known);
+        }
+        let directory = copy.sibling(b".")?;
+        let list = list_of(&directory, &Attr::default(), DEFAULT_LIST);
+        let found = list.map_err(|failure| failure.about(&directory))?.is_some();
+        Ok(*self.0.get_or_init(|| found))
+    }
+}
+
+/// Sets attributes. If this user may not set the owner, leaves the owner out, and with it the set-user-ID
+/// bits, which would give the rights of another user than in the source.
 pub(super) fn set(target: &End, set: &SetAttr) -> Outcome<()> {
     if *set == SetAttr::default() {
         return Ok(());
@@ -152,7 +213,7 @@ pub(super) fn set(target: &End, set: &SetAttr) -> Outcome<()> {
     }
 }
 
-/// Sets the owner, if there is one to set, as [`set`] does; what remains to be set.
+/// Sets only the owner, with the same exception as [`set`]. Returns the attributes still to set.
 pub(super) fn set_owner(target: &End, set: &SetAttr) -> Outcome<SetAttr> {
     let owner = SetAttr { uid: set.uid, gid: set.gid, ..SetAttr::default() };
     if owner == SetAttr::default() {
@@ -168,7 +229,7 @@ fn without_owner(set: &SetAttr) -> SetAttr {
     SetAttr { uid: None, gid: None, mode: set.mode.map(|mode| mode & 0o1777), ..*set }
 }
 
-/// Copies the extended attributes; those of the system that the target refuses are left out.
+/// Copies the extended attributes. Those outside `user.` that the target refuses are left out.
 pub(super) fn copy_xattrs(source: &End, attr: &Attr, target: &End) -> Outcome<()> {
     if attr.flags & NO_XATTRS != 0 {
         return Ok(());
@@ -194,7 +255,7 @@ pub(super) fn copy_xattrs(source: &End, attr: &Attr, target: &End) -> Outcome<()
     Ok(())
 }
 
-/// True when the target is a copy of this version of the source, going by size and time.
+/// Returns true if size and modification time say that the target is a copy of this version of the source.
 pub(super) fn unchanged(source: &Status, target: &Status) -> bool {
     let (source, target) = (&source.attr, &target.attr);
     target.is_file() && source.size == target.size && source.modified == target.modified
@@ -216,6 +277,10 @@ mod tests {
         let plain = Wanted { umask: 0o022, ..Wanted::default() };
         assert_eq!(plain.mode(&source(), None), 0o755);
         assert_eq!(plain.rest(&source(), None), SetAttr::default());
+        // Without the sticky bit, users could remove each other's files.
+        let public = |kind: u32| Attr { mode: kind | 0o3777, ..Attr::default() };
+        assert_eq!(plain.mode(&public(0o040_000), None), 0o1755);
+        assert_eq!(plain.mode(&public(0o100_000), None), 0o755);
         let old = Attr { mode: 0o100_600, uid: 8, gid: 9, ..Attr::default() };
         assert_eq!(plain.mode(&source(), Some(&old)), 0o600);
         let rest = plain.rest(&source(), Some(&old));

@@ -1,18 +1,18 @@
-//! Closing local files, and hearing of it.
+//! Closes local files and reports the errors of `close(2)`.
 #![allow(unsafe_code)]
 
 use std::fs::File;
 use std::io;
 use std::os::fd::IntoRawFd;
 
-/// Closes a file. One on NFS, or behind a quota of FUSE, may tell only now that what was written
-/// could not be kept: `close(2)`.
+/// Closes a file. NFS and FUSE file systems with quotas may report only now that data could not be
+/// stored, see `close(2)`.
 ///
 /// # Errors
-/// What the kernel says of what was written. The descriptor is gone all the same.
+/// What the kernel reports about the data written. The descriptor is closed all the same.
 pub(super) fn close(file: File) -> io::Result<()> {
     let fd = file.into_raw_fd();
-    // SAFETY: it was owned by `file`, which let go of it.
+    // SAFETY: `into_raw_fd` has given up ownership, so nothing else closes this descriptor.
     if unsafe { libc::close(fd) } == 0 {
         return Ok(());
     }

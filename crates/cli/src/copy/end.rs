@@ -10,10 +10,13 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 use towline_client::{Attr, Errno, SetAttr, Timestamp, Url};
 
-/// Most symbolic links followed to find where a target really is.
+/// The most symbolic links followed to find the real place of a target.
 const LINKS_MAX: u32 = 40;
 
-/// A file on this machine or on a server.
+/// Explains why a link that leads nowhere is not written through: `cp` does not either.
+pub(super) const DANGLING: &str = "it is a dangling symbolic link; remove it first";
+
+/// A path on this machine or on a server.
 #[derive(Clone)]
 pub(crate) enum End {
     /// On this machine.
@@ -22,14 +25,14 @@ pub(crate) enum End {
     Remote(Place),
 }
 
-/// Attributes, and what tells files of different file systems apart.
+/// Attributes, with the file system to tell apart files of the same inode number.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Status {
     /// Attributes.
     pub(crate) attr: Attr,
-    /// Together with the inode number names the file.
+    /// Identifies the file together with the inode number.
     pub(crate) file_system: FileSystem,
-    /// Links were followed, and are when the file is opened.
+    /// Symbolic links were followed, and are followed when the file is opened.
     pub(crate) is_followed: bool,
 }
 
@@ -38,7 +41,7 @@ pub(crate) struct Status {
 pub(crate) enum FileSystem {
     /// Of this machine: its device number.
     Local(u64),
-    /// One in an export.
+    /// A file system in an export.
     Remote {
         /// [`Place::device`].
         export: u64,
@@ -48,12 +51,12 @@ pub(crate) enum FileSystem {
 }
 
 impl FileSystem {
-    /// That of a file in the export of this place.
+    /// Returns the file system of a file in this place's export.
     fn remote(place: &Place, attr: &Attr) -> Self {
         Self::Remote { export: place.device(), number: attr.file_system() }
     }
 
-    /// True when both are seen from one side, so that they have different names if they are two.
+    /// Returns true if both are named from the same side, so that two file systems have different names.
     fn is_seen_with(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Remote { export: one, .. }, Self::Remote { export: two, .. }) => one == two,
@@ -67,8 +70,8 @@ impl Status {
         Self { attr, file_system: FileSystem::remote(place, &attr), is_followed }
     }
 
-    /// True when both are one file, also when it is reached in two ways (a local path and a URL, two exports):
-    /// no other file has the same number and was changed in the same nanosecond.
+    /// Returns true if both are the same file, even if it is reached in two ways (a local path and a URL, or two
+    /// exports). Then inode number, mode and change time decide: no two files are assumed to share them.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         if self.is_seen_with(other) || self.attr.changed == Timestamp::default() {
             return self.identity() == other.identity();
@@ -76,32 +79,32 @@ impl Status {
         self.seen() == other.seen()
     }
 
-    /// True when the two have different [`Status::identity`], unless they are one file.
+    /// Returns true if [`Status::identity`] tells the two apart.
     pub(super) fn is_seen_with(&self, other: &Self) -> bool {
         self.file_system.is_seen_with(&other.file_system)
     }
 
-    /// Names the file, among files of this machine and of servers.
+    /// Identifies the file among the files of this machine and of servers.
     pub(super) fn identity(&self) -> (FileSystem, u64) {
         (self.file_system, self.attr.inode)
     }
 
-    /// What is the same from both sides of one file, as long as nobody changes it.
+    /// Returns what both sides see alike of a file that nobody changes.
     pub(super) fn seen(&self) -> (u64, u32, Timestamp) {
         (self.attr.inode, self.attr.mode, self.attr.changed)
     }
 }
 
-/// One name of a directory.
+/// An entry of a directory.
 pub(crate) struct Listed {
     /// Name.
     pub(crate) name: Vec<u8>,
-    /// Its status, links not followed.
+    /// Status, without following links.
     pub(crate) status: Status,
 }
 
 impl End {
-    /// From an argument: what looks like one of our URLs is remote.
+    /// Parses an argument. Text that looks like a Towline URL is remote.
     pub(crate) fn parse(remotes: &Remotes, argument: &OsStr) -> Outcome<Self> {
         match argument.to_str() {
             Some(text) if Url::looks_like(text) => {
@@ -111,12 +114,12 @@ impl End {
         }
     }
 
-    /// True on this machine.
+    /// Returns true for a path on this machine.
     pub(crate) fn is_local(&self) -> bool {
         matches!(self, Self::Local(_))
     }
 
-    /// A name in this directory.
+    /// Returns the path of a name in this directory.
     pub(crate) fn child(&self, name: &[u8]) -> Self {
         match self {
             Self::Local(local) => Self::Local(local.child(name)),
@@ -124,7 +127,7 @@ impl End {
         }
     }
 
-    /// Another name in the directory that holds this one.
+    /// Returns the path of another name in the directory that holds this one.
     pub(crate) fn sibling(&self, name: &[u8]) -> Outcome<Self> {
         match self {
             Self::Local(local) => Ok(Self::Local(local.sibling(name))),
@@ -132,7 +135,7 @@ impl End {
         }
     }
 
-    /// The last name; empty, `.` or `..` where the path ends so.
+    /// Returns the last name of the path: empty, `.` or `..` if the path ends so.
     pub(crate) fn name(&self) -> &[u8] {
         match self {
             Self::Local(local) => local.name(),
@@ -140,7 +143,7 @@ impl End {
         }
     }
 
-    /// True when the path ends in a slash, which only directories may.
+    /// Returns true if the path ends in a slash, so that it must be a directory.
     pub(crate) fn must_be_directory(&self) -> bool {
         match self {
             Self::Local(local) => local.full().ends_with(b"/"),
@@ -148,7 +151,7 @@ impl End {
         }
     }
 
-    /// Attributes.
+    /// Returns the attributes.
     pub(crate) fn status(&self, follow: bool) -> Outcome<Status> {
         match self {
             Self::Local(local) => local.status(follow),
@@ -159,7 +162,7 @@ impl End {
         }
     }
 
-    /// Attributes, or `None` when there is no such file.
+    /// Returns the attributes, or `None` if there is no such file.
     pub(crate) fn status_if_any(&self, follow: bool) -> Outcome<Option<Status>> {
         match self.status(follow) {
             Ok(status) => Ok(Some(status)),
@@ -168,23 +171,32 @@ impl End {
         }
     }
 
-    /// All names of this directory with their attributes.
-    pub(crate) fn list(&self) -> Outcome<Vec<Listed>> {
+    /// Lists this directory with the attributes of all entries. A symbolic link that has replaced the
+    /// directory since it was looked at is followed only if links were followed then
+    /// ([`Status::is_followed`]).
+    pub(crate) fn list(&self, follow: bool) -> Outcome<Vec<Listed>> {
         match self {
-            Self::Local(local) => local.list(),
-            Self::Remote(place) => list_remote(place),
+            Self::Local(local) => local.list(follow),
+            Self::Remote(place) => list_remote(place, follow),
+        }
+        .map_err(|failure| match failure {
+            failure if follow || !(failure.is(Errno::ENOTDIR) || failure.is(Errno::ELOOP)) => {
+                failure
+            }
+            failure => failure.with("it was replaced since it was listed"),
+        })
+    }
+
+    /// Returns the same directory with a short path, which leaves room for names below it. Follows links like
+    /// [`End::list`].
+    pub(crate) fn shortened(self, follow: bool) -> Outcome<Self> {
+        match self {
+            Self::Remote(place) => place.shortened(no_follow(follow)).map(Self::Remote),
+            Self::Local(local) => local.shortened(follow).map(Self::Local),
         }
     }
 
-    /// The same end, able to take more names below it.
-    pub(crate) fn shortened(self) -> Outcome<Self> {
-        match self {
-            Self::Remote(place) => place.shortened().map(Self::Remote),
-            Self::Local(local) => local.shortened().map(Self::Local),
-        }
-    }
-
-    /// Where a symbolic link points.
+    /// Returns the text of a symbolic link.
     pub(crate) fn read_link(&self) -> Outcome<Vec<u8>> {
         match self {
             Self::Local(local) => local.read_link(),
@@ -192,8 +204,8 @@ impl End {
         }
     }
 
-    /// The first `length` bytes of a regular file, fewer when there are not so many, opened as by [`End::open_regular`];
-    /// remote: one round trip.
+    /// Reads up to `length` bytes from the start of a regular file, opened like [`End::open_regular`]. A
+    /// remote file takes one round trip.
     pub(crate) fn read_start(&self, follow: bool, length: usize) -> Outcome<Vec<u8>> {
         let mut data = vec![0; length];
         let read = match self {
@@ -207,7 +219,7 @@ impl End {
         Ok(data)
     }
 
-    /// Creates a file, which must not exist, with all its bytes; remote: one round trip.
+    /// Creates a file, which must not exist, with all its bytes. A remote file takes one round trip.
     pub(crate) fn write_new(&self, mode: u32, data: &[u8]) -> Outcome<()> {
         match self {
             Self::Local(local) => local.write_new(mode, data),
@@ -218,7 +230,7 @@ impl End {
         }
     }
 
-    /// Opens for reading. A fifo is waited for.
+    /// Opens for reading. Waits for the writer of a fifo.
     pub(crate) fn open(&self) -> Outcome<Handle> {
         match self {
             Self::Local(local) => local.open(),
@@ -226,8 +238,8 @@ impl End {
         }
     }
 
-    /// Opens what was a regular file when it was looked at, for reading. Should it have been replaced since, nothing is waited
-    /// for, and a link is followed only where it was then ([`Status::is_followed`]).
+    /// Opens for reading what was a regular file when it was looked at. If something has replaced it since,
+    /// does not wait for it, and follows a link only if links were followed then ([`Status::is_followed`]).
     pub(crate) fn open_regular(&self, follow: bool) -> Outcome<Handle> {
         let opened = match self {
             Self::Local(local) => local.open_regular(follow),
@@ -257,8 +269,7 @@ impl End {
         }
     }
 
-    /// Opens a part for reading and writing. A symbolic link that somebody put there is not
-    /// followed.
+    /// Opens a part for reading and writing. Does not follow a symbolic link that somebody put there.
     pub(crate) fn open_part(&self) -> Outcome<Handle> {
         match self {
             Self::Local(local) => local.open_part(),
@@ -333,7 +344,7 @@ impl End {
         }
     }
 
-    /// Sets attributes, of a link itself where it is one.
+    /// Sets attributes. Does not follow a symbolic link.
     pub(crate) fn set_attr(&self, set: &SetAttr) -> Outcome<()> {
         match self {
             Self::Local(local) => local.set_attr(set),
@@ -341,7 +352,7 @@ impl End {
         }
     }
 
-    /// Names of the extended attributes, of what a link leads to.
+    /// Lists the names of the extended attributes. Follows a symbolic link.
     pub(crate) fn xattrs(&self) -> Outcome<Vec<Vec<u8>>> {
         match self {
             Self::Local(local) => local.xattrs(),
@@ -349,7 +360,7 @@ impl End {
         }
     }
 
-    /// Value of an extended attribute, of what a link leads to.
+    /// Reads an extended attribute. Follows a symbolic link.
     pub(crate) fn xattr(&self, name: &[u8]) -> Outcome<Vec<u8>> {
         match self {
             Self::Local(local) => local.xattr(name),
@@ -357,7 +368,7 @@ impl End {
         }
     }
 
-    /// Sets an extended attribute.
+    /// Sets an extended attribute. Does not follow a symbolic link.
     pub(crate) fn set_xattr(&self, name: &[u8], value: &[u8]) -> Outcome<()> {
         match self {
             Self::Local(local) => local.set_xattr(name, value),
@@ -365,8 +376,8 @@ impl End {
         }
     }
 
-    /// Where a symbolic link in the place of a target leads, so that a copy does not replace the
-    /// link. `root` gives the root of the same export.
+    /// Returns where a symbolic link named as a target leads, so that a copy does not replace the link; other
+    /// paths as they are. `root` returns the root of the same export.
     pub(crate) fn resolved(self, root: impl Fn(&Place) -> Outcome<Place>) -> Outcome<Self> {
         let place = match self {
             Self::Local(local) => return local.resolved().map(Self::Local),
@@ -374,11 +385,14 @@ impl End {
         };
         let root = root(&place)?;
         let mut path = place.full().to_vec();
-        for _ in 0..LINKS_MAX {
+        for links in 0..LINKS_MAX {
             let here = place.elsewhere(&root, path.clone());
             let target = match here.base.read_link(here.path()) {
                 Ok(target) => target,
-                // Not a link, or nothing yet: this is the place.
+                Err(error) if error.errno() == Errno::ENOENT && links > 0 => {
+                    return Err(Failure::from(error).with(DANGLING));
+                }
+                // No link, or nothing at all: this is the place.
                 Err(error) if [Errno::EINVAL, Errno::ENOENT].contains(&error.errno()) => {
                     return Ok(Self::Remote(here));
                 }
@@ -401,7 +415,7 @@ fn no_follow(follow: bool) -> u32 {
     if follow { 0 } else { flag::NO_FOLLOW }
 }
 
-/// What `ELOOP` means of a file that was no link when it was looked at.
+/// Explains `ELOOP` for a file that was no link when it was looked at.
 fn about_link(follow: bool, failure: Failure) -> Failure {
     if !follow && failure.is(Errno::ELOOP) {
         return failure.with("it became a symbolic link since it was listed");
@@ -409,15 +423,15 @@ fn about_link(follow: bool, failure: Failure) -> Failure {
     failure
 }
 
-fn list_remote(place: &Place) -> Outcome<Vec<Listed>> {
-    let directory = place.base.open(place.path(), flag::DIRECTORY, 0)?;
+fn list_remote(place: &Place, follow: bool) -> Outcome<Vec<Listed>> {
+    let directory = place.base.open(place.path(), flag::DIRECTORY | no_follow(follow), 0)?;
     let mut listed = Vec::new();
     for entry in directory.list_all(true)? {
         let attr = match entry.attr {
             Some(attr) => attr,
             None => match directory.stat_path(&entry.name, false) {
                 Ok(attr) => attr,
-                // It went away between the listing and now.
+                // It was removed since it was listed.
                 Err(error) if error.errno() == Errno::ENOENT => continue,
                 Err(error) => return Err(Failure::from(error).about(place.child(&entry.name))),
             },
@@ -441,7 +455,7 @@ mod tests {
     use super::*;
     use rustix::fs::{CWD, FileType, Mode};
 
-    /// What takes the place of a listed file neither holds up a copy nor leads it elsewhere.
+    /// Something that takes the place of a listed file neither holds up a copy nor leads it elsewhere.
     #[test]
     fn a_file_that_was_replaced_since_it_was_listed_is_told() {
         let directory = tempfile::tempdir().unwrap();
@@ -449,7 +463,7 @@ mod tests {
         std::fs::write(&path, "listed").unwrap();
         std::fs::write(directory.path().join("secret"), "elsewhere").unwrap();
         let end = End::Local(Local::new(path.as_os_str()));
-        let listed = End::Local(Local::new(directory.path().as_os_str())).list().unwrap();
+        let listed = End::Local(Local::new(directory.path().as_os_str())).list(false).unwrap();
         assert!(listed.iter().all(|entry| !entry.status.is_followed));
         assert_eq!(end.read_start(false, 10).unwrap(), b"listed");
 

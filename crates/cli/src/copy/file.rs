@@ -1,6 +1,6 @@
-//! The copy of one regular file: in one round trip where that is safe, else through a part.
+//! Copies one regular file: in one round trip where that is safe, otherwise through a part.
 
-use super::attributes::{self, AccessList, Wanted};
+use super::attributes::{self, AccessList, Parent, Wanted};
 use super::end::{End, Status};
 use super::handle::Handle;
 use super::part;
@@ -8,7 +8,7 @@ use super::pieces::{Transfer, first_difference};
 use super::stamp::Stamp;
 use crate::interrupt::Interrupt;
 use crate::progress::Progress;
-use crate::report::{Failure, Outcome};
+use crate::report::{Failure, Outcome, end_for_pipe};
 use crate::text::human;
 use std::sync::{Condvar, Mutex, PoisonError};
 use towline_client::{Attr, Errno};
@@ -20,17 +20,17 @@ const WHOLE_BYTES_MAX: u64 = 1024 * 1024;
 const STREAM_BYTES: usize = 256 * 1024;
 /// Large files under way at once; each has several pieces in memory.
 const LARGE_MAX: usize = 4;
-/// How often a part is tried to be made while others make it, too.
+/// Attempts to create a part while other copies create it, too.
 const PART_TRIES: usize = 10;
 
-/// What is known of a target before it is written.
+/// What is known about a target before it is written.
 #[derive(Clone, Copy)]
 pub(super) enum Existing {
-    /// Nobody looked.
+    /// It was not looked at.
     Unknown,
-    /// There is none.
+    /// It does not exist.
     Nothing,
-    /// This.
+    /// It exists, with this status.
     There(Status),
 }
 
@@ -40,17 +40,18 @@ impl From<Option<Status>> for Existing {
     }
 }
 
-/// What a copy takes over besides its source's bytes and attributes.
+/// What a copy takes over besides the bytes and plain attributes of its source.
 #[derive(Default)]
 struct Legacy {
-    /// Attributes of the file whose place it takes.
+    /// Attributes of the file that it replaces.
     replaced: Option<Attr>,
-    /// With its mode.
+    /// Access control list, set together with the mode.
     list: Option<AccessList>,
 }
 
 impl Legacy {
-    /// The mode with which a copy is made: until it has all that it takes over it is for its owner only.
+    /// Returns the mode with which a copy is created. If it takes anything over, only its owner has rights until
+    /// it has everything.
     fn mode_before(&self, mode: u32) -> u32 {
         if self.replaced.is_some() || self.list.is_some() { mode & 0o700 } else { mode }
     }
@@ -58,24 +59,24 @@ impl Legacy {
 
 /// How regular files are copied.
 pub(super) struct Files {
-    /// Attributes to take along.
+    /// Attributes to copy.
     pub(super) wanted: Wanted,
-    /// Skip what is complete, go on with parts.
+    /// Skip complete copies and continue parts.
     pub(super) resume: bool,
-    /// Compare afterwards.
+    /// Compare each copy with its source.
     pub(super) verify: bool,
-    /// Tells the parts of this run from those of others.
+    /// Number of this run, in the unique names of parts.
     pub(super) run: u32,
-    /// Is told of all bytes.
+    /// Counts the bytes copied.
     pub(super) progress: Progress,
-    /// Asks for the end.
+    /// Asks to stop.
     pub(super) interrupt: Interrupt,
-    /// Large files under way.
+    /// Limits the number of large files under way.
     pub(super) large: Permits,
 }
 
 impl Files {
-    /// Copies a regular file. Where `part_is_taken`, its part gets a name of this run alone.
+    /// Copies a regular file. If `part_is_taken`, its part gets a name that no other run uses.
     pub(super) fn copy(
         &self,
         source: &End,
@@ -83,6 +84,7 @@ impl Files {
         status: &Status,
         mut existing: Existing,
         part_is_taken: bool,
+        parent: &Parent,
     ) -> Outcome<()> {
         if self.resume || target.is_local() {
             existing = looked_at(target, existing)?;
@@ -96,30 +98,30 @@ impl Files {
         }
         let sparse = is_sparse(status);
         if status.attr.size > WHOLE_BYTES_MAX || sparse {
-            return self.large(source, target, status, existing, part_is_taken);
+            return self.large(source, target, status, existing, part_is_taken, parent);
         }
         let expected = status.attr.size as usize;
         let data =
             source.read_start(status.is_followed, expected + 1).map_err(|f| f.about(source))?;
         if data.len() > expected {
-            // It grew since it was looked at, by how much nobody knows; or its size says nothing, as in `/proc`.
+            // The file has grown since it was looked at, or its size means nothing, as in `/proc`.
             let size = source.status(status.is_followed).map_err(|f| f.about(source))?.attr.size;
             return match size {
                 0 => {
                     let existing = looked_at(target, existing)?;
                     let input =
                         source.open_regular(status.is_followed).map_err(|f| f.about(source))?;
-                    self.without_length(source, target, status, &existing, input)
+                    self.without_length(source, target, status, &existing, input, parent)
                 }
-                _ => self.large(source, target, status, existing, part_is_taken),
+                _ => self.large(source, target, status, existing, part_is_taken, parent),
             };
         }
-        self.whole(source, target, status, existing, &data)?;
+        self.whole(source, target, status, existing, &data, parent)?;
         self.progress.bytes(status.attr.size);
         Ok(())
     }
 
-    /// Writes a file in one piece: straight to its name where no half file can come of it.
+    /// Writes a file in one piece: directly under its name if that cannot leave half a file.
     fn whole(
         &self,
         source: &End,
@@ -127,14 +129,16 @@ impl Files {
         status: &Status,
         mut existing: Existing,
         data: &[u8],
+        parent: &Parent,
     ) -> Outcome<()> {
         let attr = &status.attr;
         let inline = data.len() <= INLINE_BYTES_MAX && !target.is_local();
         if inline && !matches!(existing, Existing::There(_)) {
-            let list = self.wanted.access_list((source, attr), None)?;
+            let inherits = || parent.hands_down(target);
+            let list = self.wanted.access_list((source, attr), None, inherits)?;
             let legacy = Legacy { replaced: None, list };
             let mode = legacy.mode_before(self.wanted.mode(attr, None));
-            // The data arrives with the request, so the server writes all of it or nothing.
+            // The data is in the request itself, so the server writes all of it or nothing.
             match target.write_new(mode, data) {
                 Ok(()) => {
                     let finished = self.finish(source, target, attr, &legacy, Some(data));
@@ -145,7 +149,7 @@ impl Files {
             }
         }
         let existing = looked_at(target, existing)?;
-        let legacy = self.legacy(source, target, status, &existing)?;
+        let legacy = self.legacy(source, target, status, &existing, parent)?;
         let part = target.sibling(&part::unique_name(target.name(), self.run))?;
         let mode = legacy.mode_before(self.wanted.mode(attr, legacy.replaced.as_ref()));
         let written = part
@@ -153,27 +157,29 @@ impl Files {
             .and_then(|()| self.finish(source, &part, attr, &legacy, Some(data)))
             .and_then(|()| part.rename(target));
         written.map_err(|failure| {
-            // What matters is why the copy failed, not whether the part could be removed.
+            // The error of the copy matters, not that of the clean-up.
             let _ = part.unlink();
             failure.about(target)
         })
     }
 
-    /// What the copy of a file takes over.
+    /// Returns what the copy of a file takes over.
     fn legacy(
         &self,
         source: &End,
         target: &End,
         status: &Status,
         existing: &Existing,
+        parent: &Parent,
     ) -> Outcome<Legacy> {
         let replaced = replaced(status, existing).map_err(|f| f.about(target))?;
         let there = replaced.as_ref().map(|attr| (target, attr));
-        let list = self.wanted.access_list((source, &status.attr), there)?;
+        let inherits = || parent.hands_down(target);
+        let list = self.wanted.access_list((source, &status.attr), there, inherits)?;
         Ok(Legacy { replaced, list })
     }
 
-    /// Compares, and sets attributes.
+    /// Compares the copy with `data` if asked to, and sets its attributes.
     fn finish(
         &self,
         source: &End,
@@ -192,12 +198,13 @@ impl Files {
         let replaced = legacy.replaced.as_ref();
         let mut set = self.wanted.rest(attr, replaced);
         if self.wanted.xattr {
-            // Before them: with another owner, also the same one, capabilities of the file go (`chown(2)`).
+            // Before the attributes: setting the owner, even to the same one, removes file capabilities
+            // (`chown(2)`).
             set = attributes::set_owner(written, &set)?;
             attributes::copy_xattrs(source, attr, written)?;
         }
         if data.is_none() {
-            // A large part is for its owner only until it is complete.
+            // A large part gives rights only to its owner until it is complete.
             set.mode = Some(self.wanted.mode(attr, replaced));
         }
         if let Some(list) = &legacy.list {
@@ -213,20 +220,21 @@ impl Files {
         status: &Status,
         existing: Existing,
         part_is_taken: bool,
+        parent: &Parent,
     ) -> Outcome<()> {
         let sparse = is_sparse(status);
         let _permit = self.large.take();
         let existing = looked_at(target, existing)?;
-        let legacy = self.legacy(source, target, status, &existing)?;
+        let legacy = self.legacy(source, target, status, &existing, parent)?;
         let input = source.open_regular(status.is_followed).map_err(|f| f.about(source))?;
         let attr = input.opened().map_err(|f| f.about(source))?;
-        // As in `/sys`, where the size is that of a page; holes have all their bytes.
+        // True in `/sys`, where the size is that of a page. A hole can be read to its end.
         let ends_before = sparse && attr.blocks == 0 && attr.size > 0 && {
             let last = input.read_at(&mut [0], attr.size - 1);
             last.map_err(|f| f.about(source))? == 0
         };
         if ends_before {
-            return self.without_length(source, target, status, &existing, input);
+            return self.without_length(source, target, status, &existing, input, parent);
         }
         let stamp = Stamp::new(&attr);
         let part = match part_is_taken {
@@ -253,13 +261,13 @@ impl Files {
             interrupt: &self.interrupt,
         };
         self.progress.bytes(transfer.from);
-        // A part that is continued may be longer: pieces are not written in order.
+        // A continued part may be longer than the source: pieces are not written in order.
         let written = transfer.run().and_then(|()| output.set_size(attr.size));
         if let Err(failure) = written.and_then(|()| output.settle()) {
             return Err(keep_or_remove(failure, &part, &output, &stamp).about(target));
         }
         let finished = self.check(&input, &output, &attr, sparse).and_then(|()| {
-            // It is there only when the copy took long, or not at all.
+            // Only a copy that took long has the stamp.
             let _ = output.remove_xattr(part::STAMP);
             if is_named(&output, &part)? {
                 self.finish(source, &part, &attr, &legacy, None)?;
@@ -273,8 +281,8 @@ impl Files {
         output.close().map_err(|failure| failure.about(target))
     }
 
-    /// The part to write to, and up to where it is complete. One that is not continued is
-    /// replaced, not truncated: whoever still writes it must not find another's data in it.
+    /// Opens the part and returns up to where it is complete. A part that is not continued is replaced, not
+    /// truncated: another copy that still writes to it must not mix its data with ours.
     fn open_part(&self, part: &End, stamp: &Stamp) -> Outcome<(Handle, u64)> {
         for _ in 0..PART_TRIES {
             match part.create(0o600) {
@@ -308,7 +316,7 @@ impl Files {
         }
     }
 
-    /// Copies a file whose size says nothing, since the kernel makes it up while it is read.
+    /// Copies a file whose size means nothing, because the kernel generates its content while it is read.
     fn without_length(
         &self,
         source: &End,
@@ -316,16 +324,23 @@ impl Files {
         status: &Status,
         existing: &Existing,
         mut input: Handle,
+        parent: &Parent,
     ) -> Outcome<()> {
         if self.verify {
             let text = "its size says nothing, so that it cannot be compared (--verify)";
             return Err(Failure::new(text).about(source));
         }
-        self.stream_to_part(source, target, status, existing, &mut input)
+        self.stream_to_part(source, target, status, existing, &mut input, parent)
     }
 
-    /// Copies from or to a fifo or device, whose length nobody knows, until it ends.
-    pub(super) fn stream(&self, source: &End, target: &End, status: &Status) -> Outcome<()> {
+    /// Copies from or to a fifo or device, whose length is unknown, up to its end.
+    pub(super) fn stream(
+        &self,
+        source: &End,
+        target: &End,
+        status: &Status,
+        parent: &Parent,
+    ) -> Outcome<()> {
         let existing = target.status_if_any(true).map_err(|f| f.about(target))?;
         let mut input = source.open().map_err(|f| f.about(source))?;
         if existing.is_some_and(|there| !there.attr.is_file() && !there.attr.is_directory()) {
@@ -334,10 +349,11 @@ impl Files {
         }
         let mode = status.attr.mode & 0o666;
         let as_file = Status { attr: Attr { mode, ..status.attr }, ..*status };
-        self.stream_to_part(source, target, &as_file, &Existing::from(existing), &mut input)
+        let existing = Existing::from(existing);
+        self.stream_to_part(source, target, &as_file, &existing, &mut input, parent)
     }
 
-    /// Copies what has no length beside the target, and puts it in its place.
+    /// Copies input of unknown length to a part, and renames that to the target.
     fn stream_to_part(
         &self,
         source: &End,
@@ -345,8 +361,9 @@ impl Files {
         status: &Status,
         existing: &Existing,
         input: &mut Handle,
+        parent: &Parent,
     ) -> Outcome<()> {
-        let legacy = self.legacy(source, target, status, existing)?;
+        let legacy = self.legacy(source, target, status, existing, parent)?;
         let part = target.sibling(&part::unique_name(target.name(), self.run))?;
         let mut output = part.create(0o600).map_err(|f| f.about(target))?;
         let copied = self
@@ -371,19 +388,26 @@ impl Files {
             if self.interrupt.came() {
                 return Err(Failure::new("interrupted"));
             }
-            output.write_next(&buffer[..read], at).map_err(|f| f.about(to))?;
+            match output.write_next(&buffer[..read], at) {
+                // No other copy is under way: a pipe is the only target of its command.
+                Err(failure) if failure.is(Errno::EPIPE) && to.is_local() => {
+                    self.progress.finish();
+                    end_for_pipe()
+                }
+                written => written.map_err(|f| f.about(to))?,
+            }
             at += read as u64;
             self.progress.bytes(read as u64);
         }
     }
 }
 
-/// True where a file may have holes.
+/// Returns true if a file may have holes.
 fn is_sparse(status: &Status) -> bool {
     status.attr.blocks.saturating_mul(512) < status.attr.size
 }
 
-/// Looks at the target, unless that was done.
+/// Looks at the target, unless that was done before.
 fn looked_at(target: &End, existing: Existing) -> Outcome<Existing> {
     match existing {
         Existing::Unknown => Ok(target.status_if_any(false).map_err(|f| f.about(target))?.into()),
@@ -404,14 +428,14 @@ fn check_replaceable(source: &Status, there: &Status) -> Outcome<()> {
     Ok(())
 }
 
-/// The file whose place a copy takes, if its attributes mean something.
+/// Returns the attributes of the file that a copy replaces. A link has none that matter.
 fn replaced(source: &Status, existing: &Existing) -> Outcome<Option<Attr>> {
     let Existing::There(there) = existing else { return Ok(None) };
     check_replaceable(source, there)?;
     Ok(there.attr.is_file().then_some(there.attr))
 }
 
-/// Removes what a failed write of a new file may have left.
+/// Removes what a failed write may have left of a new file.
 fn without_half(target: &End, failure: Failure) -> Failure {
     let late = [Errno::ENOSPC, Errno::EDQUOT, Errno::EFBIG, Errno::EIO];
     if late.iter().any(|errno| failure.is(*errno)) {
@@ -421,8 +445,8 @@ fn without_half(target: &End, failure: Failure) -> Failure {
     failure
 }
 
-/// Gives a complete part its final name. A copy of the same file that went on with the same part
-/// may have done so already, one that began anew has taken the part's name away.
+/// Gives a complete part its final name. Another copy of the same file may have done so already, if it
+/// continued the same part; if it started anew, it has taken the part's name away.
 fn put_in_place(part: &End, output: &Handle, target: &End) -> Outcome<()> {
     if is_named(output, part)? {
         return part.rename(target);
@@ -433,21 +457,21 @@ fn put_in_place(part: &End, output: &Handle, target: &End) -> Outcome<()> {
     Err(Failure::new("another copy of this file began meanwhile and took the part's place"))
 }
 
-/// True when this is a name of the open file.
+/// Returns true if this is a name of the open file.
 fn is_named(file: &Handle, name: &End) -> Outcome<bool> {
     let inode = file.opened()?.inode;
     Ok(name.status_if_any(false)?.is_some_and(|status| status.attr.inode == inode))
 }
 
-/// Removes a part unless its name now belongs to another copy's.
+/// Removes a part, unless another copy's part now has its name.
 fn remove_own(part: &End, output: &Handle) -> bool {
     is_named(output, part).unwrap_or(false) && part.unlink().is_ok()
 }
 
-/// After a failure: keeps what can be continued, removes the rest, and says which.
+/// After a failure, keeps the part if it can be continued and otherwise removes it. The message says which.
 fn keep_or_remove(failure: Failure, part: &End, output: &Handle, stamp: &Stamp) -> Failure {
     match part::done(stamp, output) {
-        // What is too large for the file system stays so.
+        // A file that is too large for the file system would fail again.
         Some(done) if done > 0 && !failure.is(Errno::EFBIG) => {
             let full = failure.is(Errno::ENOSPC) || failure.is(Errno::EDQUOT);
             let first = if full { "free space and " } else { "" };
@@ -461,7 +485,7 @@ fn keep_or_remove(failure: Failure, part: &End, output: &Handle, stamp: &Stamp) 
     }
 }
 
-/// Bounds how many large files are under way.
+/// Limits how many large files are under way.
 pub(super) struct Permits {
     free: Mutex<usize>,
     returned: Condvar,
@@ -473,7 +497,7 @@ impl Default for Permits {
     }
 }
 
-/// The right to have one large file under way.
+/// The permission to have one large file under way.
 pub(super) struct Permit<'a>(&'a Permits);
 
 impl Permits {

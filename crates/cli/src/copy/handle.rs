@@ -16,7 +16,7 @@ pub(crate) enum Handle {
 }
 
 impl Handle {
-    /// Attributes now.
+    /// Asks for the attributes.
     pub(crate) fn attr(&self) -> Outcome<Attr> {
         match self {
             Self::Local(file) => Ok(local::status_of_file(file)?.attr),
@@ -24,7 +24,7 @@ impl Handle {
         }
     }
 
-    /// Attributes when it was opened, or later.
+    /// Returns attributes of the time when it was opened, or newer ones.
     pub(crate) fn opened(&self) -> Outcome<Attr> {
         match self {
             Self::Local(_) => self.attr(),
@@ -52,7 +52,7 @@ impl Handle {
         Ok(filled)
     }
 
-    /// Reads what comes next in a fifo or device, or from `offset` of a remote file.
+    /// Reads the next bytes: of a local file in order, of a remote file at `offset`.
     pub(crate) fn read_next(&mut self, target: &mut [u8], offset: u64) -> Outcome<usize> {
         match self {
             Self::Local(file) => Ok(std::io::Read::read(file, target)?),
@@ -60,7 +60,7 @@ impl Handle {
         }
     }
 
-    /// Writes to a fifo or device in order, or at `offset` of a remote file.
+    /// Writes the next bytes: to a local file in order, to a remote file at `offset`.
     pub(crate) fn write_next(&mut self, data: &[u8], offset: u64) -> Outcome<()> {
         match self {
             Self::Local(file) => Ok(std::io::Write::write_all(file, data)?),
@@ -68,7 +68,7 @@ impl Handle {
         }
     }
 
-    /// Writes all.
+    /// Writes all bytes at `offset`.
     pub(crate) fn write_at(&self, data: &[u8], offset: u64) -> Outcome<()> {
         match self {
             Self::Local(file) => Ok(file.write_all_at(data, offset)?),
@@ -76,8 +76,8 @@ impl Handle {
         }
     }
 
-    /// First data at or after `offset`; `None` when the rest is a hole. A store that knows
-    /// nothing of holes has data everywhere.
+    /// Returns the first data at or after `offset`, or `None` if the rest is a hole. A store without
+    /// knowledge of holes has data everywhere.
     pub(crate) fn data(&self, offset: u64) -> Outcome<Option<u64>> {
         found(
             match self {
@@ -90,8 +90,8 @@ impl Handle {
         )
     }
 
-    /// First hole at or after `offset`, the end of the file if there is none before; `None` when
-    /// not known.
+    /// Returns the first hole at or after `offset`; the end of the file counts as one. `None` if the store
+    /// does not know.
     pub(crate) fn hole(&self, offset: u64) -> Outcome<Option<u64>> {
         found(
             match self {
@@ -104,7 +104,7 @@ impl Handle {
         )
     }
 
-    /// Cuts or extends to this length.
+    /// Truncates or extends the file to this length.
     pub(crate) fn set_size(&self, size: u64) -> Outcome<()> {
         match self {
             Self::Local(file) => Ok(file.set_len(size)?),
@@ -115,7 +115,7 @@ impl Handle {
         }
     }
 
-    /// An extended attribute, `None` when there is none or the store has no such thing.
+    /// Reads an extended attribute. `None` if there is none or the store does not support them.
     pub(crate) fn xattr(&self, name: &str) -> Option<Vec<u8>> {
         match self {
             Self::Local(file) => {
@@ -144,7 +144,7 @@ impl Handle {
         }
     }
 
-    /// Makes sure that its bytes survive a crash of the machine.
+    /// Writes the file's bytes to stable storage, so that they survive a crash of the machine.
     pub(super) fn sync_data(&self) -> Outcome<()> {
         match self {
             Self::Local(file) => Ok(file.sync_data()?),
@@ -152,16 +152,16 @@ impl Handle {
         }
     }
 
-    /// Tells of errors that would show only when it is closed, and leaves it open.
+    /// Reports the errors that closing would report, and leaves the file open.
     pub(super) fn settle(&self) -> Outcome<()> {
         match self {
-            // The kernel asks the file system whenever one of the descriptors is closed.
+            // The kernel asks the file system each time that one of the descriptors is closed.
             Self::Local(file) => Ok(closing::close(file.try_clone()?)?),
             Self::Remote(_) => Ok(()),
         }
     }
 
-    /// Closes; tells of errors that show only then.
+    /// Closes the file and reports errors that show only then.
     pub(crate) fn close(self) -> Outcome<()> {
         match self {
             Self::Local(file) => Ok(closing::close(file)?),

@@ -1,7 +1,7 @@
-//! A file of this machine, with the operations that a copy needs.
+//! A path on this machine, with the operations that a copy needs.
 
 use super::closing::close;
-use super::end::{FileSystem, Listed, Status};
+use super::end::{DANGLING, FileSystem, Listed, Status};
 use super::handle::Handle;
 use crate::remote::{join, last_name, parent};
 use crate::report::{Failure, Outcome};
@@ -19,11 +19,11 @@ use std::sync::Arc;
 use towline_client::{Attr, SetAttr, Timestamp};
 use towline_wire::limits::XATTR_BYTES_MAX;
 
-/// Paths longer than this are shortened by opening the directory they lead to: the system takes
-/// no more than 4095 bytes, and trees may be deeper.
+/// Longer paths are shortened by opening the directory that they lead to: the kernel takes at most 4095
+/// bytes, and trees may be deeper.
 const PATH_BYTES_REBASE: usize = 2048;
 
-/// A path below an open directory, at first the working directory.
+/// A path relative to an open directory, or to the working directory.
 #[derive(Clone)]
 pub(crate) struct Local {
     base: Option<Arc<OwnedFd>>,
@@ -32,12 +32,12 @@ pub(crate) struct Local {
 }
 
 impl Local {
-    /// A path as the user gives it.
+    /// Makes a path from an argument.
     pub(crate) fn new(path: &OsStr) -> Self {
         Self { base: None, path: path.as_bytes().to_vec(), full: path.as_bytes().to_vec() }
     }
 
-    /// The path as the user would give it; it may be too long for the system.
+    /// Returns the path as the user would write it. It may be too long for the kernel.
     pub(super) fn full(&self) -> &[u8] {
         &self.full
     }
@@ -46,44 +46,44 @@ impl Local {
         self.base.as_ref().map_or(CWD, |base| base.as_fd())
     }
 
-    /// A path for calls that take no directory.
+    /// Returns a path for system calls that take no directory descriptor.
     fn whole(&self) -> OsString {
         let Some(base) = &self.base else { return OsString::from_vec(self.path.clone()) };
         let directory = format!("/proc/self/fd/{}", base.as_raw_fd());
         OsString::from_vec(join(directory.as_bytes(), &self.path))
     }
 
-    /// A name in this directory.
+    /// Returns the path of a name in this directory.
     pub(super) fn child(&self, name: &[u8]) -> Self {
         let (path, full) = (join(&self.path, name), join(&self.full, name));
         Self { base: self.base.clone(), path, full }
     }
 
-    /// Another name in the directory that holds this one.
+    /// Returns the path of another name in the directory that holds this one.
     pub(super) fn sibling(&self, name: &[u8]) -> Self {
         let replace = |path: &[u8]| [parent(path), name].concat();
         Self { base: self.base.clone(), path: replace(&self.path), full: replace(&self.full) }
     }
 
-    /// The same directory with a path that leaves room for names below it.
-    pub(super) fn shortened(self) -> Outcome<Self> {
+    /// Returns the same directory with a short path, which leaves room for names below it.
+    pub(super) fn shortened(self, follow: bool) -> Outcome<Self> {
         if self.path.len() < PATH_BYTES_REBASE {
             return Ok(self);
         }
-        let base = self.open_with(OFlags::PATH | OFlags::DIRECTORY, 0)?;
+        let base = self.open_directory(OFlags::PATH, follow)?;
         Ok(Self { base: Some(Arc::new(base)), path: b".".to_vec(), ..self })
     }
 
-    /// Attributes.
+    /// Returns the attributes.
     pub(super) fn status(&self, follow: bool) -> Outcome<Status> {
         let flags = if follow { AtFlags::empty() } else { AtFlags::SYMLINK_NOFOLLOW };
         let stat = rustix::fs::statx(self.base(), &self.path, flags, StatxFlags::BASIC_STATS)?;
         Ok(status_of(&stat, follow))
     }
 
-    /// All names of this directory; those that vanish meanwhile are left out.
-    pub(super) fn list(&self) -> Outcome<Vec<Listed>> {
-        let directory = self.open_with(OFlags::RDONLY | OFlags::DIRECTORY, 0)?;
+    /// Lists this directory. Leaves out entries that are removed meanwhile.
+    pub(super) fn list(&self, follow: bool) -> Outcome<Vec<Listed>> {
+        let directory = self.open_directory(OFlags::RDONLY, follow)?;
         let mut listed = Vec::new();
         for entry in Dir::read_from(&directory)? {
             let entry = entry?;
@@ -111,12 +111,17 @@ impl Local {
         Ok(rustix::fs::openat(self.base(), &self.path, flags, mode)?)
     }
 
+    fn open_directory(&self, mut flags: OFlags, follow: bool) -> Outcome<OwnedFd> {
+        flags.set(OFlags::NOFOLLOW, !follow);
+        self.open_with(flags | OFlags::DIRECTORY, 0)
+    }
+
     /// Opens for reading.
     pub(super) fn open(&self) -> Outcome<Handle> {
         Ok(Handle::Local(File::from(self.open_with(OFlags::RDONLY, 0)?)))
     }
 
-    /// Opens what should be a regular file for reading, without waiting for anything else.
+    /// Opens a regular file for reading. Does not wait if it is something else, such as a fifo.
     pub(super) fn open_regular(&self, follow: bool) -> Outcome<Handle> {
         let mut flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
         flags.set(OFlags::NOFOLLOW, !follow);
@@ -146,7 +151,7 @@ impl Local {
     pub(super) fn open_part(&self) -> Outcome<Handle> {
         let file = self.open_with(OFlags::RDWR | OFlags::NOFOLLOW, 0)?;
         if status_of_file(&file)?.attr.uid != rustix::process::geteuid().as_raw() {
-            // In a directory that all may write somebody may have put it there to see the data.
+            // In a directory that everyone may write, somebody may have put it there to read the data.
             return Err(Failure::new("belongs to another user"));
         }
         Ok(Handle::Local(File::from(file)))
@@ -162,7 +167,7 @@ impl Local {
         Ok(rustix::fs::symlinkat(target, self.base(), &self.path)?)
     }
 
-    /// Where a symbolic link points.
+    /// Returns the text of a symbolic link.
     pub(super) fn read_link(&self) -> Outcome<Vec<u8>> {
         Ok(rustix::fs::readlinkat(self.base(), &self.path, Vec::new())?.into_bytes())
     }
@@ -189,14 +194,14 @@ impl Local {
         Ok(rustix::fs::unlinkat(self.base(), &self.path, AtFlags::empty())?)
     }
 
-    /// Sets attributes, of a link itself where it is one.
+    /// Sets attributes. Does not follow a symbolic link, except for its mode, which a link does not have.
     pub(super) fn set_attr(&self, set: &SetAttr) -> Outcome<()> {
         let (base, path) = (self.base(), self.path.as_slice());
         if set.uid.is_some() || set.gid.is_some() {
             let (uid, gid) = (set.uid.map(Uid::from_raw), set.gid.map(Gid::from_raw));
             rustix::fs::chownat(base, path, uid, gid, AtFlags::SYMLINK_NOFOLLOW)?;
         }
-        // After the owner: changing the owner takes set-user-ID bits away.
+        // After the owner: a change of owner clears the set-user-ID bits.
         if let Some(mode) = set.mode {
             rustix::fs::chmodat(base, path, Mode::from_raw_mode(mode), AtFlags::empty())?;
         }
@@ -209,7 +214,7 @@ impl Local {
         Ok(())
     }
 
-    /// Names of the extended attributes, of what a link leads to.
+    /// Lists the names of the extended attributes. Follows a symbolic link.
     pub(super) fn xattrs(&self) -> Outcome<Vec<Vec<u8>>> {
         let mut names = vec![0; XATTR_BYTES_MAX];
         let length = rustix::fs::listxattr(self.whole(), &mut names)?;
@@ -217,7 +222,7 @@ impl Local {
         Ok(names.split(|b| *b == 0).filter(|n| !n.is_empty()).map(<[u8]>::to_vec).collect())
     }
 
-    /// Value of an extended attribute, of what a link leads to.
+    /// Reads an extended attribute. Follows a symbolic link.
     pub(super) fn xattr(&self, name: &[u8]) -> Outcome<Vec<u8>> {
         let mut value = vec![0; XATTR_BYTES_MAX];
         let length = rustix::fs::getxattr(self.whole(), OsStr::from_bytes(name), &mut value)?;
@@ -225,26 +230,26 @@ impl Local {
         Ok(value)
     }
 
-    /// Sets an extended attribute.
+    /// Sets an extended attribute. Does not follow a symbolic link.
     pub(super) fn set_xattr(&self, name: &[u8], value: &[u8]) -> Outcome<()> {
         let (name, flags) = (OsStr::from_bytes(name), XattrFlags::empty());
         Ok(rustix::fs::lsetxattr(self.whole(), name, value, flags)?)
     }
 
-    /// Where a symbolic link that the user named leads; other paths as they are.
+    /// Returns where a symbolic link named as a target leads; other paths as they are.
     pub(super) fn resolved(self) -> Outcome<Self> {
         match self.status(false) {
             Ok(status) if status.attr.is_symlink() => match std::fs::canonicalize(self.whole()) {
                 Ok(target) => Ok(Self::new(target.as_os_str())),
-                // `/dev/stdout` and its kin lead to things without a path, which are written to.
+                // `/dev/stdout` and the like may lead to something without a path, which is written to.
                 Err(_) if self.status(true).is_ok() => Ok(self),
-                Err(error) => Err(Failure::from(error).with("it is a dangling symbolic link")),
+                Err(error) => Err(Failure::from(error).with(DANGLING)),
             },
             _ => Ok(self),
         }
     }
 
-    /// The last name; empty, `.` or `..` where the path ends so.
+    /// Returns the last name of the path: empty, `.` or `..` if the path ends so.
     pub(super) fn name(&self) -> &[u8] {
         last_name(&self.full)
     }
@@ -256,13 +261,13 @@ impl fmt::Display for Local {
     }
 }
 
-/// Attributes of an open file.
+/// Returns the attributes of an open file.
 pub(super) fn status_of_file(file: impl AsFd) -> Outcome<Status> {
     let flags = AtFlags::EMPTY_PATH;
     Ok(status_of(&rustix::fs::statx(file, c"", flags, StatxFlags::BASIC_STATS)?, false))
 }
 
-/// Attributes as the protocol has them.
+/// Converts attributes to those of the protocol.
 fn status_of(stat: &Statx, is_followed: bool) -> Status {
     let time = |time: StatxTimestamp| Timestamp::new(time.tv_sec, time.tv_nsec);
     let attr = Attr {

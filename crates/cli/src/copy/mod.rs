@@ -1,8 +1,8 @@
 //! `towline cp`: copies to, from and between servers.
 //!
-//! A file appears under its name only when it is complete: what arrives in one request is written
-//! at once, all else goes to a part beside it that is renamed at the end. Nothing here changes a
-//! source.
+//! A file appears under its name only when it is complete: data that fits in one request is written
+//! at once, all other data goes to a part beside the target that is renamed at the end. Nothing here
+//! changes a source.
 
 mod attributes;
 mod closing;
@@ -131,7 +131,7 @@ pub(crate) fn run(mut args: Args) -> ExitCode {
     let wanted = Wanted::new(&args.preserve, umask());
     let mut remotes = Remotes::default();
     remotes.priority = priority;
-    // One system call for each file there instead of a round trip here.
+    // Costs the server one system call for each file, and saves a round trip.
     remotes.tell_xattrs = wanted.mode || wanted.xattr;
     let files = Files {
         wanted,
@@ -159,7 +159,7 @@ pub(crate) fn run(mut args: Args) -> ExitCode {
 }
 
 fn umask() -> u32 {
-    // The mask can only be read by setting it; there is no other thread yet.
+    // The mask can only be read by setting it, which is safe while there is no other thread.
     let mask = rustix::process::umask(Mode::empty());
     rustix::process::umask(mask);
     mask.as_raw_mode()
@@ -171,7 +171,7 @@ fn run_number() -> u32 {
     std::process::id().rotate_left(16) ^ nanoseconds
 }
 
-/// What goes where, each list after the one before; `None` when nothing can be copied.
+/// Returns what to copy where, as lists of jobs to run one after the other. `None` if nothing can be copied.
 fn plan(args: &Args, remotes: &Remotes, report: &Report) -> Option<Vec<Vec<Job>>> {
     let (target, sources) = args.paths.split_last()?;
     let shown = target.to_string_lossy();
@@ -207,7 +207,8 @@ fn plan(args: &Args, remotes: &Remotes, report: &Report) -> Option<Vec<Vec<Job>>
     Some(lists)
 }
 
-/// True for `/dev/stdout` and its kin where the stream is closed: a directory is in its place (`launch/system.rs`).
+/// Returns true for `/dev/stdout` and the like if the stream is closed: a directory is in its place then
+/// (`launch/system.rs`).
 fn is_closed_stream(target: &End, there: &Status) -> bool {
     let same = |stream: Outcome<Status>| stream.is_ok_and(|s| s.identity() == there.identity());
     target.is_local()
@@ -215,8 +216,8 @@ fn is_closed_stream(target: &End, there: &Status) -> bool {
         && (same(local::status_of_file(stdout())) || same(local::status_of_file(stderr())))
 }
 
-/// Only directories are copied into one place, one after the other: of anything else one copy would replace
-/// the other. Tells whether it is the first one.
+/// Notes that a job takes its place, and returns true if it is the first one there. Only directories may share a
+/// place, one after the other: of anything else one copy would replace the other.
 fn take(taken: &mut HashMap<String, bool>, job: &Job) -> Outcome<bool> {
     let place = job.place();
     match taken.get(&place) {
@@ -254,7 +255,7 @@ fn job(remotes: &Remotes, source: End, target: &End, into: bool, recursive: bool
     Ok(Job::top(source, target, status))
 }
 
-/// The name that a copy gets inside a directory; `None` when its contents go straight there.
+/// Returns the name that a copy gets inside a directory; `None` if its contents go directly into that directory.
 fn inner_name(source: &[u8]) -> Option<&[u8]> {
     if source.is_empty() || source == b"." || source == b".." { None } else { Some(source) }
 }

@@ -10,29 +10,29 @@ use crate::report::Outcome;
 use std::sync::atomic::{AtomicU32, Ordering};
 use towline_wire::limits::NAME_BYTES_MAX;
 
-/// The extended attribute of a part.
+/// The extended attribute that holds a part's stamp.
 pub(super) const STAMP: &str = "user.towline.part";
 const SUFFIX: &str = ".towline-part";
 
-/// Name of the part of a large file, the same in every run so that it is found again.
+/// Returns the name of a large file's part. It is the same in every run, so that it is found again.
 pub(super) fn name(of: &[u8]) -> Vec<u8> {
     with_suffix(of, SUFFIX.as_bytes())
 }
 
-/// Name of a part that this run alone uses, for a file written in one piece.
+/// Returns a name for a part that no other run uses.
 pub(super) fn unique_name(of: &[u8], run: u32) -> Vec<u8> {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let count = COUNT.fetch_add(1, Ordering::Relaxed);
     with_suffix(of, format!(".{run:08x}{count:x}{SUFFIX}").as_bytes())
 }
 
-/// True for a name as parts have it.
+/// Returns true if this may be the name of a part.
 pub(super) fn is_part(name: &[u8]) -> bool {
     name.ends_with(SUFFIX.as_bytes())
 }
 
-/// True for a part of one of these files that another run alone used: one that is still there was
-/// most likely killed.
+/// Returns true for a part with the unique name of another run, of one of these files. That run was most
+/// likely killed, since its part is still there.
 pub(super) fn is_of_another_run<'a>(
     part: &[u8],
     run: u32,
@@ -53,7 +53,7 @@ fn with_suffix(of: &[u8], suffix: &[u8]) -> Vec<u8> {
     if of.len() + 1 + suffix.len() <= NAME_BYTES_MAX {
         name.extend_from_slice(of);
     } else {
-        // A checksum keeps apart what the cut makes equal.
+        // A checksum tells apart names that are equal once cut off.
         let sum = format!("~{:08x}", crc32c::crc32c(of));
         name.extend_from_slice(&of[..NAME_BYTES_MAX - 1 - suffix.len() - sum.len()]);
         name.extend_from_slice(sum.as_bytes());
@@ -75,10 +75,10 @@ pub(super) fn note(stamp: &Stamp, part: &Handle, done: u64) -> Outcome<()> {
     Ok(())
 }
 
-/// Up to where the part is complete, if it is one of the same source.
+/// Returns up to where the part is complete, if it belongs to the same version of the source.
 pub(super) fn done(stamp: &Stamp, part: &Handle) -> Option<u64> {
     let done = stamp.read(&part.xattr(STAMP)?)?;
-    // A part that lost data after a crash is shorter than its note says.
+    // A part that lost data in a crash is shorter than its note says.
     part.attr().ok().filter(|attr| attr.size >= done).map(|_| done)
 }
 

@@ -1,4 +1,4 @@
-//! A large file in pieces: where its data is, and several pieces under way at once.
+//! Copies a large file in pieces, several at once, and leaves out holes.
 
 use super::handle::Handle;
 use super::part;
@@ -14,16 +14,16 @@ use std::time::{Duration, Instant};
 use towline_client::{Errno, File};
 use towline_wire::limits::TRANSFER_BYTES_MAX;
 
-/// Pieces of one file under way at once: while one is read another is sent.
+/// Pieces of one file under way at once: one is read while another is sent.
 const LANES: u64 = 4;
-/// Shorter pieces cost more round trips than they gain by going side by side.
+/// Shorter pieces cost more in round trips than they gain by overlapping.
 const PIECE_BYTES_MIN: u64 = 1024 * 1024;
-/// How often the part notes how far it is, so that a copy that was killed goes on from there: after so
-/// many bytes, and not before this time has passed, since what is noted has to be on the disk.
+/// How often the part notes its progress, from which a killed copy can go on: after this many bytes, but no
+/// sooner than after [`STAMP_PAUSE`], because the noted bytes must be on the disk.
 const STAMP_BYTES: u64 = 64 * 1024 * 1024;
 const STAMP_PAUSE: Duration = Duration::from_secs(5);
 
-/// Walks the data of a file, holes left out, in pieces.
+/// Walks through the data of a file in pieces and leaves out holes.
 pub(super) struct Extents {
     at: u64,
     data_end: u64,
@@ -33,13 +33,13 @@ pub(super) struct Extents {
 }
 
 impl Extents {
-    /// Of a file of `size` bytes, beginning at `from`; only a sparse one is asked for its holes.
+    /// Starts at `from` in a file of `size` bytes. Only a sparse file is asked for holes.
     pub(super) fn new(from: u64, size: u64, piece: u64, sparse: bool) -> Self {
         Self { at: from, data_end: if sparse { from } else { size }, size, piece, sparse }
     }
 
-    /// Start and end of the next piece. `data` and `hole` find the next of each at or after an
-    /// offset, as `lseek(2)` does.
+    /// Returns start and end of the next piece. `data` and `hole` find the next data or hole at or after an
+    /// offset, like `lseek(2)`.
     pub(super) fn next(
         &mut self,
         data: impl FnOnce(u64) -> Outcome<Option<u64>>,
@@ -56,7 +56,7 @@ impl Extents {
                     return Ok(None);
                 }
             }
-            // An answer that is behind us comes from a file that changes; all is data then.
+            // A hole before this offset means that the file is changing; then everything counts as data.
             let end = hole(self.at)?.filter(|end| *end > self.at);
             self.data_end = end.unwrap_or(self.size).min(self.size);
         }
@@ -74,17 +74,17 @@ pub(super) struct Transfer<'a> {
     pub(super) target: &'a Handle,
     /// Length of the source.
     pub(super) size: u64,
-    /// All before this offset is there already.
+    /// The target is complete up to this offset.
     pub(super) from: u64,
     /// The source may have holes.
     pub(super) sparse: bool,
-    /// Both files are in one export: the server copies.
+    /// Both files are in one export, so the server can copy.
     pub(super) inside: bool,
-    /// Notes in the target how far it is.
+    /// Notes progress in the target.
     pub(super) stamp: &'a Stamp,
-    /// Is told of every piece.
+    /// Counts the bytes of each piece.
     pub(super) progress: &'a Progress,
-    /// Asks for the end.
+    /// Asks to stop.
     pub(super) interrupt: &'a Interrupt,
 }
 
@@ -92,23 +92,23 @@ struct State {
     extents: Extents,
     /// Starts of the pieces under way.
     under_way: BTreeSet<u64>,
-    /// End of the furthest piece that is done.
+    /// End of the furthest piece that is complete.
     furthest: u64,
-    /// What the stamp says, and since when.
+    /// The offset in the last note, and when it was written.
     noted: u64,
     noted_at: Instant,
     failure: Option<Failure>,
 }
 
 impl State {
-    /// All data before this offset is in the target, which is at least as long.
+    /// Returns the offset before which all data is in the target, which is at least that long.
     fn done(&self) -> u64 {
         self.under_way.first().map_or(self.furthest, |first| self.furthest.min(*first))
     }
 }
 
 impl Transfer<'_> {
-    /// Copies; after a failure the stamp says how far it got, if that could still be written.
+    /// Copies everything. After a failure, notes how far it got, if that can still be written.
     pub(super) fn run(&self) -> Outcome<()> {
         let piece = (self.size.saturating_sub(self.from) / LANES)
             .next_multiple_of(PIECE_BYTES_MIN)
@@ -131,7 +131,7 @@ impl Transfer<'_> {
         match state.failure.take() {
             None => Ok(()),
             Some(failure) => {
-                // Without a note the part is not continued, that is all.
+                // Without the note the part is not continued; nothing else depends on it.
                 let _ = part::note(self.stamp, self.target, state.done());
                 Err(failure)
             }
@@ -141,14 +141,14 @@ impl Transfer<'_> {
     fn lane(&self, state: &Mutex<State>, inside: &AtomicBool, piece: u64) {
         let mut buffer = Vec::new();
         if buffer.try_reserve_exact(piece as usize).is_err() {
-            // Lanes that have memory do all of it.
+            // The lanes that have memory do all the work.
             return;
         }
         while let Some((start, end)) = self.take(state) {
             let result = self.piece(start, end, inside, &mut buffer, piece);
             let mut now = locked(state);
             if let Err(failure) = result {
-                // The piece stays among those under way: nothing behind it counts as done.
+                // The piece stays under way, so nothing after it counts as done.
                 now.failure.get_or_insert(failure);
                 return;
             }
@@ -212,11 +212,11 @@ impl Transfer<'_> {
         match self.source.read_at(buffer, start) {
             Ok(read) if read == buffer.len() => {}
             Ok(_) => return Err(shrunk()),
-            // The server may have promised what was cut off before it was sent.
+            // The file may have been truncated after the server announced the data and before it sent it.
             Err(failure) if failure.is(Errno::EIO) && self.source.attr()?.size < end => {
                 return Err(shrunk());
             }
-            // The object that is named is the target.
+            // The message names the target, so it must say that the source failed.
             Err(failure) => return Err(failure.with("in reading the source")),
         }
         self.target.write_at(buffer, start)
@@ -246,7 +246,7 @@ fn locked(state: &Mutex<State>) -> MutexGuard<'_, State> {
     state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Reads both files and tells where they first differ. Parts that are holes in both are skipped.
+/// Reads both files and returns the offset of the first difference. Skips holes that both have.
 pub(super) fn first_difference(
     source: &Handle,
     target: &Handle,

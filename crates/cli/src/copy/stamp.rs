@@ -1,4 +1,4 @@
-//! What a part of a copy remembers: which version of the source it comes from, and how far it is.
+//! The note in a part: from which version of the source it comes, and up to where it is complete.
 
 use towline_client::Attr;
 
@@ -8,18 +8,19 @@ pub(super) struct Stamp {
 }
 
 impl Stamp {
-    /// Of a source with these attributes.
+    /// Makes the stamp of a source with these attributes.
     pub(super) fn new(source: &Attr) -> Self {
         let time = source.modified;
         Self { source: format!("{} {}.{:09}", source.size, time.seconds, time.nanoseconds) }
     }
 
-    /// What a part says that is complete up to `done`.
+    /// Returns the note for a part that is complete up to `done`.
     pub(super) fn text(&self, done: u64) -> String {
         format!("{} {done}", self.source)
     }
 
-    /// Up to where a part that says so is complete, if it is one of the same source.
+    /// Reads a note: returns up to where the part is complete, if it belongs to the same version of the
+    /// source.
     pub(super) fn read(&self, value: &[u8]) -> Option<u64> {
         let (source, done) = std::str::from_utf8(value).ok()?.rsplit_once(' ')?;
         if source == self.source { done.parse().ok() } else { None }

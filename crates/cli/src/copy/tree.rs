@@ -1,6 +1,6 @@
-//! A copy of many files: workers take files and directories from one queue.
+//! Copies many files: workers take files and directories from one queue.
 
-use super::attributes;
+use super::attributes::{self, Parent};
 use super::end::{End, FileSystem, Listed, Status};
 use super::file::{Existing, Files};
 use super::part;
@@ -12,33 +12,36 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use towline_client::{Errno, SetAttr};
 use towline_wire::attr::TYPE_SYMLINK;
 
-/// Something to copy.
+/// A file or directory to copy.
 #[derive(Clone)]
 pub(super) struct Job {
     source: Arc<End>,
     target: Arc<End>,
-    /// Name in both directories; `None` when the ends are the things themselves.
+    /// Name in both directories; `None` if the ends are the files themselves.
     name: Option<Vec<u8>>,
     status: Status,
     existing: Existing,
-    /// The name of its part is that of another file.
+    /// Another source file has the name that its part would get.
     part_is_taken: bool,
+    /// The directory in which the copy is made.
+    parent: Arc<Parent>,
 }
 
 impl Job {
-    /// An argument of the command line.
+    /// Makes a job from an argument of the command line.
     pub(super) fn top(source: End, target: End, status: Status) -> Self {
         let (source, target) = (Arc::new(source), Arc::new(target));
         let existing = Existing::Unknown;
-        Self { source, target, name: None, status, existing, part_is_taken: false }
+        let parent = Arc::default();
+        Self { source, target, name: None, status, existing, part_is_taken: false, parent }
     }
 
-    /// Where the copy will be.
+    /// Returns the place of the copy.
     pub(super) fn place(&self) -> String {
         self.ends().1.to_string()
     }
 
-    /// True when a directory is copied.
+    /// Returns true if this copies a directory.
     pub(super) fn is_directory(&self) -> bool {
         self.status.attr.is_directory()
     }
@@ -51,13 +54,15 @@ impl Job {
     }
 }
 
-/// A directory whose attributes are set when everything in it is done.
+/// A directory whose attributes are set once everything in it is copied.
 struct Directory {
     source: End,
     target: End,
     status: Status,
-    /// A mode that would be in the way of what is done in it.
+    /// A mode to set at the end, because it would prevent writing in the directory.
     mode: Option<u32>,
+    /// The directory in which this copy made it; `None` if it existed before.
+    made_in: Option<Arc<Parent>>,
 }
 
 /// The copy of all arguments.
@@ -67,16 +72,16 @@ pub(super) struct Tree<'a> {
     recursive: bool,
     queue: Queue,
     directories: Mutex<Vec<Directory>>,
-    /// First copy of each file that has several names, unless it failed.
+    /// The first copy of each file with several names, unless that copy failed.
     first_names: Mutex<HashMap<(FileSystem, u64), Arc<End>>>,
-    /// Those that are to have the further names.
+    /// The further names of such files.
     more_names: Mutex<Vec<Job>>,
-    /// Directories that this copy writes to, so that it does not go on to copy its own work.
+    /// Directories that this copy writes to, so that it does not copy its own output.
     targets: Mutex<Vec<(Status, End)>>,
 }
 
 impl<'a> Tree<'a> {
-    /// An empty one.
+    /// Makes a copy without jobs.
     pub(super) fn new(files: &'a Files, report: &'a Report, recursive: bool) -> Self {
         Self {
             files,
@@ -90,8 +95,9 @@ impl<'a> Tree<'a> {
         }
     }
 
-    /// Copies everything with so many workers, one list of jobs after the other.
-    pub(super) fn run(&self, lists: Vec<Vec<Job>>, workers: usize) {
+    /// Copies everything, one list of jobs after the other, with this number of workers.
+    pub(super) fn run(&self, mut lists: Vec<Vec<Job>>, workers: usize) {
+        share_parents(&mut lists);
         for job in lists.iter().flatten() {
             self.files.progress.found(1, bytes(&job.status));
         }
@@ -103,7 +109,7 @@ impl<'a> Tree<'a> {
         for job in more_names {
             self.another_name(&job);
         }
-        // Deepest first: setting the times of a directory comes after all changes in it.
+        // Deepest first: a directory's times are set after all changes in it.
         for directory in locked(&self.directories).drain(..).rev() {
             let result = self.finish_directory(&directory);
             self.report.check(&directory.target, result);
@@ -136,15 +142,16 @@ impl<'a> Tree<'a> {
         let attr = &job.status.attr;
         if attr.is_file() && !(job.name.is_none() && self.goes_to_device(target)) {
             let part = job.part_is_taken;
-            return self.files.copy(source, target, &job.status, job.existing, part);
+            let (existing, parent) = (job.existing, &job.parent);
+            return self.files.copy(source, target, &job.status, existing, part, parent);
         }
         if attr.is_file() || !self.recursive {
-            return self.files.stream(source, target, &job.status);
+            return self.files.stream(source, target, &job.status, &job.parent);
         }
         if attr.is_symlink() {
             return self.symlink(source, target, &job.status);
         }
-        self.special(source, target, &job.status)
+        self.special(job, source, target)
     }
 
     fn goes_to_device(&self, target: &End) -> bool {
@@ -152,7 +159,7 @@ impl<'a> Tree<'a> {
         there.is_some_and(|there| !there.attr.is_file() && !there.attr.is_directory())
     }
 
-    /// Copies a file that has several names, unless that was begun under another one.
+    /// Copies a file with several names, unless its copy was started under another name.
     fn first_name(&self, job: &Job, source: &End, target: &End) -> Outcome<()> {
         let identity = job.status.identity();
         match locked(&self.first_names).entry(identity) {
@@ -163,12 +170,12 @@ impl<'a> Tree<'a> {
             Entry::Vacant(first) => first.insert(Arc::new(target.clone())),
         };
         self.one(job, source, target).inspect_err(|_| {
-            // What is there is no copy: none of the other names may become one of it.
+            // The target is not a copy, so the other names must not become links to it.
             locked(&self.first_names).remove(&identity);
         })
     }
 
-    /// Makes a further name of a copy; what could not be copied under the first one is copied under this.
+    /// Links a further name to the copy. If the copy under the first name failed, copies under this one.
     fn another_name(&self, job: &Job) {
         let (source, target) = job.ends();
         let first = locked(&self.first_names).get(&job.status.identity()).cloned();
@@ -189,21 +196,23 @@ impl<'a> Tree<'a> {
         if self.is_target(&source, &job.status)? {
             return Err(Failure::new("this directory is the target: not copied into itself"));
         }
-        let source = source.shortened()?;
-        // Before the target is made: it may lie inside the source.
-        let listed = source.list()?;
+        let follow = job.status.is_followed;
+        let source = source.shortened(follow)?;
+        // Before the target is made, since that may lie inside the source.
+        let listed = source.list(follow)?;
         let wanted = &self.files.wanted;
         let new = match target.make_directory(wanted.mode(&job.status.attr, None) | 0o700) {
             Ok(()) => true,
             Err(failure) if failure.is(Errno::EEXIST) => false,
             Err(failure) => return Err(failure.about(&target)),
         };
-        let target = target.shortened()?;
+        // Only an argument may mean the directory that a link leads to; links inside a tree are not followed.
+        let follow = job.name.is_none();
+        let target = target.clone().shortened(follow).map_err(|f| f.about(&target))?;
         let mode = wanted.mode(&job.status.attr, None);
         let mut closed = (new && mode & 0o700 != 0o700).then_some(mode);
         if !new || job.name.is_none() {
-            // Only the user, not a tree, may mean the directory that a link leads to.
-            let there = target.status(job.name.is_none()).map_err(|f| f.about(&target))?;
+            let there = target.status(follow).map_err(|f| f.about(&target))?;
             if !there.attr.is_directory() {
                 let failure = Failure::new("is no directory and cannot be replaced by one");
                 return Err(failure.about(&target));
@@ -212,14 +221,14 @@ impl<'a> Tree<'a> {
                 locked(&self.targets).push((there, target.clone()));
             }
             let bits = there.attr.mode & 0o7777;
-            // One that an interrupted copy has made, and closed.
+            // A directory to which an interrupted copy has already given a mode without rights of the owner.
             if self.files.resume && !new && bits & 0o700 != 0o700 && bits & 0o777 == mode & 0o777 {
                 let open = SetAttr { mode: Some(bits | 0o700), ..SetAttr::default() };
                 closed = target.set_attr(&open).is_ok().then_some(bits);
             }
         }
         let mut there: HashMap<_, _> = if self.files.resume && !new {
-            let names = target.list().map_err(|f| f.about(&target))?;
+            let names = target.list(follow).map_err(|f| f.about(&target))?;
             self.remove_parts(&target, &listed, &names)?;
             names.into_iter().map(|entry| (entry.name, entry.status)).collect()
         } else {
@@ -227,9 +236,16 @@ impl<'a> Tree<'a> {
         };
         let known = new || self.files.resume;
         let status = job.status;
-        let directory =
-            Directory { source: source.clone(), target: target.clone(), status, mode: closed };
-        locked(&self.directories).push(directory);
+        let made_in = new.then(|| job.parent.clone());
+        // A new directory inherits the default list of its parent.
+        let parent = made_in.clone().unwrap_or_default();
+        locked(&self.directories).push(Directory {
+            source: source.clone(),
+            target: target.clone(),
+            status,
+            mode: closed,
+            made_in,
+        });
         let (source, target) = (Arc::new(source), Arc::new(target));
         let parts: HashSet<_> =
             listed.iter().map(|e| &e.name).filter(|n| part::is_part(n)).cloned().collect();
@@ -246,17 +262,18 @@ impl<'a> Tree<'a> {
             },
             part_is_taken: !parts.is_empty() && parts.contains(&part::name(&entry.name)),
             name: Some(entry.name),
+            parent: parent.clone(),
         });
         self.queue.push(children.collect());
         Ok(())
     }
 
-    /// Removes what copies that were killed left of files that are copied now.
+    /// Removes parts that killed copies left of the files that are copied now.
     fn remove_parts(&self, target: &End, listed: &[Listed], there: &[Listed]) -> Outcome<()> {
         let names = || listed.iter().map(|entry| entry.name.as_slice());
         let left = |name: &[u8]| part::is_of_another_run(name, self.files.run, names());
         for entry in there.iter().filter(|entry| left(&entry.name)) {
-            // A source may have a file with such a name.
+            // A source file may have the name of a part.
             if names().all(|name| name != entry.name) {
                 let part = target.child(&entry.name);
                 match part.unlink() {
@@ -268,8 +285,8 @@ impl<'a> Tree<'a> {
         Ok(())
     }
 
-    /// True when a source directory is one that this copy writes to, also when it is reached in
-    /// another way (a local path and a URL, two transports).
+    /// Returns true if this copy writes to a source directory, even if that is reached in another way (a
+    /// local path and a URL, or two transports).
     fn is_target(&self, source: &End, status: &Status) -> Outcome<bool> {
         for (there, target) in locked(&self.targets).iter() {
             let is_one = match there.is_seen_with(status) {
@@ -291,11 +308,15 @@ impl<'a> Tree<'a> {
         }
         let mut set = wanted.rest(attr, None);
         set.mode = set.mode.or(directory.mode);
-        if let Some(list) = wanted.access_list((source, attr), None)? {
-            set = list.hand_down(target, set);
-        }
         if wanted.mode {
-            attributes::copy_default_list(source, attr, target)?;
+            let has_list = match &directory.made_in {
+                Some(parent) => parent.hands_down(target),
+                None => attributes::has_list(target),
+            }?;
+            if let Some(list) = wanted.access_list((source, attr), None, || Ok(has_list))? {
+                set = list.hand_down(target, set);
+            }
+            attributes::copy_default_list(source, attr, target, has_list)?;
         }
         attributes::set(target, &set)
     }
@@ -321,7 +342,7 @@ impl<'a> Tree<'a> {
         };
         made.and_then(|()| {
             match attributes::set(target, &self.files.wanted.rest_of_link(&status.attr)) {
-                // Not every store can set the times of a link, and nobody misses them.
+                // Not every store can set the times of a link, and programs rarely need them.
                 Err(failure) if failure.is(Errno::EOPNOTSUPP) => Ok(()),
                 result => result,
             }
@@ -329,16 +350,17 @@ impl<'a> Tree<'a> {
         .map_err(|failure| failure.about(target))
     }
 
-    fn special(&self, source: &End, target: &End, status: &Status) -> Outcome<()> {
-        let attr = &status.attr;
+    fn special(&self, job: &Job, source: &End, target: &End) -> Outcome<()> {
+        let attr = &job.status.attr;
         let mode = attr.file_type() | self.files.wanted.mode(attr, None);
-        match target.make_node(mode, attr.rdev) {
-            Ok(()) => (),
+        let new = match target.make_node(mode, attr.rdev) {
+            Ok(()) => true,
             Err(failure) if failure.is(Errno::EEXIST) => {
                 let there = target.status(false).map_err(|f| f.about(target))?;
                 if there.attr.file_type() != attr.file_type() || there.attr.rdev != attr.rdev {
                     return Err(failure.about(target));
                 }
+                false
             }
             Err(failure) if failure.is_refusal() => {
                 let kind = crate::text::type_name(attr.mode);
@@ -346,12 +368,25 @@ impl<'a> Tree<'a> {
                 return Ok(());
             }
             Err(failure) => return Err(failure.about(target)),
-        }
+        };
+        let has_list =
+            || if new { job.parent.hands_down(target) } else { attributes::has_list(target) };
         let mut set: SetAttr = self.files.wanted.rest(attr, None);
-        if let Some(list) = self.files.wanted.access_list((source, attr), None)? {
+        if let Some(list) = self.files.wanted.access_list((source, attr), None, has_list)? {
             set = list.hand_down(target, set);
         }
         attributes::set(target, &set).map_err(|failure| failure.about(target))
+    }
+}
+
+/// Lets all arguments that are copied into one directory share its [`Parent`].
+fn share_parents(lists: &mut [Vec<Job>]) {
+    let mut parents: HashMap<String, Arc<Parent>> = HashMap::new();
+    for job in lists.iter_mut().flatten() {
+        // The root of an export has no parent, and is never made.
+        if let Ok(directory) = job.target.sibling(b".") {
+            job.parent = parents.entry(directory.to_string()).or_default().clone();
+        }
     }
 }
 
@@ -368,19 +403,21 @@ fn another_name(first: &End, new: &End, run: u32) -> Outcome<()> {
     }
 }
 
-/// Makes something beside a file, and puts it in the file's place: where it cannot be made, as on file systems without links, the file stays.
+/// Makes something beside a file and renames it over the file. If it cannot be made, as on file systems
+/// without links, the file stays.
 fn replace(target: &End, run: u32, make: impl FnOnce(&End) -> Outcome<()>) -> Outcome<()> {
     let beside = target.sibling(&part::unique_name(target.name(), run))?;
     make(&beside)?;
     beside.rename(target).inspect_err(|_| {
-        // What matters is why it failed.
+        // The error of the rename matters, not that of the clean-up.
         let _ = beside.unlink();
     })
 }
 
-/// True when a source and a target of the same inode number are one directory, seen from two sides: no other one was changed in the same
-/// nanosecond. Other workers fill the target meanwhile, so it is looked at before the source and after, until one look is the same
-/// or nothing has changed between the two.
+/// Returns true if a source and a target with the same inode number are one directory, seen from two sides:
+/// then both were changed in the same nanosecond. Other workers may change the target meanwhile, so this
+/// compares the source with the target before and after, until one is equal or the target did not change
+/// between the two.
 fn is_one_directory(source: &End, target: &End) -> Outcome<bool> {
     let look = |end: &End, follow| end.status(follow).map(|status| status.seen());
     let mut before = look(target, true)?;
@@ -397,7 +434,7 @@ fn is_one_directory(source: &End, target: &End) -> Outcome<bool> {
     }
 }
 
-/// Bytes that a copy of it moves.
+/// Returns the number of bytes that a copy moves.
 fn bytes(status: &Status) -> u64 {
     if status.attr.is_file() { status.attr.size } else { 0 }
 }
@@ -406,8 +443,8 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Jobs that wait, the last ones first so that a tree is gone through depth first, and how many
-/// are under way: those may yet bring more.
+/// Waiting jobs, and the number of jobs under way, which may add more. The last job is taken first, so that
+/// trees are walked depth first.
 #[derive(Default)]
 struct Queue {
     state: Mutex<(Vec<Job>, usize)>,
@@ -420,7 +457,7 @@ impl Queue {
         self.changed.notify_all();
     }
 
-    /// Waits for a job; `None` when there is none and none can come.
+    /// Waits for a job. Returns `None` if there is none and none can be added any more.
     fn take(&self) -> Option<(Job, UnderWay<'_>)> {
         let idle = |state: &mut (Vec<Job>, usize)| state.0.is_empty() && state.1 > 0;
         let waited = self.changed.wait_while(locked(&self.state), idle);
@@ -431,7 +468,8 @@ impl Queue {
     }
 }
 
-/// A job that was taken. It is done when this goes, also by a panic: the other workers would wait for it.
+/// A job that was taken. Dropping this marks it as done, even after a panic: the other workers would wait for
+/// it otherwise.
 struct UnderWay<'a>(&'a Queue);
 
 impl Drop for UnderWay<'_> {
