@@ -52,7 +52,7 @@ impl Origin {
             ));
         }
         if !url.path.is_empty() {
-            return Err(format!("URL \"{text}\": a disk has no path behind its name"));
+            return Err(format!("URL \"{text}\": a disk's name cannot be followed by a path"));
         }
         Ok(Self::Towline(url))
     }

@@ -57,7 +57,7 @@ impl Shape {
         }
         if !back_end.size.is_multiple_of(block.max(1).into()) {
             return wrong(format!(
-                "block={block}: its size, {} bytes, is no multiple of that",
+                "block={block}: its size, {} bytes, is not a multiple of that",
                 back_end.size
             ));
         }

@@ -69,7 +69,7 @@ impl Scratch {
                 Ok(()) => Ok(Self { path }),
                 Err(error) => Err(Failure::from(error)
                     .about(path.display())
-                    .with("TMPDIR can name another directory")),
+                    .with("set TMPDIR to use another directory")),
             };
             if result.is_ok() {
                 break;

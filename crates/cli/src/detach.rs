@@ -71,7 +71,7 @@ fn detach(record: &Record, force: bool) -> Outcome<()> {
                 record.remove();
                 return Ok(());
             }
-            let text = "the process that served it is gone; go on with it by `towline attach --resume`, or use --force";
+            let text = "the process that served it is gone; continue with `towline attach --resume`, or use --force";
             return Err(Failure::new(text));
         }
         settle(record)?;
@@ -114,7 +114,7 @@ fn settle(record: &Record) -> Outcome<()> {
         other => other?,
     };
     rustix::fs::fsync(&file).map_err(|error| {
-        Failure::from(error).with("not all of it could be written; it stays attached")
+        Failure::from(error).with("not everything could be written; it stays attached")
     })
 }
 

@@ -85,7 +85,7 @@ fn examine() -> Vec<Finding> {
         "kernel",
         version >= (5, 15),
         format!("{release} on {}", system.machine().to_string_lossy()),
-        "5.15 or later is what Towline is made for",
+        "Towline is made for 5.15 or later",
     )];
     findings.push(finding(
         "cpus",
@@ -196,7 +196,11 @@ fn memory_lock() -> Finding {
     let limit = getrlimit(Resource::Memlock).current;
     let found = limit.map_or("unlimited".to_owned(), crate::text::human);
     let good = limit.is_none_or(|bytes| bytes >= 8 << 20);
-    let path = if good { "enough for rings" } else { "small: raise it (ulimit -l) if rings fail" };
+    let path = if good {
+        "enough for rings"
+    } else {
+        "small: raise it (ulimit -l) if setting up rings fails"
+    };
     finding("memlock", good, found, path)
 }
 
@@ -209,7 +213,7 @@ fn huge_pages() -> Finding {
         "huge pages",
         good,
         format!("shared memory: {chosen}; {reserved} reserved"),
-        "not asked for: memory exports use pages of the usual size unless the kernel decides else",
+        "not requested: memory exports use normal pages unless the kernel decides otherwise",
     )
 }
 
@@ -228,15 +232,15 @@ fn trap() -> Finding {
     let (found, path) = match (has_trap, can_host) {
         (true, true) => (
             "system calls of programs can be trapped, and programs hosted",
-            "under `towline run` static programs, Go and musl work, too",
+            "static programs, Go and musl work under `towline run`",
         ),
         (true, false) => (
-            "system calls of programs can be trapped, but programs change no thread registers",
-            "under `towline run` static programs, most of Go and musl are refused",
+            "system calls of programs can be trapped, but programs cannot change thread registers",
+            "static programs, most Go programs and musl are refused under `towline run`",
         ),
         (false, _) => (
             "this kernel cannot trap system calls of programs (that needs x86-64 and Linux 5.11)",
-            "under `towline run` static programs, most of Go and musl are refused, and calls without \
+            "static programs, most Go programs and musl are refused under `towline run`, and calls without \
              libc find no remote files",
         ),
     };
@@ -251,7 +255,7 @@ fn userfaultfd() -> Finding {
             "userfaultfd",
             true,
             format!("one was made{all}"),
-            "under `towline run` large mappings are read when they are touched",
+            "large mappings are read on demand under `towline run`",
         ),
         Err(error) => finding(
             "userfaultfd",
@@ -264,7 +268,7 @@ fn userfaultfd() -> Finding {
 }
 
 fn fuse() -> Finding {
-    let path = "not used by this version: there is no mount yet";
+    let path = "not used by this version, which has no mount";
     match openable("/dev/fuse") {
         Ok(()) => finding("FUSE", true, "/dev/fuse opens", path),
         Err(error) => finding("FUSE", false, format!("/dev/fuse: {error}"), path),

@@ -131,7 +131,9 @@ fn main() -> ExitCode {
             match thread.map(std::thread::JoinHandle::join) {
                 Ok(ended) => ended.unwrap_or(ExitCode::from(101)),
                 Err(error) => {
-                    report::note(format_args!("towline: no thread with more stack: {error}"));
+                    report::note(format_args!(
+                        "towline: cannot create a thread with a larger stack: {error}"
+                    ));
                     ExitCode::FAILURE
                 }
             }

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use towline_client::{Attr, Errno, SetAttr, Url};
 use towline_wire::request::UMASK_SHIFT;
 
-const EXIT: &str = "Exit status: 0 all done, 1 something was not, 2 wrong usage.";
+const EXIT: &str = "Exit status: 0 success, 1 some operation failed, 2 wrong usage.";
 
 /// `RENAME_NOREPLACE` of Linux.
 const NO_REPLACE: u32 = 1;
@@ -183,7 +183,7 @@ pub(crate) fn rename(args: &MvArgs) -> ExitCode {
         let directory = is_directory(&place)?;
         if sources.len() > 1 && !directory {
             let failure = Failure::from(Errno::ENOTDIR);
-            return Err(failure.with("several files need a directory"));
+            return Err(failure.with("several sources need a directory as target"));
         }
         Ok((place, directory))
     });
@@ -211,7 +211,7 @@ fn rename_one(
         return Err(failure.with("use `towline cp -r`, then `towline rm -r`"));
     }
     if taken.contains(target.full()) {
-        return Err(Failure::new(format!("not moved: another source went to {target}")));
+        return Err(Failure::new(format!("not moved: another source was moved to {target}")));
     }
     if leads_to(&source, &target) {
         return Err(Failure::new(format!("is a link to {target}, which would be lost")));
@@ -287,7 +287,7 @@ fn link_one(remotes: &Remotes, args: &LnArgs) -> Outcome<()> {
         match &source {
             None => Ok(link.base.symlink(link.path(), args.target.as_bytes()).map(drop)?),
             Some(source) if !source.same_server(link) || !source.same_export(link) => {
-                Err(Failure::from(Errno::EXDEV).with("a hard link has to stay in its export"))
+                Err(Failure::from(Errno::EXDEV).with("a hard link must stay in its export"))
             }
             Some(source) => {
                 let linked = source.base.link(source.path(), false, &link.base, link.path());

@@ -60,7 +60,9 @@ fn show(args: &Args, report: &Report) -> Outcome<()> {
             report.output(writeln!(out, "{text}"));
         } else {
             let value: Value = serde_json::from_str(&text).map_err(|error| {
-                Failure::new(format!("statistics are no JSON ({error}): another version?"))
+                Failure::new(format!(
+                    "the statistics are not JSON ({error}): is the server another version?"
+                ))
             })?;
             let found = Found::of(&value);
             let rates = before.as_ref().map(|(then, old)| (now - *then, old));

@@ -175,7 +175,7 @@ fn sum(end: &End, seen: &Status) -> Outcome<Sum> {
     let is_made_up = || Ok::<_, Failure>(attr.blocks == 0 && handle.opened()?.size == attr.size);
     if attr.is_file() && sum.bytes != attr.size && !is_made_up()? {
         return Err(Failure::new(format!(
-            "{} bytes were read where its length was {}: it changed meanwhile",
+            "read {} bytes of a file of {} bytes: it changed meanwhile",
             sum.bytes, attr.size
         )));
     }

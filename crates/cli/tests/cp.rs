@@ -423,7 +423,7 @@ fn files_that_end_before_their_size_are_copied_and_summed() {
     let crc = |name: &str| text(&["sum", name]).split_once("  ").unwrap().0.to_owned();
     assert_eq!(crc(file).split(' ').next(), crc(&copy).split(' ').next());
     let complaint = bad(1, &["cp", "--verify", file, &world.url("dir/verified")]);
-    assert!(complaint.contains("its size says nothing"), "{complaint}");
+    assert!(complaint.contains("its size is unknown"), "{complaint}");
     // So is a file of unknown size, and one that consists only of a hole.
     text(&["sum", "/proc/version"]);
     let hole = world.local("hole");

@@ -147,7 +147,7 @@ fn disks_are_shown_mapped_copied_and_resized() {
     {
         let given = ["bench", "--secs", "0.05", "--depth", "4", &disk];
         let said = place.disk(&[&given[..], more].concat()).unwrap();
-        assert!(said.contains(" a second, ") && said.contains("us (median)"), "{said}");
+        assert!(said.contains(" per second, ") && said.contains("us (median)"), "{said}");
         let said = place.disk(&[&given[..], more, &["--json"]].concat()).unwrap();
         let found: Value = serde_json::from_str(&said).unwrap();
         assert_eq!(found["bytes"], found["ops"].as_u64().unwrap() * 4096, "{found}");
@@ -268,11 +268,11 @@ fn what_cannot_be_copied_is_refused_with_a_reason() {
         (&["copy", &local, &img], "the same disk"),
         (&["copy", &local, &place.url("ro")], "read-only"),
         (&["copy", &local, &place.url("none")], "disk info"),
-        (&["copy", &local, &nbd], "too few"),
+        (&["copy", &local, &nbd], "not enough"),
         (&["copy", &missing, &nbd], "missing"),
         (&["copy", &fifo, &nbd], "standard input"),
         (&["copy", "--resume", "-", &nbd], "--resume"),
-        (&["copy", "--verify", &img, "-"], "cannot be read back"),
+        (&["copy", "--verify", &img, "-"], "standard output"),
         (&["copy", "nbds://h/x", &local], "TLS"),
         (&["map", &place.url("none")], "no such disk"),
         (&["resize", &place.nbd("a"), "1M"], "NBD"),
@@ -321,7 +321,7 @@ fn what_cannot_be_copied_is_refused_with_a_reason() {
     let _ = child.0.stdin.take().unwrap().write_all(&vec![7; 6 << 20]);
     let mut said = String::new();
     child.0.stderr.take().unwrap().read_to_string(&mut said).unwrap();
-    assert!(!child.0.wait().unwrap().success() && said.contains("too few"), "{said}");
+    assert!(!child.0.wait().unwrap().success() && said.contains("not enough"), "{said}");
 }
 
 /// `/dev/nvme0n1` on two machines is not one disk.
@@ -406,7 +406,7 @@ fn a_copy_that_was_killed_goes_on() {
     };
     let running = start();
     let busy = place.disk(&["copy", &from, &target]).unwrap_err();
-    assert!(busy.contains("under way"), "{busy}");
+    assert!(busy.contains("another copy between"), "{busy}");
     drop(running);
     assert!(!same(&served, &target));
     // A copied piece changes unnoticed. NBD cannot report that, but the checksums reveal it.
@@ -452,7 +452,7 @@ fn a_local_source_that_changed_is_copied_anew() {
         let again = place.command(&["copy", "--resume", "--json", &source, &to]).output().unwrap();
         let said = String::from_utf8_lossy(&again.stderr);
         assert!(again.status.success(), "{said}");
-        assert_eq!(said.contains("the source changed since"), changes, "{said}");
+        assert_eq!(said.contains("the source has changed since"), changes, "{said}");
         let done: Value = serde_json::from_slice(&again.stdout).unwrap();
         assert_eq!(done["from_earlier"] == 0, changes, "{done}");
         let (there, here) = (std::fs::read(place.path("served")), std::fs::read(&source).unwrap());

@@ -109,8 +109,8 @@ kill $!; wait $!";
     command.args(["timeout", "100", "sh", "-c", script, TOWLINE]).current_dir(&place);
     let output = command.env_remove("XDG_RUNTIME_DIR").stdin(Stdio::null()).output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
-    let run = said.contains("cannot make a process: ") && said.contains("run 125\n");
-    assert!(run && said.contains("cannot make a thread: "), "{said}");
+    let run = said.contains("cannot create a process: ") && said.contains("run 125\n");
+    assert!(run && said.contains("cannot create a thread: "), "{said}");
     assert!(said.contains("serve 1\n") && said.contains("copied\n"), "{said}");
     assert_eq!(said.matches("a thread for blocking work").count(), 1, "{said}");
 }

@@ -309,7 +309,7 @@ fn what_cannot_be_is_refused_with_words() {
     for (arguments, words) in [
         (&["--disk", "d=/dev/null"][..], "d\": /dev/null: neither a file nor a block device\n"),
         (&["--disk", &image("d=stripe:1K:@/image,@/link")], "link: a member twice"),
-        (&["--disk", &image("d=stripe:8K:@/image")], "a member of 4096 bytes has no chunk of 8192"),
+        (&["--disk", &image("d=stripe:8K:@/image")], "a member of 4096 bytes is smaller than a chunk of 8192"),
         (&["--disk", &image("d=@/image:depth=1025")], "depth=1025: expected 1 to 1024"),
         (&["--cores", "0"], "--cores 0: expected a number from 1"),
         (&["--cores", "257"], "--cores 257: expected"),
@@ -338,7 +338,7 @@ fn a_file_that_is_no_socket_is_not_replaced_by_one() {
     std::fs::write(&path, "kept").unwrap();
     let address = format!("unix://{}", path.display());
     let complaint = refused(&["--listen", &address]);
-    assert!(complaint.contains("it is no socket"), "{complaint}");
+    assert!(complaint.contains("is not a socket"), "{complaint}");
     assert_eq!(std::fs::read(&path).unwrap(), b"kept");
     // The socket that a killed server has left behind is replaced.
     std::fs::remove_file(&path).unwrap();

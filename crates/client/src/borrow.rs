@@ -66,11 +66,11 @@ impl Memories {
 
     /// Returns the memory with this number. Receives it from the link if it is the next one.
     fn find(&mut self, number: u32, link: &Arc<Link>) -> Result<&Arc<Known>, Refusal> {
-        let Link::Shm(shared) = &**link else { return Err(wrong("lent over a socket")) };
+        let Link::Shm(shared) = &**link else { return Err(wrong("memory lent over a socket")) };
         let number = number as usize;
         if number == self.known.len() {
             let (fd, length) = shared.take_over().map_err(|error| match error.kind() {
-                io::ErrorKind::InvalidData => wrong("memory was lent that was not handed over"),
+                io::ErrorKind::InvalidData => wrong("memory lent without having been shared"),
                 _ => Refusal::Unmapped,
             })?;
             let memory = (self.hide)(fd)
@@ -78,7 +78,7 @@ impl Memories {
                 .map_err(|_| Refusal::Unmapped)?;
             self.known.push(Arc::new(Known { link: link.clone(), memory }));
         }
-        self.known.get(number).ok_or_else(|| wrong("memory was lent that was not handed over"))
+        self.known.get(number).ok_or_else(|| wrong("memory lent without having been shared"))
     }
 
     /// Returns what a reply lends: at most `room` bytes, all of them inside the memory.
@@ -91,10 +91,10 @@ impl Memories {
     ) -> Result<Borrowed, Refusal> {
         let list = usize::try_from(header.offset).ok().and_then(|start| body.get(start..));
         let Extents { memory, extents } =
-            Extents::parse(list.ok_or_else(|| wrong("list of extents outside of the reply"))?)?;
+            Extents::parse(list.ok_or_else(|| wrong("extent list outside of the reply"))?)?;
         let bytes: u64 = extents.iter().map(|extent| u64::from(extent.length)).sum();
         if bytes > room as u64 {
-            return Err(wrong("more was lent than asked for"));
+            return Err(wrong("more lent than requested"));
         }
         let end = extents.iter().filter_map(|e| Some(e.offset? + u64::from(e.length))).max();
         let from = match end {
@@ -102,7 +102,7 @@ impl Memories {
             Some(end) => {
                 let known = self.find(memory, link)?;
                 if end > known.memory.len() as u64 {
-                    return Err(wrong("lent extent is outside of the memory"));
+                    return Err(wrong("lent extent outside of the memory"));
                 }
                 Some(known.clone())
             }

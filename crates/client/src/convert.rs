@@ -31,7 +31,7 @@ pub(crate) fn done(_: Reply<'_>) -> Result<(), Error> {
 }
 
 pub(crate) fn unexpected() -> Error {
-    towline_wire::ProtocolError { what: "result of another kind than asked for", at: 0 }.into()
+    towline_wire::ProtocolError { what: "result of the wrong kind", at: 0 }.into()
 }
 
 pub(crate) fn flag(follow: bool) -> u32 {

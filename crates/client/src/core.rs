@@ -493,7 +493,7 @@ fn connection_error(transport: &Transport, what: &str, error: &io::Error) -> Err
     let hint = match error.kind() {
         io::ErrorKind::ConnectionRefused => "; no server listens there",
         io::ErrorKind::NotFound => "; there is no such socket",
-        io::ErrorKind::UnexpectedEof => "; what listens there may be no Towline server",
+        io::ErrorKind::UnexpectedEof => "; it may not be a Towline server",
         _ => "",
     };
     Error::Connection {

@@ -201,7 +201,7 @@ impl Obstacle {
     /// Describes the obstacle and its effect if the program is not hosted.
     #[must_use]
     pub fn what(self) -> String {
-        format!("{}, so that it does not see remote files", self.is())
+        format!("{}, so it cannot see remote files", self.is())
     }
 
     /// Suggests a remedy.
@@ -218,7 +218,7 @@ impl Obstacle {
             }
             Self::OtherLibc => "use a build of it for glibc, or copy the files with \"towline cp\"",
             Self::Privileged => {
-                "run it as the user whose rights it takes, or copy the files with \"towline cp\""
+                "run it as the user whose rights it assumes, or copy the files with \"towline cp\""
             }
         }
     }

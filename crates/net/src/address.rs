@@ -214,12 +214,13 @@ impl Drop for Listener {
 /// a file of another kind fails with the same error.
 fn remove_dead_socket(path: &Path) -> io::Result<()> {
     if path.as_os_str().len() > UNIX_PATH_BYTES_MAX {
-        let what = format!("the path of a Unix socket has at most {UNIX_PATH_BYTES_MAX} bytes");
+        let what =
+            format!("the path of a Unix socket can have at most {UNIX_PATH_BYTES_MAX} bytes");
         return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
     }
     let Ok(found) = std::fs::symlink_metadata(path) else { return Ok(()) };
     if !found.file_type().is_socket() {
-        let what = "there is a file of this name, and it is no socket";
+        let what = "a file of this name exists and is not a socket";
         return Err(io::Error::new(io::ErrorKind::AddrInUse, what));
     }
     match UnixStream::connect(path) {

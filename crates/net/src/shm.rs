@@ -504,12 +504,12 @@ impl ShmLink {
         let (count, descriptors) = receive_descriptors(&self.socket, &mut bytes, Wait::No)
             .map_err(|error| match error.raw_os_error() == none_left {
                 true => error,
-                false => wrong("memory was lent that was not handed over"),
+                false => wrong("memory lent without having been shared"),
             })?;
         let length = usize::try_from(u64::from_le_bytes(bytes));
         match (<[OwnedFd; 1]>::try_from(descriptors), length) {
             (Ok([memory]), Ok(length)) if count == bytes.len() => Ok((memory, length)),
-            _ => Err(wrong("handed over what is no memory")),
+            _ => Err(wrong("the descriptor handed over is not shared memory")),
         }
     }
 

@@ -351,7 +351,7 @@ impl Core {
                 self.statistics.record_times(&mut self.timed);
             }
             if self.broken {
-                return Err("a request to a disk failed by a mistake in the server".to_owned());
+                return Err("a disk request failed because of a bug in the server".to_owned());
             }
             if self.drained() {
                 self.leave();

@@ -62,14 +62,14 @@ impl Disks {
                 io::Error::new(io::ErrorKind::InvalidInput, format!("disk \"{name}\": {what}"))
             };
             if name.is_empty() || name.contains('\0') || name.len() > DISK_NAME_BYTES_MAX {
-                let limit = format!("name is empty or longer than {DISK_NAME_BYTES_MAX} bytes");
+                let limit = format!("the name is empty or longer than {DISK_NAME_BYTES_MAX} bytes");
                 return Err(wrong(limit));
             }
             if next.iter().any(|other| other.export.name == *name) {
                 return Err(wrong("name is used twice".into()));
             }
             if export.is_default && next.iter().any(|other| other.export.is_default) {
-                return Err(wrong("another disk is the default already".into()));
+                return Err(wrong("another disk is already the default".into()));
             }
             let old = self.active.read().iter().find(|a| a.export.name == *name).cloned();
             let kept = old.as_ref().filter(|old| is_same(old, export));
@@ -109,7 +109,7 @@ impl Disks {
                     let most = disk.store.size_max();
                     if *size > most {
                         return Err(wrong(format!(
-                            "it can get {most} bytes at most, not {size}, until the server is started anew"
+                            "it can grow to {most} bytes at most, not {size}, until the server is restarted"
                         )));
                     }
                     longer.push((disk.clone(), *size));
@@ -120,7 +120,7 @@ impl Disks {
         }
         for (disk, size) in longer {
             disk.store.resize(size).map_err(|error| {
-                let what = format!("disk \"{}\": cannot get {size} bytes: {error}", disk.name);
+                let what = format!("disk \"{}\": cannot grow to {size} bytes: {error}", disk.name);
                 io::Error::new(io::ErrorKind::InvalidInput, what)
             })?;
         }
@@ -202,7 +202,7 @@ fn open(export: &DiskExport) -> io::Result<(Arc<dyn BlockStore>, String)> {
                 if let Some(kind) = disk.foreign()? {
                     may_hang.set(true);
                     log::info!(
-                        "disk \"{}\": {} is on {kind}, which may hang: threads of its own carry out \
+                        "disk \"{}\": {} is on {kind}, which may hang: separate threads carry out \
                          its requests",
                         export.name,
                         path.display()
@@ -213,7 +213,7 @@ fn open(export: &DiskExport) -> io::Result<(Arc<dyn BlockStore>, String)> {
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
                 let what = match std::fs::metadata(path) {
                     Ok(found) if found.is_file() || found.file_type().is_block_device() => {
-                        "cannot be had with O_DIRECT"
+                        "cannot be opened with O_DIRECT"
                     }
                     _ => "neither a file nor a block device",
                 };
@@ -286,7 +286,7 @@ impl Catalogue for Disks {
     fn find(&self, name: &[u8]) -> Option<Offer> {
         let disk = self.disk(name)?;
         if let Err(error) = disk.store.refresh() {
-            log::warn!("disk \"{}\": cannot tell its size: {error}", disk.name);
+            log::warn!("disk \"{}\": cannot determine its size: {error}", disk.name);
         }
         let geometry = disk.geometry();
         let failed = disk.has_failed();

@@ -73,7 +73,7 @@ impl Exports {
                 io::Error::new(io::ErrorKind::InvalidInput, what)
             };
             if name.is_empty() || name.contains('/') || name.contains('\0') {
-                return Err(wrong("name is empty or has a slash in it"));
+                return Err(wrong("the name is empty or contains a slash"));
             }
             if next.iter().any(|a| a.export.name == *name) {
                 return Err(wrong("name is used twice"));
@@ -182,7 +182,7 @@ impl Exports {
             .collect();
         for name in state.note_exports(&roots) {
             let shown = String::from_utf8_lossy(name);
-            log::warn!("export \"{shown}\" is another directory than before: open files are lost");
+            log::warn!("export \"{shown}\" is now another directory: open files are lost");
             self.moved.write().push(name.to_vec());
         }
     }
@@ -210,7 +210,7 @@ pub(crate) fn in_time<T: Send + 'static>(look: impl FnOnce() -> T + Send + 'stat
 
 fn tell_foreign(name: &str, kind: &str) {
     log::info!(
-        "export \"{name}\" has files on {kind}, which may hang: threads of its own carry out its \
+        "export \"{name}\" has files on {kind}, which may hang: separate threads carry out its \
          requests"
     );
 }

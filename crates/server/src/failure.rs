@@ -50,8 +50,8 @@ pub(crate) fn work_of_core(
 ) {
     let why = match unless_panics(work) {
         Some(Ok(())) => return,
-        Some(Err(why)) => format!("core {core} cannot go on: {why}; the server ends"),
-        None => format!("core {core} failed by a mistake in the server, which ends"),
+        Some(Err(why)) => format!("core {core} cannot continue: {why}; the server stops"),
+        None => format!("core {core} failed because of a bug in the server, which stops"),
     };
     log::error!("{why}");
     for mailbox in &shared.mailboxes {

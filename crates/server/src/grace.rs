@@ -74,7 +74,7 @@ impl Grace {
             return Vec::new();
         }
         let mut waits = self.waits.lock();
-        log::warn!("{} sessions with locks did not come back in time", waits.sessions.len());
+        log::warn!("{} sessions with locks did not return in time", waits.sessions.len());
         self.end(&mut waits)
     }
 

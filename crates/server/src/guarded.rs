@@ -7,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 pub(crate) fn guarded<T>(part: impl FnOnce() -> T) -> Option<T> {
     let done = unless_panics(part);
     if done.is_none() {
-        log::error!("a request failed by a mistake in the server; others go on");
+        log::error!("a request failed because of a bug in the server; others continue");
     }
     done
 }

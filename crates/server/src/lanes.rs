@@ -64,7 +64,7 @@ impl Core {
                         if self.refusing_told.is_none_or(|then| then.elapsed() >= REFUSING_TOLD) {
                             self.refusing_told = Some(Instant::now());
                             log::warn!(
-                                "cannot accept connections for now: {error}; they wait until others end"
+                                "cannot accept connections for now: {error}; they wait until others close"
                             );
                         }
                         self.refusing.push((number, Instant::now()));

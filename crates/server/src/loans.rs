@@ -128,7 +128,7 @@ impl Loans {
         }
         let Link::Shm(link) = &*self.link else { return None };
         if let Err(error) = link.hand_over(lending.readable(), memory.len()) {
-            log::debug!("cannot hand memory over to a client: {error}");
+            log::debug!("cannot share memory with a client: {error}");
             return None;
         }
         self.memories.push(memory.clone());

@@ -49,7 +49,7 @@ impl Offload {
                 Ok(_) => {
                     state.threads += 1;
                     if std::mem::take(&mut state.lacking) {
-                        log::warn!("threads for blocking work can be made again");
+                        log::warn!("threads for blocking work can be created again");
                     }
                 }
                 // If there are other threads, the job waits for one of them; if not, it would wait forever.
@@ -57,8 +57,8 @@ impl Offload {
                     // Logged once, not for each request.
                     if !std::mem::replace(&mut state.lacking, true) {
                         log::error!(
-                            "cannot make a thread for blocking work, which holds up others now: \
-                             {error}; is the limit of processes reached (ulimit -u, pids.max)?"
+                            "cannot create a thread for blocking work, which now delays other requests: \
+                             {error}; has the limit of processes been reached (ulimit -u, pids.max)?"
                         );
                     }
                     let job = state.jobs.pop();

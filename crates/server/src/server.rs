@@ -85,7 +85,7 @@ impl fmt::Display for StartError {
                  everyone on that network may read and write the exports"
             ),
             Self::Engine(error) => {
-                write!(f, "event loop: io_uring cannot be had: {error}; try --engine epoll")
+                write!(f, "event loop: io_uring is not available: {error}; try --engine epoll")
             }
             Self::State(directory, what) => {
                 write!(f, "state directory {}: {what}", directory.display())
@@ -97,7 +97,7 @@ impl fmt::Display for StartError {
             ),
             Self::Threads(error) => write!(
                 f,
-                "cannot make a thread: {error}; is the limit of processes reached (ulimit -u, \
+                "cannot create a thread: {error}; has the limit of processes been reached (ulimit -u, \
                  pids.max), or memory short?"
             ),
             Self::System(error) => write!(f, "cannot start: {error}"),
@@ -385,7 +385,7 @@ fn add_local_socket(listeners: &mut Vec<(Listener, Protocol)>) -> u64 {
             number
         }
         Err(error) => {
-            log::warn!("clients on this machine stay on TCP: no local socket: {error}");
+            log::warn!("clients on this machine stay on TCP, without a local socket: {error}");
             0
         }
     }

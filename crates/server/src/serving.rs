@@ -138,7 +138,7 @@ impl Serving<'_> {
             return Ok(());
         };
         let Some(mut grant) = running.grants.pop_front() else {
-            return wrong("data that was not granted");
+            return wrong("data without a grant");
         };
         if let Some(Some(lane)) = self.core.lanes.get_mut(self.index) {
             lane.granted = lane.granted.saturating_sub(1);
@@ -264,7 +264,7 @@ impl Sink for Serving<'_> {
             let hello = handshake::parse(header, body)?;
             let Some(Some(lane)) = self.core.lanes.get_mut(self.index) else { return Ok(()) };
             if lane.session.is_some() || lane.hello.replace(hello).is_some() {
-                return wrong("second hello on a lane");
+                return wrong("second hello on a connection");
             }
             return Ok(());
         }

@@ -41,12 +41,14 @@ impl StateDirectory {
         let found = match open_file(&path)? {
             (file, Length::Right) => State::open(map(file, &path)?, &boot, epoch),
             (_, Length::None) => Err(Unusable::Empty),
-            (_, Length::Wrong) => Err(Unusable::Damaged("it has not the length of a state file")),
+            (_, Length::Wrong) => {
+                Err(Unusable::Damaged("it does not have the length of a state file"))
+            }
         };
         let state = match found {
             Ok(state) => {
                 let sessions = state.unclaimed().len();
-                log::info!("state {}: {sessions} sessions may go on", path.display());
+                log::info!("state {}: {sessions} sessions may continue", path.display());
                 state
             }
             Err(unusable) => {
@@ -70,7 +72,7 @@ fn lock(path: &Path) -> Result<OwnedFd, String> {
     match rustix::fs::flock(&fd, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(fd),
         Err(rustix::io::Errno::AGAIN) => {
-            Err("another server uses it; each server needs one of its own".into())
+            Err("another server uses it; each server needs its own".into())
         }
         Err(error) => Err(format!("{}: cannot be locked: {error}", path.display())),
     }
@@ -91,7 +93,7 @@ fn open_file(path: &Path) -> Result<(OwnedFd, Length), String> {
     let file = rustix::fs::openat(CWD, path, flags, mode).map_err(wrong)?;
     let stat = rustix::fs::fstat(&file).map_err(wrong)?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-        return Err(format!("{}: is no regular file; remove it", path.display()));
+        return Err(format!("{}: is not a regular file; remove it", path.display()));
     }
     let length = match usize::try_from(stat.st_size) {
         Ok(0) => {
@@ -142,7 +144,7 @@ fn put_away(path: &Path, aside: &Path, why: &Unusable) -> Result<(), String> {
         }
         Unusable::Damaged(what) => {
             log::error!(
-                "{}: {what}; set aside as {}, no session goes on",
+                "{}: {what}; set aside as {}, no session continues",
                 path.display(),
                 aside.display()
             );

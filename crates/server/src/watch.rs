@@ -112,7 +112,7 @@ fn watch(shared: &Shared, stop: &OwnedFd, mounts: Option<&File>) {
         let accepting = shared.cores[0].turns.waiting() > 0;
         match poll(&mut fds, Some(if accepting { &ACCEPT } else { &look })) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(error) => return log::error!("cores and mounts are watched no more: {error}"),
+            Err(error) => return log::error!("cores and mounts are no longer watched: {error}"),
         }
         if fds[0].revents().contains(PollFlags::IN) {
             return;
@@ -138,7 +138,7 @@ fn look_at(index: usize, core: &CoreStatistics, seen: &mut Seen) {
     let gets_on = count.is_multiple_of(2) || count != seen.count;
     if gets_on {
         if core.turns.waiting.swap(0, Ordering::Relaxed) > 0 {
-            log::warn!("core {index} goes on after {} s", seen.since.elapsed().as_secs());
+            log::warn!("core {index} continues after {} s", seen.since.elapsed().as_secs());
         }
         *seen = Seen { count, since: Instant::now(), tell_at: LOOK.as_secs() };
         return;

@@ -188,7 +188,7 @@ impl Compound {
             return wrong("request without operations");
         }
         if waits && operations > 1 {
-            return wrong("events asked for together with others");
+            return wrong("events requested together with other operations");
         }
         let length = u64::from(written.unwrap_or(0));
         if length > TRANSFER_BYTES_MAX as u64 {

@@ -186,7 +186,7 @@ impl State {
             return Err(Unusable::Empty);
         }
         if found[..8] != wanted[..8] {
-            return Err(Unusable::Damaged("it does not begin like a state file"));
+            return Err(Unusable::Damaged("it does not start like a state file"));
         }
         if found[8..24] != wanted[8..24] {
             return Err(Unusable::Damaged("it was written by another version of the server"));

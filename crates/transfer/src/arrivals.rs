@@ -64,7 +64,7 @@ impl Arrivals<'_> {
                     return Err(wrong("data of a fetch that gets none"));
                 }
                 if header.offset != run.received || end > run.granted || run.buffers.is_empty() {
-                    return Err(wrong("data that was not granted"));
+                    return Err(wrong("data without a grant"));
                 }
             }
             stream::UPDATE => {
@@ -73,7 +73,7 @@ impl Arrivals<'_> {
                 let granted = (landing.applied + BUFFER_BYTES).min(landing.length);
                 let whole = header.offset == landing.applied && end == granted;
                 if !whole || landing.buffer.is_none() {
-                    return Err(wrong("write-back that was not granted"));
+                    return Err(wrong("write-back without a grant"));
                 }
             }
             stream::PUSH => {
@@ -87,7 +87,7 @@ impl Arrivals<'_> {
                 let reserve = self.state.peers.get(&self.peer).map_or(0, |peer| peer.push_in.len());
                 // When the payload is complete, its buffers were already taken, so none is missing.
                 if header.offset != length || closed || missing > reserve as u64 {
-                    return Err(wrong("push into memory that was not granted"));
+                    return Err(wrong("push into memory without a grant"));
                 }
             }
             _ => return Err(wrong("data of an unknown kind")),
@@ -152,7 +152,7 @@ impl Arrivals<'_> {
             Control::Done { .. } | Control::Update { strategy: Strategy::Inline, .. }
         );
         if !payload.is_empty() && !takes_payload {
-            return Err(wrong("payload where none belongs"));
+            return Err(wrong("unexpected payload"));
         }
         match control {
             Control::Message { pushed, bytes } => return self.arrived(pushed, bytes),
@@ -232,7 +232,7 @@ impl Sink for Arrivals<'_> {
         match header.kind {
             Kind::Request => self.control(body, payload),
             Kind::Data if body.is_empty() => self.data(header),
-            _ => Err(wrong("message of a kind that nodes do not use")),
+            _ => Err(wrong("message of an unknown kind")),
         }
     }
 
@@ -268,7 +268,7 @@ impl Sink for Arrivals<'_> {
     fn announced(&mut self, header: &Header) -> Result<(), ProtocolError> {
         match header.kind {
             Kind::Request | Kind::Data => Ok(()),
-            _ => Err(wrong("message of a kind that nodes do not use")),
+            _ => Err(wrong("message of an unknown kind")),
         }
     }
 }

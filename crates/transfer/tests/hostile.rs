@@ -171,7 +171,7 @@ fn peers_that_break_the_protocol_are_cut_off() {
     empty.length = 0;
     let messages: Vec<(&str, Vec<u8>)> = vec![
         ("noise", bytes(200, 3)),
-        ("data that was not granted", ungranted),
+        ("data without a grant", ungranted),
         ("an unknown tag", framed(&[200, 1, 2])),
         ("an empty body", framed(&[])),
         ("bytes behind the message", framed(&lying)),

@@ -79,13 +79,13 @@ impl<S: Read + Write> Asking<'_, S> {
                     return Ok(0);
                 }
                 STRUCTURED_REPLY_MAGIC => {}
-                _ => return Err(Error::Protocol("no reply where one should be")),
+                _ => return Err(Error::Protocol("expected a reply header")),
             }
             head.extend(self.read(4)?);
             let (flags, kind) = (be16(&head[4..]), be16(&head[6..]));
             let length_told = be32(&head[16..]) as usize;
             if be64(&head[8..]) != offset || length_told > CHUNK_BYTES_MAX {
-                return Err(Error::Protocol("a chunk that cannot be"));
+                return Err(Error::Protocol("malformed reply chunk"));
             }
             let body = self.read(length_told)?;
             match (kind, body.len()) {
@@ -96,13 +96,13 @@ impl<S: Read + Write> Asking<'_, S> {
                     }
                 }
                 (kind, _) if kind & 1 << 15 != 0 => refused = true,
-                _ => return Err(Error::Protocol("a chunk that cannot be")),
+                _ => return Err(Error::Protocol("malformed reply chunk")),
             }
             if flags & chunk::FLAG_DONE != 0 {
                 return Ok(if refused { 0 } else { told });
             }
         }
-        Err(Error::Protocol("it does not stop to answer"))
+        Err(Error::Protocol("too many replies to one request"))
     }
 
     /// Appends the extents of a range. The last one may reach beyond the range.

@@ -46,11 +46,11 @@ pub(super) fn agree<S: Read + Write>(
     let mut greeting = [0; 18];
     asking.read(&mut greeting)?;
     if be64(&greeting[0..]) != INIT_MAGIC {
-        return Err(Error::Protocol("it does not begin like an NBD server"));
+        return Err(Error::Protocol("not an NBD server: wrong greeting"));
     }
     let flags = be16(&greeting[16..]);
     if be64(&greeting[8..]) != OPTION_MAGIC || flags & server_flag::FIXED_NEWSTYLE == 0 {
-        return Err(Error::Protocol("it knows only the oldstyle handshake"));
+        return Err(Error::Protocol("it only speaks the oldstyle handshake"));
     }
     let mut ours = client_flag::FIXED_NEWSTYLE;
     if flags & server_flag::NO_ZEROES != 0 {
@@ -83,7 +83,7 @@ impl<S: Read + Write> Asking<'_, S> {
         match error.kind() {
             std::io::ErrorKind::UnexpectedEof => Error::system(self.what)(std::io::Error::new(
                 error.kind(),
-                "the server hung up in the handshake",
+                "the server closed the connection during the handshake",
             )),
             _ => Error::system(self.what)(error),
         }
@@ -119,10 +119,10 @@ impl<S: Read + Write> Asking<'_, S> {
             }
             let (kind, length) = (be32(&head[12..]), be32(&head[16..]) as usize);
             if be64(&head) != OPTION_REPLY_MAGIC || be32(&head[8..]) != option {
-                return Err(Error::Protocol("no answer to the option that was sent"));
+                return Err(Error::Protocol("the reply is for another option"));
             }
             if length > OPTION_BYTES_MAX {
-                return Err(Error::Protocol("an answer that is too long"));
+                return Err(Error::Protocol("option reply too long"));
             }
             let mut body = vec![0; length];
             self.read(&mut body)?;
@@ -135,7 +135,7 @@ impl<S: Read + Write> Asking<'_, S> {
                 kind => each(kind, &body)?,
             }
         }
-        Err(Error::Protocol("it does not stop to tell about the disk"))
+        Err(Error::Protocol("too many replies about the disk"))
     }
 
     /// Asks for the number of the metadata context that tells what is allocated.
@@ -164,7 +164,7 @@ impl<S: Read + Write> Asking<'_, S> {
         let mut blocks = None;
         let refused = self.ask(option::GO, &data, |kind, body| {
             if kind != option_reply::INFO || body.len() < 2 {
-                return Err(Error::Protocol("an answer that means nothing"));
+                return Err(Error::Protocol("unexpected option reply"));
             }
             match (be16(body), body.len()) {
                 (info::EXPORT, 12) => export = Some((be64(&body[2..]), be16(&body[10..]))),
@@ -172,7 +172,7 @@ impl<S: Read + Write> Asking<'_, S> {
                     blocks = Some([be32(&body[2..]), be32(&body[6..]), be32(&body[10..])]);
                 }
                 (info::EXPORT | info::BLOCK_SIZE, _) => {
-                    return Err(Error::Protocol("information of a wrong length"));
+                    return Err(Error::Protocol("information of the wrong length"));
                 }
                 _ => (),
             }
@@ -181,7 +181,7 @@ impl<S: Read + Write> Asking<'_, S> {
         let what = self.what;
         match refused {
             None => {
-                let (size, flags) = export.ok_or(Error::Protocol("it tells no size"))?;
+                let (size, flags) = export.ok_or(Error::Protocol("it did not report a size"))?;
                 geometry(size, flags, blocks).map(|geometry| (geometry, flags))
             }
             Some(Refused { kind: option_reply::ERR_UNKNOWN, .. }) => {
@@ -204,10 +204,10 @@ fn geometry(size: u64, flags: u16, blocks: Option<[u32; 3]>) -> Result<Geometry,
         || preferred < minimum
         || maximum < minimum
     {
-        return Err(Error::Protocol("block sizes that cannot be"));
+        return Err(Error::Protocol("impossible block sizes"));
     }
     if size > i64::MAX as u64 {
-        return Err(Error::Protocol("a size that cannot be"));
+        return Err(Error::Protocol("impossible size"));
     }
     let has = |flag| flags & flag != 0;
     Ok(Geometry {

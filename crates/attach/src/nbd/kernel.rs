@@ -140,7 +140,7 @@ impl Kernel {
             .command(command::CONNECT, &attributes)
             .map_err(|error| refused(options.number, error))?
             .or(options.number)
-            .ok_or(Error::Protocol("the kernel does not say which device it made"))?;
+            .ok_or(Error::Protocol("the kernel did not say which device it created"))?;
         let owner = adjusted(number, transfer_maximum).inspect_err(|_| {
             let _ = Self::detach(number);
         })?;
@@ -168,7 +168,7 @@ impl Kernel {
                 let size = size_of(number).unwrap_or(geometry.whole_blocks());
                 Ok(Self::new(netlink, source, geometry, size, number, connections, owner))
             }
-            _ => Err(Error::Refused(format!("/dev/nbd{number} is not attached any more"))),
+            _ => Err(Error::Refused(format!("/dev/nbd{number} is no longer attached"))),
         }
     }
 
@@ -286,7 +286,7 @@ impl Kernel {
             .nested(attribute::SOCKETS, &sockets(&connections));
         match self.netlink.command(command::RECONFIGURE, &attributes) {
             Ok(_) => {
-                log::warn!("/dev/nbd{}: connected again to {}", self.number, self.source);
+                log::warn!("/dev/nbd{}: reconnected to {}", self.number, self.source);
                 Ok(true)
             }
             Err(error) if error.raw_os_error() == Some(libc::ENOSPC) => Ok(false),

@@ -220,7 +220,7 @@ impl Lane {
             return;
         }
         self.away = None;
-        log::warn!("{}: connected again, {} requests to repeat", self.source, self.outbox.len());
+        log::warn!("{}: reconnected, repeating {} requests", self.source, self.outbox.len());
         let generation = self.generation;
         for pending in self.pending.iter_mut().flatten() {
             pending.header = header(&pending.request, generation);
@@ -370,7 +370,7 @@ impl Lane {
                 Some(used) => used,
             },
             Some(_) => {
-                let what = "the server broke the protocol: no reply where one should be";
+                let what = "the server broke the protocol: expected a reply header";
                 return Err(what.to_owned());
             }
         };
@@ -385,7 +385,7 @@ impl Lane {
             let waiting = self.outbox.contains(tag);
             generation == self.generation && !waiting && self.at(*tag).is_some()
         });
-        known.ok_or_else(|| "the server broke the protocol: a reply to no request".to_owned())
+        known.ok_or_else(|| "the server broke the protocol: reply to an unknown request".to_owned())
     }
 
     fn reads(&self, tag: u16) -> bool {
@@ -417,7 +417,7 @@ impl Lane {
         let last = be16(&head[4..]) & chunk::FLAG_DONE != 0;
         let (kind, length) = (be16(&head[6..]), be32(&head[16..]) as usize);
         let tag = self.known([be32(&head[8..]), be32(&head[12..])])?;
-        let wrong = || Err("the server broke the protocol: a chunk that cannot be".to_owned());
+        let wrong = || Err("the server broke the protocol: malformed reply chunk".to_owned());
         let fixed = match (kind, length) {
             (chunk::NONE, 0) if last => 0,
             (chunk::OFFSET_DATA, 9..) if self.reads(tag) => 8,
@@ -461,7 +461,7 @@ impl Lane {
         offset: Option<u64>,
         length: usize,
     ) -> Result<Range<usize>, String> {
-        let wrong = || "the server broke the protocol: data that nobody asked for".to_owned();
+        let wrong = || "the server broke the protocol: unrequested data".to_owned();
         let pending = self.pending.get_mut(usize::from(tag)).and_then(Option::as_mut);
         let Pending { request, filled, .. } = pending.ok_or_else(wrong)?;
         let start = offset.map_or(Some(0), |offset| offset.checked_sub(request.offset));
@@ -499,7 +499,7 @@ impl Lane {
 /// shutting down.
 fn errno(error: u32) -> Result<i32, String> {
     match error {
-        SHUTDOWN => Err("the server is about to end".to_owned()),
+        SHUTDOWN => Err("the server is shutting down".to_owned()),
         error => {
             let error = i32::try_from(error).ok().filter(|error| (1..4096).contains(error));
             Ok(error.unwrap_or(libc::EIO))

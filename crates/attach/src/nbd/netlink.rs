@@ -162,7 +162,8 @@ impl Netlink {
         let commands = socket(0)?;
         let missing = || {
             Error::Refused(
-                "the kernel has no NBD client, or its module is not loaded (modprobe nbd)".into(),
+                "the kernel has no NBD client, or its module is not loaded (try modprobe nbd)"
+                    .into(),
             )
         };
         let name = format!("{FAMILY}\0");
@@ -192,9 +193,9 @@ impl Netlink {
         })?;
         let family = family.ok_or_else(missing)?;
         // `bind` has room for 32 groups. The kernel assigns small numbers first.
-        let group = group.filter(|group| (1..=32).contains(group)).ok_or_else(|| {
-            Error::Refused("the kernel's NBD client cannot be listened to".to_owned())
-        })?;
+        let group = group
+            .filter(|group| (1..=32).contains(group))
+            .ok_or_else(|| Error::Refused("cannot listen to the kernel's NBD client".to_owned()))?;
         let news = socket(1 << (group - 1))?;
         rustix::net::sockopt::set_socket_timeout(
             &news,

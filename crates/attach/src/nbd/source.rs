@@ -98,7 +98,7 @@ impl Source {
                 };
                 let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
                 if host.is_empty() || (bare.is_none() && host.contains([':', '[', ']'])) {
-                    return Err(wrong("no host that can be understood"));
+                    return Err(wrong("invalid host"));
                 }
                 Place::Tcp(bare.unwrap_or(host).to_owned(), port)
             }

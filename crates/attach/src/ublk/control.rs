@@ -67,7 +67,7 @@ impl Control {
         let file = rustix::fs::open(PATH, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(
             |error| match error {
                 rustix::io::Errno::NOENT | rustix::io::Errno::NXIO => Error::Refused(format!(
-                    "{PATH} is missing: the kernel has no ublk, or its module is not loaded (modprobe ublk_drv)"
+                    "{PATH} is missing: the kernel has no ublk, or its module is not loaded (try modprobe ublk_drv)"
                 )),
                 rustix::io::Errno::ACCESS | rustix::io::Errno::PERM => {
                     Error::Refused(format!("{PATH}: {NOT_ALLOWED}"))

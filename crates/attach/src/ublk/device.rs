@@ -166,7 +166,7 @@ impl Device {
             || new.attributes & !old.attributes & attribute::READ_ONLY != 0
         {
             return Err(Error::Refused(format!(
-                "the disk is not the one it was: {} bytes in blocks of {}, was {} in blocks of {}",
+                "this is another disk: {} bytes in blocks of {}, but it was {} in blocks of {}",
                 new.sectors * 512,
                 1 << new.logical_block_shift,
                 old.sectors * 512,
@@ -312,7 +312,7 @@ impl Device {
         }
         if self.information.features & feature::UPDATE_SIZE == 0 {
             return Err(Error::Refused(format!(
-                "/dev/ublkb{number}: the disk has {bytes} bytes now; this kernel cannot tell its users (6.16 can): detach and attach it"
+                "/dev/ublkb{number}: the disk has {bytes} bytes now; this kernel cannot announce a new size (Linux 6.16 can): detach and attach again"
             )));
         }
         // Set the smaller size first, so that no request beyond the end gets through.
@@ -339,7 +339,7 @@ fn await_each(
         match events.recv() {
             Ok(event) if so_far(&event) => left -= 1,
             Ok(Event::Resized(_)) => (),
-            _ => return Err(Error::Refused("a queue could not be served".to_owned())),
+            _ => return Err(Error::Refused("cannot serve a queue".to_owned())),
         }
     }
     Ok(())

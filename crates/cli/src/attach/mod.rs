@@ -155,10 +155,10 @@ fn failure(error: &towline_attach::Error) -> Failure {
 fn fits(args: &Args, kind: Kind) -> Outcome<()> {
     match kind {
         Kind::Nbd if args.depth.is_some() => {
-            Err(Failure::new("--depth is for ublk, which this kernel does not have loaded"))
+            Err(Failure::new("--depth needs ublk, which this kernel has not loaded"))
         }
         Kind::Ublk if args.timeout.is_some() => {
-            Err(Failure::new("--timeout is for --nbd: with ublk the kernel waits for our process"))
+            Err(Failure::new("--timeout only applies to --nbd: ublk waits for this process"))
         }
         _ => Ok(()),
     }

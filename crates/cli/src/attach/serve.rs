@@ -86,7 +86,7 @@ pub(super) fn resume(args: &Args, record: &Record) -> Outcome<()> {
     let claim = record.claim().map_err(|error| failure(&error))?;
     let Found { geometry, identity, .. } = wait_for(&origin)?;
     if identity != record.identity {
-        return Err(Failure::new("the disk has other bytes than it had; detach it with --force"));
+        return Err(Failure::new("the disk's contents have changed; detach it with --force"));
     }
     match record.kind {
         Kind::Nbd => {
@@ -130,7 +130,7 @@ fn nbd(origin: &Origin) -> Outcome<&Source> {
     match origin {
         Origin::Nbd(source) => Ok(source),
         Origin::Towline(_) => {
-            Err(Failure::new("the kernel speaks only NBD: give the nbd:// URL of the server"))
+            Err(Failure::new("the kernel only speaks NBD: use the server's nbd:// URL"))
         }
     }
 }
@@ -200,7 +200,7 @@ fn settle(args: &Args) {
 fn read_ahead(args: &Args, record: &Record, round_trip: Duration) {
     let bytes = args.read_ahead.unwrap_or_else(|| read_ahead::fitting(round_trip));
     if let Err(error) = read_ahead::set(&record.name(), bytes) {
-        log::warn!("what is read ahead stays the kernel's choice: {error}");
+        log::warn!("cannot set read-ahead, leaving it to the kernel: {error}");
     }
 }
 

@@ -310,7 +310,7 @@ impl Client {
             let header = self.take::<16>()?;
             let cookie = number(&header[8..]) as usize;
             if number(&header[..4]) as u32 != SIMPLE_MAGIC {
-                return Err(wrong("no reply where one should begin"));
+                return Err(wrong("expected a reply header"));
             }
             no_error(number(&header[4..8]))?;
             let slot = slots.get_mut(cookie).ok_or_else(|| wrong("a reply to nothing"))?;
@@ -325,7 +325,7 @@ impl Client {
         }
         let header = self.take::<20>()?;
         if number(&header[..4]) as u32 != CHUNK_MAGIC {
-            return Err(wrong("no chunk where one should begin"));
+            return Err(wrong("expected a chunk header"));
         }
         let (done, kind) = (header[5] & 1 == 1, number(&header[6..8]));
         let (cookie, length) = (number(&header[8..16]) as usize, number(&header[16..]));

@@ -127,7 +127,7 @@ impl Args {
         }
         let spins = self.spin || self.kind == Kind::Shm;
         if spins && self.pin.len() == 2 && self.pin[0] == self.pin[1] {
-            return Err("two ends that spin need two processors: try --pin 0,1".into());
+            return Err("spinning on both ends needs two processors: try --pin 0,1".into());
         }
         if self.kind.shares_memory() && self.stream {
             return Err(
@@ -136,7 +136,7 @@ impl Args {
             );
         }
         if self.kind == Kind::Futex && self.spin {
-            return Err("futex sleeps; for spinning use --kind shm".into());
+            return Err("--kind futex always sleeps; use --kind shm to spin".into());
         }
         Ok(())
     }

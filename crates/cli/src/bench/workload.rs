@@ -132,7 +132,7 @@ impl Worker {
     ) -> Option<T> {
         let wrong = match &outcome {
             Ok(result) if good(result) => None,
-            Ok(_) => Some("other bytes or entries than the tree has".to_owned()),
+            Ok(_) => Some("the data read differs from what the tree should hold".to_owned()),
             Err(error) => Some(told(error)),
         };
         self.measured.one(took, wrong.is_some());

@@ -94,9 +94,11 @@ fn remarks(finding: &Finding, has_trap: bool) -> Vec<String> {
     let mut remarks = Vec::new();
     if !verdict.run_by.is_empty() {
         let by: Vec<_> = verdict.run_by.iter().map(|by| by.to_string_lossy()).collect();
-        remarks.push(format!("it is a script that {} runs", by.join(" and then ")));
+        remarks.push(format!("a script run by {}", by.join(" and then ")));
     } else if !verdict.is_binary && verdict.obstacle.is_none() {
-        remarks.push("it is neither a binary nor names an interpreter: shells run it".to_owned());
+        remarks.push(
+            "neither a binary nor a script with an interpreter line: shells run it".to_owned(),
+        );
     }
     if let Some((obstacle, program)) = &verdict.obstacle {
         let program = program.display();
@@ -113,13 +115,13 @@ fn remarks(finding: &Finding, has_trap: bool) -> Vec<String> {
     }
     if calls.sites > 0 {
         let names: Vec<&str> = calls.names.iter().map(String::as_str).collect();
-        let mut text = format!("it makes system calls without libc (places: {}", calls.sites);
+        let mut text = format!("it makes system calls without libc (at {}", calls.sites);
         if !names.is_empty() {
             let _ = write!(text, "; {}", names.join(", "));
         }
         text.push(')');
         text.push_str(if has_trap {
-            ": they are trapped, which costs some 3 us each"
+            ": they are trapped, which costs about 3 us each"
         } else {
             ": this kernel cannot trap them (that needs x86-64 and Linux 5.11), so that they find \
              no remote files"
@@ -127,7 +129,7 @@ fn remarks(finding: &Finding, has_trap: bool) -> Vec<String> {
         remarks.push(text);
     }
     if calls.uring {
-        remarks.push("it can use io_uring, which is refused: it has to do without".to_owned());
+        remarks.push("it can use io_uring, which is refused: it must fall back".to_owned());
     }
     remarks
 }

@@ -252,7 +252,7 @@ impl End {
         let handle = opened.map_err(|failure| about_link(follow, failure))?;
         if !handle.opened()?.is_file() {
             return Err(Failure::new(
-                "is no regular file any more; it was replaced since it was listed",
+                "is no longer a regular file: it was replaced after it was listed",
             ));
         }
         Ok(handle)
@@ -418,7 +418,7 @@ fn no_follow(follow: bool) -> u32 {
 /// Explains `ELOOP` for a file that was no link when it was looked at.
 fn about_link(follow: bool, failure: Failure) -> Failure {
     if !follow && failure.is(Errno::ELOOP) {
-        return failure.with("it became a symbolic link since it was listed");
+        return failure.with("it became a symbolic link after it was listed");
     }
     failure
 }

@@ -300,7 +300,7 @@ impl Files {
                 _ => (),
             }
         }
-        Err(Failure::new("other copies of this file begin all the time; let one end"))
+        Err(Failure::new("other copies of this file keep starting; let one finish"))
     }
 
     fn check(&self, input: &Handle, output: &Handle, attr: &Attr, sparse: bool) -> Outcome<()> {
@@ -327,7 +327,7 @@ impl Files {
         parent: &Parent,
     ) -> Outcome<()> {
         if self.verify {
-            let text = "its size says nothing, so that it cannot be compared (--verify)";
+            let text = "its size is unknown, so --verify cannot compare it";
             return Err(Failure::new(text).about(source));
         }
         self.stream_to_part(source, target, status, existing, &mut input, parent)
@@ -423,7 +423,7 @@ fn check_replaceable(source: &Status, there: &Status) -> Outcome<()> {
         return Err(Failure::new("is a directory and cannot be replaced by a file"));
     }
     if !there.attr.is_file() && !there.attr.is_symlink() {
-        return Err(Failure::new("exists and is no regular file; remove it first"));
+        return Err(Failure::new("exists and is not a regular file; remove it first"));
     }
     Ok(())
 }
@@ -454,7 +454,7 @@ fn put_in_place(part: &End, output: &Handle, target: &End) -> Outcome<()> {
     if is_named(output, target)? {
         return Ok(());
     }
-    Err(Failure::new("another copy of this file began meanwhile and took the part's place"))
+    Err(Failure::new("another copy of this file started meanwhile and replaced the partial copy"))
 }
 
 /// Returns true if this is a name of the open file.
@@ -476,7 +476,7 @@ fn keep_or_remove(failure: Failure, part: &End, output: &Handle, stamp: &Stamp) 
             let full = failure.is(Errno::ENOSPC) || failure.is(Errno::EDQUOT);
             let first = if full { "free space and " } else { "" };
             failure.with(format_args!(
-                "{} are kept in {part}: {first}repeat with --resume to go on, or remove it",
+                "{} are kept in {part}: {first}repeat with --resume to continue, or remove it",
                 human(done)
             ))
         }

@@ -140,7 +140,7 @@ pub(crate) fn run(mut args: Args) -> ExitCode {
         run: run_number(),
         progress: Progress::new(args.progress, args.quiet),
         interrupt: Interrupt::new(
-            "towline: cp: ended at once: parts may be left, repeat with --resume or remove them",
+            "towline: cp: stopped: partial copies may remain; repeat with --resume, or remove them",
         ),
         large: Permits::default(),
     };
@@ -183,7 +183,10 @@ fn plan(args: &Args, remotes: &Remotes, report: &Report) -> Option<Vec<Vec<Job>>
         return None;
     }
     if sources.len() > 1 && !directory {
-        report.error(&target, Failure::from(Errno::ENOTDIR).with("several files need a directory"));
+        report.error(
+            &target,
+            Failure::from(Errno::ENOTDIR).with("several sources need a directory as target"),
+        );
         return None;
     }
     let mut lists = vec![Vec::with_capacity(sources.len())];

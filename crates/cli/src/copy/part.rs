@@ -70,7 +70,7 @@ fn with_suffix(of: &[u8], suffix: &[u8]) -> Vec<u8> {
 pub(super) fn note(stamp: &Stamp, part: &Handle, done: u64) -> Outcome<()> {
     part.sync_data()?;
     if let Err(failure) = part.set_xattr(STAMP, stamp.text(done).as_bytes()) {
-        log::debug!("part is not marked for being continued: {failure}");
+        log::debug!("cannot mark the partial copy for --resume: {failure}");
     }
     Ok(())
 }

@@ -194,7 +194,7 @@ impl<'a> Tree<'a> {
 
     fn directory(&self, job: &Job, source: End, target: End) -> Outcome<()> {
         if self.is_target(&source, &job.status)? {
-            return Err(Failure::new("this directory is the target: not copied into itself"));
+            return Err(Failure::new("this directory is the target: cannot copy it into itself"));
         }
         let follow = job.status.is_followed;
         let source = source.shortened(follow)?;
@@ -214,7 +214,7 @@ impl<'a> Tree<'a> {
         if !new || job.name.is_none() {
             let there = target.status(follow).map_err(|f| f.about(&target))?;
             if !there.attr.is_directory() {
-                let failure = Failure::new("is no directory and cannot be replaced by one");
+                let failure = Failure::new("is not a directory and cannot be replaced by one");
                 return Err(failure.about(&target));
             }
             if job.name.is_none() {

@@ -79,7 +79,7 @@ pub(super) fn survey(top: &Path) -> Outcome<Plan> {
     plan.directories.truncate(next);
     if plan.files.is_empty() {
         let shown = crate::text::escaped(top.as_os_str().as_bytes());
-        return Err(Failure::new("has no file that can be read; try another").about(shown));
+        return Err(Failure::new("has no readable file; try another").about(shown));
     }
     Ok(plan)
 }

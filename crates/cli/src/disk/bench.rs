@@ -40,7 +40,7 @@ pub(super) fn run(args: &Args) -> Outcome<String> {
         place = source.address().parse::<Place>().map_err(Failure::new)?;
         On::Nbd(&place, source.name(), Order::Ascending)
     } else {
-        return Err(Failure::new("a local file or device: use fio(1)"));
+        return Err(Failure::new("for a local file or device use fio(1)"));
     };
     let span = args.span.unwrap_or(u64::MAX);
     let asked = Asked { requests: &args.requests, threads: None, span, secs: args.secs };
@@ -51,7 +51,7 @@ pub(super) fn run(args: &Args) -> Outcome<String> {
 fn text(found: &Value, writes: bool) -> String {
     let number = |key: &str| found[key].as_f64().unwrap_or_default();
     format!(
-        "{}: {:.0} a second, {}/s\ntime of a request: {:.0} us (median), {:.0} us (99 of 100 are faster)\n",
+        "{}: {:.0} per second, {}/s\nlatency: {:.0} us (median), {:.0} us (99th percentile)\n",
         if writes { "writes" } else { "reads" },
         number("ops") / number("secs").max(1e-9),
         human(number("bytes_per_s") as u64),

@@ -76,7 +76,7 @@ pub(super) fn run(args: &Args, remotes: &Remotes, report: &Report) -> Outcome<St
         Ok(sums) => sums,
         Err(failure) => {
             progress.finish();
-            let more = if resumes { "the same with --resume goes on from here" } else { "" };
+            let more = if resumes { "repeat with --resume to continue" } else { "" };
             return Err(if more.is_empty() { failure } else { failure.with(more) });
         }
     };
@@ -100,10 +100,10 @@ pub(super) fn run(args: &Args, remotes: &Remotes, report: &Report) -> Outcome<St
 fn check(args: &Args) -> Outcome<()> {
     let streams = [&args.source, &args.target].iter().any(|name| *name == STREAM);
     if args.resume && streams {
-        return Err(Failure::new("a stream begins at its beginning: --resume needs two disks"));
+        return Err(Failure::new("a stream cannot be resumed: --resume needs two disks"));
     }
     if args.target == STREAM && (args.verify || args.json) {
-        return Err(Failure::new("standard output cannot be read back: no --verify, no --json"));
+        return Err(Failure::new("--verify and --json cannot be used with standard output"));
     }
     Ok(())
 }
@@ -169,8 +169,11 @@ fn prepare(
             // The last block is filled with zeroes after the end of the source.
             let needed = source.size().next_multiple_of(end.block());
             if end.size() < needed && !is_file(name) {
-                return Err(Failure::new(format!("{} bytes are too few for {needed}", end.size()))
-                    .about(name));
+                return Err(Failure::new(format!(
+                    "{} bytes are not enough for {needed}",
+                    end.size()
+                ))
+                .about(name));
             }
         }
         Ok(end)
@@ -196,7 +199,8 @@ fn prepare(
                 found = Some((end, Earlier { pieces, sure: title.sure() }));
             }
             Left::Other(what) => {
-                report.remark(format_args!("the {what} changed since: all is copied anew"));
+                report
+                    .remark(format_args!("the {what} has changed since: copying everything again"));
             }
             Left::Nothing => {}
         }

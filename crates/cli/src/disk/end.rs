@@ -178,7 +178,7 @@ impl End {
             }
             // Nothing tells whether the server still has the unflushed writes.
             (CallError::Lost, true) => Failure::new(
-                "lost the connection to the server of the target; see whether it still runs",
+                "lost the connection to the server of the target; check whether it is running",
             ),
             (CallError::Lost, false) => Failure::new(format!(
                 "the server of the source went away and was not back within {} s",
@@ -451,7 +451,7 @@ fn local(text: &str, writes: bool) -> Outcome<Arc<FileDisk>> {
         let odd = kind.is_ok_and(|kind| !kind.is_file() && !kind.is_block_device());
         let failure = Failure::from(error).about(text);
         match failure.is(Errno::EBUSY) {
-            true => failure.with("it is mounted or used by another program"),
+            true => failure.with("it is mounted or in use by another program"),
             false if odd => {
                 failure.with("neither a file nor a block device (`disk copy` has - for standard input and output)")
             }

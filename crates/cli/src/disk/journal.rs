@@ -59,7 +59,7 @@ impl Journal {
     /// Opens the journal of copies from this source to this target.
     pub(super) fn open(source: &str, target: &str) -> Outcome<Self> {
         let directory = directory().ok_or_else(|| {
-            Failure::new("neither XDG_STATE_HOME nor HOME says where to note how far it is")
+            Failure::new("set XDG_STATE_HOME or HOME: progress is recorded there")
         })?;
         Self::open_in(&directory, source, target)
     }
@@ -74,10 +74,8 @@ impl Journal {
         let file = open().map_err(|error| Failure::from(error).about(path.display()))?;
         match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => Ok(Self { path, file }),
-            Err(rustix::io::Errno::WOULDBLOCK) => {
-                Err(Failure::from(Errno::EBUSY)
-                    .about("another copy from there to here is under way"))
-            }
+            Err(rustix::io::Errno::WOULDBLOCK) => Err(Failure::from(Errno::EBUSY)
+                .about("another copy between these two disks is running")),
             Err(error) => Err(Failure::from(error).about(path.display())),
         }
     }

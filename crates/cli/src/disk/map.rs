@@ -59,14 +59,14 @@ fn allocated(args: &Args, remotes: &Remotes) -> Outcome<Vec<(Range<u64>, &'stati
     let end = End::open(remotes, &args.disk, false, false)?;
     let mut rows = Vec::new();
     if !end.extents(|range, content: Content| rows.push((range, content.name())))? {
-        return Err(Failure::new("this NBD server does not tell what is allocated"));
+        return Err(Failure::new("this NBD server does not report allocation"));
     }
     Ok(rows)
 }
 
 fn written(args: &Args, remotes: &Remotes) -> Outcome<Vec<(Range<u64>, &'static str)>> {
     if !Url::looks_like(&args.disk) {
-        return Err(Failure::new("only a Towline server tells what was written"));
+        return Err(Failure::new("only a Towline server reports what was written"));
     }
     let disk = end::remote(remotes, &args.disk)?;
     let (mut rows, mut at): (Vec<(Range<u64>, _)>, u64) = (Vec::new(), 0);

@@ -26,7 +26,7 @@ pub(super) fn run(args: &Args, remotes: &Remotes) -> Outcome<String> {
         return Err(Failure::new("NBD has no way to ask for another size"));
     }
     if !Url::looks_like(&args.disk) {
-        return Err(Failure::new("a local file: use truncate(1)"));
+        return Err(Failure::new("for a local file use truncate(1)"));
     }
     let disk = end::remote(remotes, &args.disk)?;
     let before = disk.refresh()?.size;
@@ -40,7 +40,7 @@ pub(super) fn run(args: &Args, remotes: &Remotes) -> Outcome<String> {
     };
     if (1..before).contains(&size) && !args.shrink {
         return Err(Failure::new(format!(
-            "{size} bytes are fewer than {before}: what is behind would be lost; --shrink allows it"
+            "{size} bytes are fewer than {before}: the data beyond would be lost; --shrink allows it"
         )));
     }
     let after = disk.resize(size).map_err(|error| explained(Failure::from(error), &disk))?.size;

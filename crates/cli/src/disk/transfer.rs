@@ -203,7 +203,7 @@ impl<'a> Transfer<'a> {
                     if *is_new {
                         target.grow(end)?;
                     } else if end.next_multiple_of(target.block()) > target.size() {
-                        let what = format!("{} bytes are too few for the stream", target.size());
+                        let what = format!("{} bytes are not enough for the stream", target.size());
                         return Err(Failure::new(what).about(target.name()));
                     }
                 }

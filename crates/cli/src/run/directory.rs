@@ -100,7 +100,7 @@ impl Drop for RunDirectory {
             return;
         }
         if let Err(error) = remove_all(CWD, &self.0) {
-            log::warn!("{} is left behind: {error}", self.0.display());
+            log::warn!("cannot remove {}: {error}", self.0.display());
         }
     }
 }
@@ -126,7 +126,7 @@ fn remove_all(parent: impl AsFd, path: impl rustix::path::Arg + Copy) -> rustix:
 
 /// Adds advice for a folder for runs that cannot be used.
 pub(super) fn elsewhere(failure: Failure) -> Failure {
-    failure.with("XDG_RUNTIME_DIR can name another folder for what a run needs")
+    failure.with("set XDG_RUNTIME_DIR to use another folder")
 }
 
 /// Returns this user's folder for runs, in memory if possible. Other users cannot write there.
@@ -135,13 +135,13 @@ fn home() -> Outcome<PathBuf> {
     let name = format!("towline-{uid}");
     let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
     let parents = runtime.into_iter().chain([PathBuf::from("/dev/shm"), std::env::temp_dir()]);
-    let mut last = Failure::new("no folder for the run");
+    let mut last = Failure::new("cannot create a folder for the run");
     for parent in parents.filter(|parent| parent.is_absolute()) {
         let path = parent.join(&name);
         // Neither the library nor copies of programs could be mapped there.
         let flags = rustix::fs::statvfs(&parent).map(|found| found.f_flag);
         if flags.is_ok_and(|flags| flags.contains(rustix::fs::StatVfsMountFlags::NOEXEC)) {
-            last = Failure::new("nothing there can be executed").about(parent.display());
+            last = Failure::new("it is mounted noexec").about(parent.display());
             continue;
         }
         match DirBuilder::new().mode(0o700).create(&path) {
@@ -155,8 +155,8 @@ fn home() -> Outcome<PathBuf> {
         if found.is_dir() && found.uid() == uid && found.mode() & 0o022 == 0 {
             return Ok(path);
         }
-        last = Failure::new("belongs to somebody else or can be written by others")
-            .about(path.display());
+        last =
+            Failure::new("belongs to another user or is writable by others").about(path.display());
     }
     Err(last)
 }

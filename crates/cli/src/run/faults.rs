@@ -230,7 +230,7 @@ impl<'a> Process<'a> {
             end
         });
         if let Ok(End::Failed(error)) | Err(End::Failed(error)) = ended {
-            log::warn!("mappings of a process are filled no longer: {error}");
+            log::warn!("a process's mappings are no longer filled: {error}");
         }
     }
 
@@ -296,7 +296,9 @@ impl<'a> Process<'a> {
         for range in ranges {
             let Some(memory) = &range.memory else { continue };
             if let Err(error) = memory.write_back(&range.source) {
-                log::warn!("what a program stored to a mapped file is not all written: {error}");
+                log::warn!(
+                    "cannot write back everything that a program stored to a mapped file: {error}"
+                );
             }
         }
     }

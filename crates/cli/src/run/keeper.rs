@@ -198,7 +198,7 @@ impl Keeper {
                 self.notices.print();
             } else if event.events().contains(inotify::ReadFlags::QUEUE_OVERFLOW) {
                 log::warn!(
-                    "too much is opened and closed at once: some files stay open until the end"
+                    "too many files are opened and closed at once: some stay open until the run ends"
                 );
             }
         }

@@ -167,8 +167,8 @@ fn start(args: &Args) -> Outcome<u8> {
     // Mapped here, where a failure can still be reported; the keeper inherits the mapping.
     let mapped = state.map()?;
     let side = fork::apart().map_err(|error| {
-        let failure = Failure::from(error).about("cannot make a process");
-        failure.with("is the limit of processes reached (ulimit -u, pids.max)?")
+        let failure = Failure::from(error).about("cannot create a process");
+        failure.with("has the limit of processes been reached (ulimit -u, pids.max)?")
     })?;
     match side {
         fork::Side::Program => {
@@ -342,7 +342,7 @@ fn prefix_and_url(at: &OsString, own: Option<&RunDirectory>) -> Outcome<(Vec<u8>
             path: Vec::new(),
         },
         (None, None) => {
-            return wrong("no \"=towline://HOST/EXPORT\" after the prefix, and no --serve");
+            return wrong("expected \"=towline://HOST/EXPORT\" after the prefix, or --serve");
         }
     };
     if url.export.is_empty() {

@@ -91,7 +91,7 @@ impl Pager {
                     // A process that is not served reads whole files when it maps them.
                     if let Err(error) = thread.stack_size(STACK_BYTES).spawn(serve) {
                         self.run.serve(-1);
-                        log::warn!("mappings of a process are not filled on demand: {error}");
+                        log::warn!("cannot fill a process's mappings on demand: {error}");
                     }
                 }
                 Err(rustix::io::Errno::INTR) => {}
@@ -105,7 +105,7 @@ impl Pager {
         let served = self.run.served.lock().unwrap_or_else(PoisonError::into_inner);
         let waited = self.run.ended.wait_timeout_while(served, WRITTEN, |served| *served > 0);
         if waited.unwrap_or_else(PoisonError::into_inner).1.timed_out() {
-            log::warn!("what programs stored to mapped files is not all written");
+            log::warn!("not everything that programs stored to mapped files was written back");
         }
     }
 }

@@ -170,11 +170,11 @@ impl Summary {
             self.programs.len(),
             sum(&self.armed)
         );
-        let _ = writeln!(out, "  calls of libc taken over: {}", sum(&self.functions));
+        let _ = writeln!(out, "  libc calls intercepted: {}", sum(&self.functions));
         list(&mut out, &self.functions);
         let _ = writeln!(
             out,
-            "  system calls without libc taken over: {} ({} others passed on)",
+            "  system calls without libc intercepted: {} ({} others passed on)",
             sum(&self.answered),
             self.kernels
         );
@@ -188,10 +188,10 @@ impl Summary {
         }
         if most.len() > FILES_MAX {
             let more = most.len() - FILES_MAX;
-            let _ = writeln!(out, "    and {more} more; --report=json names all");
+            let _ = writeln!(out, "    and {more} more; --report=json lists all");
         }
         if self.slipped.is_empty() {
-            out.push_str("  nothing is known to have slipped through\n");
+            out.push_str("  nothing is known to have bypassed interception\n");
         } else {
             out.push_str("  slipped through:\n");
         }

@@ -47,7 +47,7 @@ pub(crate) fn parse_disk(text: impl AsRef<OsStr>) -> Result<DiskExport, String> 
             let latency = need("latency")?.to_string_lossy().into_owned();
             let latency = latency
                 .parse()
-                .map_err(|_| format!("\"{latency}\" is no number of microseconds"))?;
+                .map_err(|_| format!("\"{latency}\" is not a number of microseconds"))?;
             let bandwidth = need("bandwidth")?.to_string_lossy().into_owned();
             let bandwidth = if bandwidth == "0" { 0 } else { parse_bytes(&bandwidth)? };
             DiskKind::Delay(size, Duration::from_micros(latency), bandwidth)
@@ -58,7 +58,7 @@ pub(crate) fn parse_disk(text: impl AsRef<OsStr>) -> Result<DiskExport, String> 
     let mut disk = DiskExport::new(&name, kind);
     let modes = |option: &&String| matches!(option.as_str(), "cached" | "direct" | "read-direct");
     if let Some(second) = options.iter().filter(modes).nth(1) {
-        return Err(format!("option \":{second}\": the mode is given twice"));
+        return Err(format!("option \":{second}\": only one mode can be given"));
     }
     for option in options {
         match option.split_once('=') {
@@ -90,7 +90,7 @@ fn set(disk: &mut DiskExport, option: &str) -> Result<(), String> {
             return Ok(());
         }
         "staged" | "sendfile" | "zero-copy" if disk.delivery.path != DataPath::Auto => {
-            return Err(format!("option \":{option}\": the data path is given twice"));
+            return Err(format!("option \":{option}\": only one data path can be given"));
         }
         "staged" => {
             disk.delivery.path = DataPath::Staged;
@@ -111,7 +111,7 @@ fn set(disk: &mut DiskExport, option: &str) -> Result<(), String> {
     };
     match &mut disk.kind {
         DiskKind::File(_, place) | DiskKind::Stripe(_, _, place) => *place = mode,
-        _ => return Err(format!("option \":{option}\" needs a file or device")),
+        _ => return Err(format!("option \":{option}\" requires a file or device")),
     }
     Ok(())
 }
@@ -166,25 +166,28 @@ fn parse(
 /// Parses a number of requests per second, which must not be zero.
 fn parse_count(text: &str) -> Result<u64, String> {
     let number = text.parse().ok().filter(|number| *number > 0);
-    number.ok_or_else(|| format!("\"{text}\" is no number of requests a second"))
+    number.ok_or_else(|| format!("\"{text}\" is not a number of requests per second"))
 }
 
 /// Parses a block length. The disk decides whether it is possible.
 fn parse_block(text: &str) -> Result<u32, String> {
     let bytes = parse_bytes(text)?;
-    u32::try_from(bytes).map_err(|_| format!("\"{text}\" is too long for a block"))
+    u32::try_from(bytes).map_err(|_| format!("\"{text}\" is too large for a block"))
 }
 
 /// Parses a number of simultaneous requests, which must not be zero.
 fn parse_depth(text: &str) -> Result<u32, String> {
     let number = text.parse().ok().filter(|number| *number > 0);
-    number.ok_or_else(|| format!("\"{text}\" is no number of requests"))
+    number.ok_or_else(|| format!("\"{text}\" is not a number of requests"))
 }
 
 /// Parses a number of bytes: digits and an optional K, M, G or T (powers of 1024).
 pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
-    let wrong =
-        || format!("\"{text}\" is no size; expected digits and perhaps K, M, G or T, such as 2G");
+    let wrong = || {
+        format!(
+            "\"{text}\" is not a size; expected digits and an optional K, M, G or T, such as 2G"
+        )
+    };
     let (digits, factor) = match text.char_indices().last() {
         Some((at, 'k' | 'K')) => (&text[..at], 1u64 << 10),
         Some((at, 'm' | 'M')) => (&text[..at], 1 << 20),

@@ -19,7 +19,7 @@ pub(crate) fn start(
 ) -> Result<SocketAddr, String> {
     if !address.ip().is_loopback() && !insecure {
         return Err(format!(
-            "metrics on {address}: reachable from other machines; use loopback, or say --insecure"
+            "metrics on {address}: reachable from other machines; use loopback, or --insecure"
         ));
     }
     let listener = TcpListener::bind(address).map_err(|e| format!("metrics on {address}: {e}"))?;

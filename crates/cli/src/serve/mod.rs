@@ -177,7 +177,7 @@ fn settings(args: &Args) -> Result<Settings, String> {
         return Err("nothing to export; try --dir data=/srv/data or --mem scratch=1G".into());
     }
     if let Some(disk) = disks.iter().find(|d| exports.iter().any(|e| e.name == d.name)) {
-        return Err(format!("export \"{}\": name is used twice", disk.name));
+        return Err(format!("export \"{}\": the name is used twice", disk.name));
     }
     let mut fronts = args.nbd.clone();
     for text in &file.nbd {
@@ -189,7 +189,7 @@ fn settings(args: &Args) -> Result<Settings, String> {
     let mut listen = file.listen;
     listen.extend(args.listen.iter().cloned());
     if fronts.is_empty() && listen.is_empty() && exports.is_empty() && !disks.is_empty() {
-        return Err("--disk: nobody could reach it; say where with --nbd 127.0.0.1:10809 or --listen tcp://127.0.0.1:7440".into());
+        return Err("--disk: no client could reach it; add --nbd 127.0.0.1:10809 or --listen tcp://127.0.0.1:7440".into());
     }
     let engine = match args.engine.or(file.engine) {
         None | Some(Engine::Auto) => EngineWish::Automatic,
@@ -312,7 +312,7 @@ fn serve(args: &Args) -> Result<(), String> {
     }
     if server.engine() == "epoll" && config.engine == EngineWish::Automatic {
         note(
-            "towline: io_uring is not to be had here; serving on epoll, which is slower for many clients",
+            "towline: io_uring is not available here; using epoll, which is slower with many clients",
         );
     }
     notify(&[NotifyState::Ready]);
@@ -323,7 +323,7 @@ fn serve(args: &Args) -> Result<(), String> {
         // systemd uses the time to match this to its reload request.
         match NotifyState::monotonic_usec_now() {
             Ok(now) => notify(&[NotifyState::Reloading, now]),
-            Err(error) => log::warn!("no time of the system's clock: {error}"),
+            Err(error) => log::warn!("cannot read the system's clock: {error}"),
         }
         let again = settings(args).and_then(|next| {
             let Config { exports, disks, .. } = &next.config;
@@ -350,7 +350,7 @@ fn serve(args: &Args) -> Result<(), String> {
 /// Notifies the service manager, if there is one.
 fn notify(states: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(states) {
-        log::warn!("cannot tell the service manager: {error}");
+        log::warn!("cannot notify the service manager: {error}");
     }
 }
 
@@ -365,7 +365,7 @@ fn inherited_listeners() -> Result<Vec<Listener>, String> {
             None => found.take_unix_listener(index).ok().flatten().map(OwnedFd::from),
         };
         let fd = fd.ok_or_else(|| {
-            format!("inherited socket {index} is no listening TCP or Unix socket")
+            format!("inherited socket {index} is not a listening TCP or Unix socket")
         })?;
         listeners
             .push(Listener::from_fd(fd).map_err(|e| format!("inherited socket {index}: {e}"))?);

@@ -48,7 +48,7 @@ impl Slot {
         let (at, length) = (header.offset, header.payload_bytes);
         let fit = length > 0 && sums.len() == checksum_bytes(length as usize);
         if !fit || self.landed > self.target.len() as u64 {
-            return Err(ProtocolError { what: "checksums of what did not come", at: 0 });
+            return Err(ProtocolError { what: "checksums of data that did not arrive", at: 0 });
         }
         self.checksums.push(Checked { at, length, sums: sums.to_vec() });
         Ok(())
@@ -58,7 +58,7 @@ impl Slot {
     fn fill_hole(&mut self, header: &Header) -> Result<(), ProtocolError> {
         let length = header.word_b as usize;
         if !self.land(header, length as u64) {
-            return Err(ProtocolError { what: "hole beyond what was asked for", at: 16 });
+            return Err(ProtocolError { what: "hole beyond the requested range", at: 16 });
         }
         if let Some(part) = self.target.part_mut(header.offset as usize, length) {
             exclusive(part).fill(0);
@@ -95,7 +95,7 @@ fn borrow(
                 header.flags &= !request_flag::BORROWS;
             });
             if !asked {
-                return Err(ProtocolError { what: "lent what was not asked for", at: 1 });
+                return Err(ProtocolError { what: "memory lent without a request", at: 1 });
             }
             slot.indebted = false;
             answers.push(slot.out(header.slot));
@@ -219,7 +219,7 @@ impl Sink for Completing<'_, '_> {
                 let (from, length) = (header.offset, u64::from(header.word_a));
                 let end = from.saturating_add(length);
                 if end > slot.source.len() as u64 {
-                    return Err(ProtocolError { what: "grant beyond what was offered", at: 16 });
+                    return Err(ProtocolError { what: "grant beyond the offered range", at: 16 });
                 }
                 // Accept each byte once and few parts at a time, so that the queue stays bounded. A
                 // part that has left still counts until its sender notes that: this may be true of

@@ -29,7 +29,7 @@ impl Core {
         if cause.kind() == io::ErrorKind::InvalidData {
             return self.fail_all(&connection_error(
                 &self.transport,
-                "sent what is no legal message",
+                "sent an invalid message",
                 cause,
             ));
         }
@@ -54,7 +54,7 @@ impl Core {
                 Err(Failure::Final(error)) => return self.fail_all(&error),
                 Err(Failure::Io(error)) if Instant::now() >= deadline => {
                     let what = format!(
-                        "connection lost ({cause}), and not to be had again within {:?}",
+                        "connection lost ({cause}) and not restored within {:?}",
                         self.options.reconnect
                     );
                     return self.fail_all(&connection_error(&self.transport, &what, &error));
@@ -64,7 +64,7 @@ impl Core {
             if !told {
                 let server = server_of(&self.transport);
                 log::warn!(
-                    "{server}: connection lost ({cause}); trying for {:?}",
+                    "{server}: connection lost ({cause}); retrying for {:?}",
                     self.options.reconnect
                 );
                 told = true;

@@ -179,7 +179,7 @@ impl Random {
 /// output of a failed test says how to repeat it.
 pub(crate) fn seed() -> u64 {
     let seed = match std::env::var("TOWLINE_SEED") {
-        Ok(text) => text.parse().expect("TOWLINE_SEED is no number"),
+        Ok(text) => text.parse().expect("TOWLINE_SEED is not a number"),
         Err(_) if long().is_none() => 1,
         Err(_) => {
             let mut bytes = [0; 4];

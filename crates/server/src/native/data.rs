@@ -215,11 +215,7 @@ impl Core {
         let is_ahead = header.flags & data_flag::AHEAD != 0;
         let Some(grant) = write.grants.pop_front() else {
             // Granted before the write failed.
-            return if write.failed.is_some() {
-                Ok(true)
-            } else {
-                wrong("data that was not granted")
-            };
+            return if write.failed.is_some() { Ok(true) } else { wrong("data without a grant") };
         };
         if let Some(Some(lane)) = self.lanes.get_mut(index) {
             lane.granted = lane.granted.saturating_sub(1);
@@ -260,7 +256,7 @@ impl Core {
         let Some(under) = served.disks.find(header.slot, header.sequence) else { return };
         let Kind::Write(write) = &mut under.kind else { return };
         log::warn!(
-            "disk \"{}\": data of a write differs from its checksums: refused",
+            "disk \"{}\": refused a write whose data does not match its checksums",
             under.disk.name
         );
         write.failed = Some(Errno::EBADMSG);

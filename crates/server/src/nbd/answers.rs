@@ -128,7 +128,7 @@ impl NbdLane {
                 replying.error(self.replies(), error, error.text());
                 return Ok(());
             }
-            return Err(io::Error::other("a read failed behind the header of its reply"));
+            return Err(io::Error::other("a read failed after its reply header was sent"));
         }
         replying.error_at(&mut self.batch, error, offset);
         if last {

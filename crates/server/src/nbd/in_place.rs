@@ -52,7 +52,7 @@ impl Core {
         in_place.next += 1;
         let owner = lane.owner;
         if let Err(error) = self.reactor.send(token, socket, link.clone(), bytes) {
-            log::warn!("sending in place is given up: {error}");
+            log::warn!("giving up sending in place: {error}");
             lane.out.returned(0, &self.statistics.counters);
             lane.out.allow_in_place(false);
             return self.mark(index);

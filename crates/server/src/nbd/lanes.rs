@@ -350,7 +350,7 @@ impl Core {
             }
             Some(Ended::Agreed(agreed)) => {
                 let Some(disk) = self.shared.disks.disk(agreed.export.name.as_bytes()) else {
-                    let gone = io::Error::other("the disk is not exported any more");
+                    let gone = io::Error::other("the disk is no longer exported");
                     return (Phase::Taken, Err(gone));
                 };
                 // The rest of the input may already contain requests.

@@ -65,7 +65,7 @@ fn a_read_that_panics_ends_the_server() {
     let (mut bystander, mut client) = (world.client(FORMS[1]), world.client(FORMS[1]));
     client.request(READ, 0, 1, 0, 4096);
     let why = told.recv().unwrap();
-    assert!(why.contains("a request to a disk failed by a mistake in the server"), "{why}");
+    assert!(why.contains("a disk request failed because of a bug in the server"), "{why}");
     assert!(client.chunk().is_err() && bystander.chunk().is_err(), "a connection is left");
 }
 

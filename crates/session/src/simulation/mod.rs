@@ -241,7 +241,7 @@ pub(super) fn failure(results: &[u8]) -> Option<towline_wire::Errno> {
 fn operations_take_effect_once_whenever_the_server_is_killed() {
     let seeds = match std::env::var("TOWLINE_SEED") {
         Ok(seed) => {
-            let seed: u64 = seed.parse().expect("TOWLINE_SEED is no number");
+            let seed: u64 = seed.parse().expect("TOWLINE_SEED is not a number");
             seed..seed + 1
         }
         // Set TOWLINE_SEEDS for more.

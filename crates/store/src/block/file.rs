@@ -113,7 +113,7 @@ impl FileDisk {
                 io::ErrorKind::InvalidInput,
                 match kind {
                     FileType::BlockDevice => "it has no bytes",
-                    _ => "it has no bytes; truncate(1) gives it some, or use :cached",
+                    _ => "it is empty; give it a size with truncate(1), or use :cached",
                 },
             ));
         }
@@ -305,7 +305,7 @@ fn direct_unit(direct: &OwnedFd, size: u64) -> io::Result<u32> {
     unit.filter(|unit| size.is_multiple_of(u64::from(*unit))).ok_or_else(|| {
         io::Error::new(
             io::ErrorKind::InvalidInput,
-            "its size is no multiple of the blocks that direct access needs; use :cached",
+            "its size is not a multiple of the block size that direct access needs; use :cached",
         )
     })
 }

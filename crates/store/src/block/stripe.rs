@@ -37,10 +37,10 @@ impl StripeDisk {
         let wrong = |what: String| io::Error::new(io::ErrorKind::InvalidInput, what);
         let each: Vec<Geometry> = members.iter().map(|member| member.geometry()).collect();
         let shortest = each.iter().map(|g| g.size).min();
-        let shortest = shortest.ok_or_else(|| wrong("a stripe of nothing".into()))?;
+        let shortest = shortest.ok_or_else(|| wrong("a stripe without members".into()))?;
         let chunks = shortest.checked_div(chunk).unwrap_or(0);
         if chunks == 0 {
-            let what = format!("a member of {shortest} bytes has no chunk of {chunk}");
+            let what = format!("a member of {shortest} bytes is smaller than a chunk of {chunk}");
             return Err(wrong(what));
         }
         let size = (chunks * chunk).checked_mul(members.len() as u64);
@@ -49,7 +49,7 @@ impl StripeDisk {
         }
         let minimum = each.iter().map(|g| g.block_minimum).max().unwrap_or(1);
         if !chunk.is_multiple_of(minimum.into()) {
-            let what = format!("a chunk of {chunk} bytes is no multiple of blocks of {minimum}");
+            let what = format!("a chunk of {chunk} bytes is not a multiple of blocks of {minimum}");
             return Err(wrong(what));
         }
         let geometry = Geometry {

@@ -53,7 +53,7 @@ impl DirectoryStore {
                 return Err(std::io::Error::new(
                     std::io::ErrorKind::PermissionDenied,
                     format!(
-                        "openat2(2): {error}; it keeps paths inside of an export, and a container's filter of \
+                        "openat2(2): {error}; it keeps paths inside an export, and a container's filter of \
                          system calls may forbid it"
                     ),
                 ));

@@ -19,7 +19,7 @@ const SYSTEMS: [(&str, &str); 3] =
 pub(super) fn all(args: &Args, files: &Files) -> Result<Vec<Interference>, String> {
     let usable = processor::usable();
     let &[ours, theirs, ..] = usable.as_slice() else {
-        note("towline: interference needs two processors: left out");
+        note("towline: the interference test needs two processors: skipped");
         return Ok(Vec::new());
     };
     let mut rows = Vec::new();

@@ -116,7 +116,7 @@ fn breakdown(figures: &Figures, area: &Area<'_>) -> Drawn {
         bars.iter().map(|(point, _)| format!("{:?} {}", point.disk, point.system)).collect();
     let mut chart = ChartBuilder::on(area)
         .caption(
-            format!("A read of {}, us: where its time goes", size_name(size)),
+            format!("Where the time of a {} read goes, us", size_name(size)),
             ("sans-serif", 15),
         )
         .margin(8)
@@ -162,7 +162,7 @@ fn interference(figures: &Figures, area: &Area<'_>) -> Drawn {
     let top = slowdowns().fold(1.0, f64::max) * 1.2;
     let least = slowdowns().fold(0.0, f64::min) * 1.2;
     let mut chart = ChartBuilder::on(area)
-        .caption("A memory-bound program takes longer by, %", ("sans-serif", 15))
+        .caption("Slowdown of a memory-bound program, %", ("sans-serif", 15))
         .margin(8)
         .x_label_area_size(26)
         .y_label_area_size(40)

@@ -42,7 +42,7 @@ impl Server {
         while nbd.is_none() || metrics.is_none() {
             let Some(Ok(line)) = lines.next() else {
                 let _ = child.wait();
-                return Err(format!("the server for \"{disk}\" does not start: {}", said.trim()));
+                return Err(format!("the server for \"{disk}\" did not start: {}", said.trim()));
             };
             let word = |after: &str| {
                 let rest = line.split_once(after)?.1;

@@ -67,10 +67,7 @@ fn tables(figures: &Figures, out: &mut String) -> std::fmt::Result {
             }
         }
     }
-    writeln!(
-        out,
-        "One read at a time: microseconds of disk alone, both, network alone; CPU s/GiB"
-    )?;
+    writeln!(out, "One read at a time: us for disk alone, both, network alone; CPU s/GiB")?;
     for point in figures.points.iter().filter(|p| p.outstanding == 1 && !p.writes) {
         if let Some([disk, both, network]) = point.stages_us {
             let cpu = point.cpu_s_per_gib.unwrap_or_default();
@@ -84,7 +81,7 @@ fn tables(figures: &Figures, out: &mut String) -> std::fmt::Result {
         }
     }
     if !figures.interference.is_empty() {
-        writeln!(out, "\nA memory-bound program on another processor takes longer by")?;
+        writeln!(out, "\nSlowdown of a memory-bound program on another processor")?;
     }
     for row in &figures.interference {
         let (slowdown, rate) = (row.slowdown * 100.0, row.bytes_per_s / 1e6);

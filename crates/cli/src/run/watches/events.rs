@@ -36,7 +36,7 @@ pub(super) fn listen(met: &Met, common: &Arc<Common>) -> io::Result<()> {
                 }
                 Err(error) => {
                     if !common.is_over() {
-                        log::warn!("what happens to watched files is not told any more: {error}");
+                        log::warn!("changes of watched files are no longer reported: {error}");
                     }
                     return;
                 }
