@@ -223,6 +223,33 @@ static void mappings_see_what_calls_change(void) {
     say("%c", text[0]);
 }
 
+/* By its name, as by a descriptor. The long ones are read when they are touched. */
+static void mapped_files_are_truncated(void) {
+    const long lengths[] = {8192, 1 << 20};
+    for (int i = 0; i < 2; i++) {
+        long length = lengths[i];
+        int fd = MUST(open("f", O_RDWR | O_CREAT | O_TRUNC, 0644));
+        MUST(ftruncate(fd, length));
+        char *map = mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        char *reader = mmap(NULL, length, PROT_READ, MAP_SHARED, fd, 0);
+        memset(map, 'a', length);
+        SAY(msync(map, length, MS_SYNC));
+        SAY(truncate("f", 100));
+        SAY(truncate("f", length));
+        say("%c %d %d", map[99], map[100], reader[length - 1]);
+        memset(map, 'b', length);
+        IN_CHILD(SAY(truncate("f", 5000)); SAY(truncate("f", length)));
+        say("%c %d %d", reader[4999], reader[5000], map[length - 1]);
+        SAY(munmap(map, length));
+        SAY(munmap(reader, length));
+        /* Nothing that was cut off comes back. */
+        char text[2] = {0};
+        SAY(pread(fd, text, 2, 4999));
+        say("%c %d", text[0], text[1]);
+        MUST(close(fd));
+    }
+}
+
 static void mappings_that_shrink(void) {
     int fd = MUST(open("f", O_RDWR | O_CREAT, 0644));
     MUST(ftruncate(fd, 8192));
@@ -327,6 +354,7 @@ static const struct test tests[] = {
     {"removed-directories", removed_directories_lead_up},
     {"no-way-out", removed_directories_are_no_way_out},
     {"mappings", mappings_see_what_calls_change},
+    {"truncated", mapped_files_are_truncated},
     {"shrinking", mappings_that_shrink},
     {"growing", mappings_that_grow},
     {"writable", mappings_that_become_writable},

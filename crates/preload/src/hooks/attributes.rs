@@ -1,6 +1,6 @@
 //! Hooks that change attributes of files, and the umask.
 
-use super::{by_path, itself, or_working};
+use super::{by_path, itself, maps, or_working};
 use crate::descriptors::{self, Open};
 use crate::guard::ours;
 use crate::table::real;
@@ -18,11 +18,14 @@ unsafe fn set(
     local: impl Fn(c_int, *const c_char) -> c_int,
 ) -> c_int {
     let remote = |at: &crate::place::At| {
-        if let Some(size) = set.size {
-            let now = || at.with(|base, path| base.stat_path(path, follow)).map(|attr| attr.size);
-            limits::check(size, now)?;
-        }
-        at.with(|base, path| base.set_attr(path, follow, &set)).map(|_| 0)
+        let change = || at.with(|base, path| base.set_attr(path, follow, &set));
+        let Some(size) = set.size else { return change().map(|_| 0) };
+        let now = || at.with(|base, path| base.stat_path(path, follow)).map(|attr| attr.size);
+        limits::check(size, now)?;
+        let before = if maps::is_any() { now()? } else { 0 };
+        let file = change()?;
+        maps::resized((at.mount, file.identity()), before, size);
+        Ok(0)
     };
     // SAFETY: the program passes valid arguments.
     unsafe { by_path(at, path, follow, local, remote) }

@@ -88,7 +88,7 @@ pub(crate) fn open_remote(at: &At, flags: c_int, mode: mode_t) -> Result<c_int, 
     let fd = descriptors::make(&new, reserved);
     if let Some(open) = descriptors::find(fd) {
         if flags & libc::O_TRUNC != 0 {
-            super::maps::resized(open, 0, 0);
+            super::maps::resized((at.mount, attr.identity()), 0, 0);
         }
         if open_flag::creates_exclusively(sent) {
             fresh::created(open, &attr);

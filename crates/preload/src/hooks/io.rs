@@ -339,7 +339,7 @@ pub(crate) unsafe fn ftruncate(fd: c_int, length: off64_t) -> c_int {
             let set = SetAttr { size: Some(size), ..SetAttr::default() };
             let before = if maps::is_any() { remote::with(open, File::stat)?.size } else { 0 };
             remote::with(open, |file| file.set_attr(b"", true, &set))?;
-            maps::resized(open, before, size);
+            maps::resized(maps::which(open), before, size);
             Ok(0)
         },
     )

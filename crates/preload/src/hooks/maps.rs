@@ -18,6 +18,15 @@ use std::sync::{Arc, Mutex};
 
 pub(crate) use towline_mem::page_bytes;
 
+/// A remote file: its mount, and [`towline_wire::Attr::identity`].
+pub(crate) type Which = (usize, u64);
+
+/// Returns which file an open file is.
+pub(super) fn which(open: Open) -> Which {
+    let entry = open.entry;
+    (entry.mount.load(Ordering::Relaxed) as usize, entry.inode.load(Ordering::Relaxed))
+}
+
 /// A mapping of a remote file.
 pub(super) struct Map {
     pub(super) at: usize,
@@ -223,7 +232,7 @@ pub(super) fn read_from(open: Open, to: &mut [u8], offset: i64) -> Result<usize,
 /// Returns the memory of a file's shared mappings, and whether this process has no mapping of it yet.
 fn shared_of(open: Open) -> Result<(Arc<Shared>, bool), i32> {
     let known = with_maps(None, |maps| {
-        Ok(maps.iter().filter(|map| map.is_of(open)).find_map(|map| map.shared.clone()))
+        Ok(maps.iter().filter(|map| map.is_of(which(open))).find_map(|map| map.shared.clone()))
     })?;
     match known {
         Some(shared) => Ok((shared, false)),
@@ -306,9 +315,8 @@ impl Map {
         self.write_back(self.at, self.at + self.length)
     }
 
-    pub(super) fn is_of(&self, open: Open) -> bool {
-        self.inode == open.entry.inode.load(Ordering::Relaxed)
-            && self.mount == open.entry.mount.load(Ordering::Relaxed) as usize
+    pub(super) fn is_of(&self, file: Which) -> bool {
+        (self.mount, self.inode) == file
     }
 }
 
@@ -449,7 +457,7 @@ pub(crate) fn write_back_file(open: Open) {
 pub(crate) fn write_back_part(open: Open, offset: u64, length: usize) {
     let _ = with_maps((), |maps| {
         let (start, end) = (offset as i64, (offset as i64).saturating_add(length as i64));
-        for map in maps.iter().filter(|map| map.is_of(open)) {
+        for map in maps.iter().filter(|map| map.is_of(which(open))) {
             let place = |offset: i64| {
                 map.at + offset.saturating_sub(map.offset).clamp(0, map.length as i64) as usize
             };
@@ -475,7 +483,7 @@ pub(crate) fn wrote(open: Open, offset: i64, data: &[u8]) {
         return;
     }
     let _ = with_maps((), |maps| {
-        for map in maps.iter().filter(|map| map.is_of(open)) {
+        for map in maps.iter().filter(|map| map.is_of(which(open))) {
             if map.is_touched && map.shared.is_some() {
                 // Pages may have been touched while the file was shorter.
                 touched::forget(map, offset, offset.saturating_add(data.len() as i64));
@@ -484,17 +492,17 @@ pub(crate) fn wrote(open: Open, offset: i64, data: &[u8]) {
         Ok(())
     });
     // On failure, a mapping keeps what it had.
-    let _ = inside(|| Shared::existing(open)?.write(offset, data));
+    let _ = inside(|| Shared::existing(which(open))?.write(offset, data));
 }
 
 /// Brings mappings up to date after a change of their file's length.
-pub(crate) fn resized(open: Open, before: u64, now: u64) {
+pub(crate) fn resized(file: Which, before: u64, now: u64) {
     if !is_any() {
         return;
     }
     let from = before.min(now) as i64;
     let _ = with_maps((), |maps| {
-        for map in maps.iter().filter(|map| map.is_of(open)) {
+        for map in maps.iter().filter(|map| map.is_of(file)) {
             if map.is_touched {
                 touched::forget(map, from, i64::MAX);
             }
@@ -502,7 +510,7 @@ pub(crate) fn resized(open: Open, before: u64, now: u64) {
         Ok(())
     });
     if shared::is_any() {
-        let _ = inside(|| Shared::existing(open)?.clear(from));
+        let _ = inside(|| Shared::existing(file)?.clear(from));
     }
 }
 
@@ -513,7 +521,7 @@ pub(crate) fn changing<T>(open: Open, call: impl FnOnce() -> Result<T, i32>) -> 
     }
     write_back_file(open);
     let result = call()?;
-    let _ = inside(|| Shared::existing(open)?.read_anew(open));
+    let _ = inside(|| Shared::existing(which(open))?.read_anew(open));
     Ok(result)
 }
 

@@ -2,7 +2,7 @@
 //! that all processes of the run map (`instance::memory`). The library itself never touches mappings of it:
 //! it would wait for a page that is missing, and may be the one that has to fill it.
 
-use super::maps::{page_bytes, plain};
+use super::maps::{Which, page_bytes, plain, which};
 use crate::descriptors::{Open, Own};
 use crate::guard::checked;
 use crate::{common, own, remote};
@@ -82,7 +82,8 @@ impl Drop for Handle {
 impl Shared {
     /// Opens the memory of a file, and makes it if needed.
     pub(crate) fn of(open: Open) -> Result<Self, i32> {
-        let shared = Self::opened(open, libc::O_CREAT)?;
+        let (mount, inode) = which(open);
+        let shared = Self::named(mount, inode, libc::O_CREAT)?;
         if let Some(state) = crate::start::state() {
             state.mapped().store(1, Ordering::Release);
         }
@@ -90,13 +91,8 @@ impl Shared {
     }
 
     /// Opens the memory of a file. Fails with `ENOENT` if no process of the run has mapped it.
-    pub(crate) fn existing(open: Open) -> Result<Self, i32> {
-        Self::opened(open, 0)
-    }
-
-    fn opened(open: Open, create: c_int) -> Result<Self, i32> {
-        let mount = open.entry.mount.load(Ordering::Relaxed) as usize;
-        Self::named(mount, open.entry.inode.load(Ordering::Relaxed), create)
+    pub(crate) fn existing((mount, inode): Which) -> Result<Self, i32> {
+        Self::named(mount, inode, 0)
     }
 
     /// Opens the memory of mappings that a child has from its parent, which still maps it.
