@@ -427,25 +427,31 @@ pub(crate) unsafe fn madvise(at: *mut c_void, length: size_t, advice: c_int) -> 
 
 pub(crate) unsafe fn msync(at: *mut c_void, length: size_t, flags: c_int) -> c_int {
     let (from, to) = (at as usize, (at as usize).saturating_add(length));
-    let ours = with_maps(false, |maps| {
-        let mut found = false;
+    let ours = with_maps(None, |maps| {
+        let mut found = None;
         for map in maps.iter().filter(|map| map.is_in(from, to)) {
             map.write_back(from, to)?;
-            found = true;
+            let files: &mut Vec<Arc<Handle>> = found.get_or_insert_default();
+            if let Some(file) = &map.handle
+                && !files.iter().any(|known| Arc::ptr_eq(known, file))
+            {
+                files.push(file.clone());
+            }
         }
         Ok(found)
     });
-    match ours {
-        // SAFETY: the program passes valid arguments.
-        Ok(false) => {
+    let done = ours.and_then(|ours| match ours {
+        None => {
+            let arguments = [from, length, flags as usize, 0, 0, 0];
             // SAFETY: the program passes valid arguments.
-            match unsafe { checked(libc::SYS_msync, [from, length, flags as usize, 0, 0, 0]) } {
-                Ok(_) => 0,
-                Err(error) => finish(Err(error)),
-            }
+            unsafe { checked(libc::SYS_msync, arguments) }.map(drop)
         }
-        other => finish(other.map(|_| 0)),
-    }
+        Some(files) => inside(|| {
+            let waits = flags & libc::MS_SYNC != 0;
+            files.into_iter().filter(|_| waits).try_for_each(|file| file.sync())
+        }),
+    });
+    finish(done.map(|()| 0))
 }
 
 /// Writes back the changes of all mappings of a file.

@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Mutex, MutexGuard};
 use towline_client::File;
 use towline_instance::memory::{self, AT_ONCE, Access, Turn, runs};
+use towline_wire::request::sync_kind;
 
 /// Returns true once a process of the run has made a shared mapping.
 pub(crate) fn is_any() -> bool {
@@ -49,6 +50,11 @@ impl Handle {
         let number = remote::with(open, again)?;
         let mount = open.entry.mount.load(Ordering::Relaxed) as usize;
         Ok(Self { mount, number, is_lent: false })
+    }
+
+    /// Waits until what was written to the file is safe.
+    pub(super) fn sync(&self) -> Result<(), i32> {
+        remote::with_handle(self.mount, self.number, |file| file.sync(sync_kind::DATA))
     }
 
     /// Uses the handle of the file that the pager keeps open.
