@@ -287,6 +287,24 @@ static void process_locks(void) {
     });
 }
 
+/* A duplicate that is not made is not closed either. */
+static void locks_and_failed_duplicates(void) {
+    make("f", "x");
+    int fd = MUST(open("f", O_RDWR));
+    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+    SAY(fcntl(fd, F_SETLK, &lock));
+    SAY(fcntl(fd, F_DUPFD, -1));
+    IN_CHILD(again("lock", "f"));
+    SAY(dup2(fd, -1));
+    IN_CHILD(again("lock", "f"));
+    SAY(dup3(fd, 50, 0x77));
+    IN_CHILD(again("lock", "f"));
+    int other = MUST(dup(fd));
+    IN_CHILD(again("lock", "f"));
+    MUST(close(other));
+    IN_CHILD(again("lock", "f"));
+}
+
 /* A lock is held across exec, and given up when the process ends, however it ends. */
 static void locks_and_new_programs(void) {
     make("f", "x");
@@ -571,6 +589,7 @@ static const struct test tests[] = {
     {"working-directory-by-name", working_directory_by_its_name},
     {"pipes", pipes_with_names},
     {"process-locks", process_locks},
+    {"locks-duplicates", locks_and_failed_duplicates},
     {"locks-exec", locks_and_new_programs},
     {"file-locks", file_locks},
     {"turned-locks", turned_locks},
