@@ -10,6 +10,7 @@
 #include <sys/select.h>
 #include <sys/sendfile.h>
 #include <sys/syscall.h>
+#include <sys/time.h>
 #include <sys/uio.h>
 #include <sys/xattr.h>
 
@@ -822,7 +823,28 @@ static void attributes_of_what_is_open(void) {
     SAY(fchownat(here, "f", 8, -1, 0x40000));
     SAY(fchmodat(here, "f", 0600, 0x40000));
     SAY(faccessat(here, "f", R_OK, 0x40000));
+    SAY(utimensat(here, "f", times, 0x40000));
     SAY(stat("f", &status));
+    /* Times that there are none of. */
+    struct timeval old[2] = {{1, 1000000}, {2, 0}};
+    SAY(utimes("f", old));
+    old[0].tv_usec = LONG_MAX / 2;
+    SAY(futimes(fd, old));
+    const long wrong[] = {-1, 1000000000, (1L << 32) + 5, (1L << 32) + UTIME_NOW, (1L << 32) + UTIME_OMIT};
+    for (int i = 0; i < 5; i++) {
+        times[0].tv_nsec = wrong[i];
+        SAY(utimensat(here, "f", times, 0));
+        SAY(futimens(fd, times));
+    }
+    SAY(stat("f", &status));
+    say("%ld", (long)status.st_mtime);
+    int fresh = MUST(open("g", O_CREAT | O_EXCL | O_RDWR, 0600));
+    SAY(futimens(fresh, times));
+    times[0].tv_nsec = 1000000000;
+    SAY(futimens(fresh, times));
+    times[0].tv_nsec = UTIME_OMIT;
+    SAY(futimens(fresh, times));
+    SAY(close(fresh));
 }
 
 static const struct test tests[] = {
