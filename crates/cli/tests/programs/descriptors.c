@@ -847,6 +847,21 @@ static void attributes_of_what_is_open(void) {
     SAY(close(fresh));
 }
 
+/* Not what they lead to. */
+static void access_to_links(void) {
+    make("f", "text");
+    MUST(chmod("f", 0));
+    MUST(symlink("f", "link"));
+    MUST(symlink("none", "dangling"));
+    SAY(faccessat(AT_FDCWD, "dangling", F_OK, 0));
+    SAY(faccessat(AT_FDCWD, "dangling", F_OK, AT_SYMLINK_NOFOLLOW));
+    SAY(faccessat(AT_FDCWD, "link", X_OK, 0));
+    SAY(faccessat(AT_FDCWD, "link", X_OK, AT_SYMLINK_NOFOLLOW));
+    SAY(faccessat(AT_FDCWD, "link", R_OK | W_OK, AT_SYMLINK_NOFOLLOW | AT_EACCESS));
+    SAY(faccessat(AT_FDCWD, "f", X_OK, AT_SYMLINK_NOFOLLOW));
+    SAY(faccessat(AT_FDCWD, "none", F_OK, AT_SYMLINK_NOFOLLOW));
+}
+
 static const struct test tests[] = {
     {"duplicates", duplicates_share_the_offset},
     {"status-flags", duplicates_share_status_flags},
@@ -869,6 +884,7 @@ static const struct test tests[] = {
     {"moved", moved_without_buffers},
     {"full-pipes", pipes_are_full},
     {"attributes", attributes_of_what_is_open},
+    {"access-to-links", access_to_links},
     {"threads", threads},
     {"handlers", handlers_use_files},
     {"errno", errno_stays},
