@@ -205,6 +205,7 @@ static void all_are_closed(void) {
     });
     IN_CHILD(SAY(close_range(3, 50, CLOSE_RANGE_UNSHARE)); peek(fd, 1));
     IN_CHILD(SAY(close_range(50, 3, 0)));
+    IN_CHILD(SAY(close_range(3, 50, 0x40)); peek(fd, 1));
     peek(fd, 3);
     IN_CHILD({
         DIR *list = opendir("/proc/self/fd");

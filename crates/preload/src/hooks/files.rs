@@ -186,8 +186,10 @@ pub(crate) unsafe fn close(fd: c_int) -> c_int {
 }
 
 pub(crate) unsafe fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+    const UNSHARE: c_int = 2;
     const CLOEXEC: c_int = 4;
-    if start::state().is_none() || first > last {
+    // The kernel closes nothing if it refuses the arguments.
+    if start::state().is_none() || first > last || flags & !(UNSHARE | CLOEXEC) != 0 {
         // SAFETY: the program passes valid arguments.
         return unsafe { real::close_range(first, last, flags) };
     }
