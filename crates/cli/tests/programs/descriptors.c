@@ -423,6 +423,11 @@ static void by_their_names(void) {
     say("%s", link);
     in = SAY(open(path, O_RDONLY));
     peek(in, 3);
+    snprintf(path, sizeof path, "/proc/self/fd/0%d", fd);
+    SAY(open(path, O_RDONLY));
+    SAY(open("/proc/self/fd/+0", O_RDONLY));
+    SAY(open("/proc/self/fd/0", O_RDWR | O_CREAT | O_EXCL, 0600));
+    SAY(open("/dev/stdin", O_RDONLY | O_CREAT | O_EXCL, 0600));
     SAY(open("/proc/self/fd/99", O_RDONLY));
     SAY(open("/dev/fd/99", O_RDONLY));
 }

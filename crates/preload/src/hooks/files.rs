@@ -115,17 +115,17 @@ pub(crate) unsafe fn open(path: *const c_char, flags: c_int, mode: mode_t) -> c_
 pub(crate) unsafe fn openat(at: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
     // SAFETY: the program passes valid arguments.
     unsafe {
-        // The name of a descriptor: its file is opened once more, with an offset of its own.
         const NEW: c_int = libc::O_CREAT | libc::O_EXCL;
-        let again = place::through_descriptor(path, flags & libc::O_NOFOLLOW == 0);
-        if let Some(at) = again.filter(|at| at.path.is_empty()) {
-            return ours(|| open_remote(&at, flags & !NEW, mode));
-        }
         let last = match flags & (libc::O_NOFOLLOW | NEW) {
             0 | libc::O_EXCL => Last::Followed,
             libc::O_CREAT => Last::ToCreate,
             _ => Last::Stays,
         };
+        // The name of a descriptor: its file is opened once more, with an offset of its own.
+        let again = place::through_descriptor(path, last != Last::Stays);
+        if let Some(at) = again.filter(|at| at.path.is_empty()) {
+            return ours(|| open_remote(&at, flags & !NEW, mode));
+        }
         let local = |at, path| {
             let fd = real::openat(at, path, flags, mode);
             descriptors::forget(fd);
