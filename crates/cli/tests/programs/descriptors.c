@@ -868,6 +868,28 @@ static void access_to_links(void) {
     SAY(faccessat(AT_FDCWD, "none", F_OK, AT_SYMLINK_NOFOLLOW));
 }
 
+/* What is only advice, or a wish, is checked, too. */
+static void advice(void) {
+    make("f", "text");
+    int fd = MUST(open("f", O_RDONLY)), path = MUST(open("f", O_PATH)), to = MUST(open("f", O_WRONLY)), here = MUST(open(".", O_RDONLY));
+    SAY(posix_fadvise(fd, 0, 0, POSIX_FADV_NOREUSE));
+    SAY(posix_fadvise(fd, 0, -1, POSIX_FADV_NORMAL));
+    SAY(posix_fadvise(fd, 0, 0, 99));
+    SAY(posix_fadvise(path, 0, 0, POSIX_FADV_NORMAL));
+    SAY(syscall(SYS_fadvise64, fd, 0L, 0L, 99));
+    SAY(syscall(SYS_fadvise64, fd, 0L, 0L, POSIX_FADV_WILLNEED));
+    SAY(readahead(fd, 0, 10));
+    SAY(readahead(to, 0, 10));
+    SAY(readahead(here, 0, 10));
+    SAY(sync_file_range(fd, 0, 0, SYNC_FILE_RANGE_WRITE));
+    SAY(sync_file_range(fd, 0, 0, 0x10));
+    SAY(sync_file_range(fd, -1, 0, SYNC_FILE_RANGE_WRITE));
+    SAY(sync_file_range(fd, 1, -1, SYNC_FILE_RANGE_WRITE));
+    SAY(sync_file_range(fd, LONG_MAX, 1, SYNC_FILE_RANGE_WRITE));
+    SAY(syncfs(path));
+    SAY(syncfs(fd));
+}
+
 static const struct test tests[] = {
     {"duplicates", duplicates_share_the_offset},
     {"status-flags", duplicates_share_status_flags},
@@ -891,6 +913,7 @@ static const struct test tests[] = {
     {"full-pipes", pipes_are_full},
     {"attributes", attributes_of_what_is_open},
     {"access-to-links", access_to_links},
+    {"advice", advice},
     {"threads", threads},
     {"handlers", handlers_use_files},
     {"errno", errno_stays},
