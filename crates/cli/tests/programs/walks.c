@@ -71,6 +71,8 @@ static void walks(void) {
         FTS_PHYSICAL | FTS_SEEDOT | FTS_NOCHDIR,
         FTS_PHYSICAL | FTS_COMFOLLOW | FTS_XDEV,
         FTS_PHYSICAL | FTS_NOSTAT | FTS_NOCHDIR,
+        FTS_LOGICAL | FTS_NOSTAT,
+        FTS_NOSTAT | FTS_NOCHDIR,
     };
     for (int i = 0; i < 6; i++) {
         walk(one, options[i], by_name);
