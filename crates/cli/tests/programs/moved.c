@@ -343,6 +343,23 @@ static void long_names(void) {
     say("no address: %d %s", rename("l0", NULL), strerrorname_np(errno));
     say("no address: %d %s", link("l0", (char *)-1), strerrorname_np(errno));
     say("no address: %d %s", rename("none/l0", NULL), strerrorname_np(errno));
+    /* Also where all names are known, as they were all listed and looked at. */
+    struct stat status;
+    MUST(mkdir("listed", 0755));
+    for (int i = 0; i < 30; i++) {
+        snprintf(text, sizeof text, "listed/%d", i);
+        make(text, "");
+    }
+    DIR *list = opendir("listed");
+    for (struct dirent *entry; (entry = readdir(list));) {
+        snprintf(text, sizeof text, "listed/%s", entry->d_name);
+        MUST(lstat(text, &status));
+    }
+    closedir(list);
+    for (int length = 300; length >= 255; length -= 45) {
+        snprintf(text, sizeof text, "listed/%0*d", length, 0);
+        SAY(lstat(text, &status));
+    }
 }
 
 static const struct test tests[] = {
