@@ -40,7 +40,7 @@ pub(super) struct Map {
     pub(super) is_touched: bool,
     /// For a shared mapping that may become writable: the handle by which changes are written.
     pub(super) handle: Option<Arc<Handle>>,
-    /// The program's own handle of the file; the pager keeps it open.
+    /// The program's own handle of the file; the pager keeps it open while it fills the mapping.
     pub(super) lent: u64,
     /// In the child of a fork: the process that has the same mapping and writes back its changes.
     pub(super) parent: Option<c_int>,
@@ -563,23 +563,24 @@ pub(super) fn before_fork() {
     FORKING.store(crate::process::id() as c_int, Ordering::Relaxed);
 }
 
-/// Keeps, in the child of a fork, only the mappings that are still to be filled. The parent writes back
-/// what the child stores to the others.
+/// Keeps, in the child of a fork, only the mappings that are still to be filled, and those through which the
+/// child may store to files.
 pub(crate) fn disown() {
     COUNT.store(0, Ordering::Release);
     if let Ok(mut maps) = MAPS.try_lock() {
         let parent = FORKING.load(Ordering::Relaxed);
         let all = std::mem::take(&mut *maps).into_iter();
-        let (mut touched, others): (Vec<Map>, Vec<Map>) = all.partition(|map| map.is_touched);
+        let is_kept = |map: &Map| map.is_touched || map.handle.is_some();
+        let (mut kept, others): (Vec<Map>, Vec<Map>) = all.partition(is_kept);
         std::mem::forget(others);
-        for map in &mut touched {
-            if map.handle.is_some() {
-                let lent = Arc::new(Handle::lent(map.mount, map.lent));
-                std::mem::forget(map.handle.replace(lent));
+        for map in &mut kept {
+            if let Some(own) = map.handle.take() {
+                map.handle = Some(Arc::new(own.lent(map.lent)));
+                std::mem::forget(own);
             }
             map.parent = Some(parent);
         }
-        COUNT.store(touched.len(), Ordering::Release);
-        *maps = touched;
+        COUNT.store(kept.len(), Ordering::Release);
+        *maps = kept;
     }
 }

@@ -39,8 +39,8 @@ const LENGTH_MAX: usize = memory::BYTES_MAX as usize - (1 << 20);
 pub(super) struct Handle {
     mount: usize,
     number: u64,
-    /// The pager keeps it open while it fills the mapping, and closes it.
-    is_lent: bool,
+    /// For a handle that others close: another one of the file, which may stay open for longer.
+    or: Option<u64>,
 }
 
 impl Handle {
@@ -49,17 +49,26 @@ impl Handle {
         let again = |file: &File| file.open(b"", libc::O_RDWR as u32, 0).map(File::into_handle);
         let number = remote::with(open, again)?;
         let mount = open.entry.mount.load(Ordering::Relaxed) as usize;
-        Ok(Self { mount, number, is_lent: false })
+        Ok(Self { mount, number, or: None })
     }
 
     /// Waits until what was written to the file is safe.
     pub(super) fn sync(&self) -> Result<(), i32> {
-        remote::with_handle(self.mount, self.number, |file| file.sync(sync_kind::DATA))
+        self.with(|file| file.sync(sync_kind::DATA))
     }
 
-    /// Uses the handle of the file that the pager keeps open.
-    pub(super) fn lent(mount: usize, number: u64) -> Self {
-        Self { mount, number, is_lent: true }
+    /// Returns what takes the place of this handle where it is not this process's own any more: the
+    /// program's handle of the file, which the pager keeps open while it fills the mapping, else whoever
+    /// has a descriptor of it. After that, this one.
+    pub(super) fn lent(&self, program: u64) -> Self {
+        Self { mount: self.mount, number: program, or: Some(self.number) }
+    }
+
+    fn with<T>(&self, work: impl Fn(&File) -> Result<T, towline_client::Error>) -> Result<T, i32> {
+        match (remote::with_handle(self.mount, self.number, &work), self.or) {
+            (Err(libc::EBADF), Some(other)) => remote::with_handle(self.mount, other, work),
+            (done, _) => done,
+        }
     }
 }
 
@@ -67,17 +76,17 @@ impl memory::Remote for Handle {
     type Error = i32;
 
     fn size(&self) -> Result<u64, i32> {
-        remote::with_handle(self.mount, self.number, File::stat).map(|attr| attr.size)
+        self.with(File::stat).map(|attr| attr.size)
     }
 
     fn write(&self, data: &[u8], at: u64) -> Result<(), i32> {
-        remote::with_handle(self.mount, self.number, |file| file.write_all_at(data, at))
+        self.with(|file| file.write_all_at(data, at))
     }
 }
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        if !self.is_lent
+        if self.or.is_none()
             && let Ok(client) = remote::client(self.mount)
         {
             client.close_handle(self.number);
