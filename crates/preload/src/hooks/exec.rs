@@ -476,7 +476,7 @@ pub(crate) unsafe fn system(command: *const c_char) -> c_int {
 /// Ends the process, and does first what `exit` would do for the library. Signal handlers and children of
 /// `fork` end this way.
 pub(crate) unsafe fn end(status: c_int) {
-    super::maps::write_back_all();
+    super::maps::end_all();
     let _ = inside(|| {
         crate::remote::goodbye();
         Ok(())

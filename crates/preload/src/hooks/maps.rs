@@ -563,6 +563,19 @@ pub(super) fn before_fork() {
     FORKING.store(crate::process::id() as c_int, Ordering::Relaxed);
 }
 
+/// Writes back all mappings at the end of this process, and closes the files by which that was done: they
+/// belong to the run, and would stay open until it ends. Stores that come later still find a handle, as in
+/// a child.
+pub(crate) fn end_all() {
+    write_back_all();
+    let _ = with_maps((), |maps| {
+        for map in maps {
+            map.handle = map.handle.take().map(|own| Arc::new(own.lent(map.lent)));
+        }
+        Ok(())
+    });
+}
+
 /// Keeps, in the child of a fork, only the mappings that are still to be filled, and those through which the
 /// child may store to files.
 pub(crate) fn disown() {
