@@ -323,6 +323,24 @@ static void mappings_that_become_writable(void) {
     say("%s", text);
 }
 
+/* Children forget nothing of a private mapping either, nor may they lengthen it less. */
+static void private_mappings_in_children(void) {
+    make("f", "0123456789");
+    int fd = MUST(open("f", O_RDWR));
+    char *own = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE, fd, 0);
+    MUST(ftruncate(fd, 8192));
+    MUST(pwrite(fd, "behind", 6, 4096));
+    IN_CHILD({
+        SAY(madvise(own, 4096, MADV_DONTNEED));
+        say("%.10s", own);
+        char *more = mremap(own, 4096, 8192, MREMAP_MAYMOVE);
+        say("%.10s %.6s", more, more + 4096);
+        SAY(munmap(more, 8192));
+    });
+    SAY(madvise(own, 4096, MADV_DONTNEED));
+    say("%.10s", own);
+}
+
 static void long_names(void) {
     const int lengths[] = {255, 256, 4000, 4095, 4096, 7000};
     static char text[8000];
@@ -375,6 +393,7 @@ static const struct test tests[] = {
     {"shrinking", mappings_that_shrink},
     {"growing", mappings_that_grow},
     {"writable", mappings_that_become_writable},
+    {"private-in-children", private_mappings_in_children},
     {NULL, NULL},
 };
 

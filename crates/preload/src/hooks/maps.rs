@@ -576,14 +576,14 @@ pub(crate) fn end_all() {
     });
 }
 
-/// Keeps, in the child of a fork, only the mappings that are still to be filled, and those through which the
-/// child may store to files.
+/// Forgets, in the child of a fork, the mappings for which there is nothing to do: shared ones that were read
+/// at their creation and cannot be written.
 pub(crate) fn disown() {
     COUNT.store(0, Ordering::Release);
     if let Ok(mut maps) = MAPS.try_lock() {
         let parent = FORKING.load(Ordering::Relaxed);
         let all = std::mem::take(&mut *maps).into_iter();
-        let is_kept = |map: &Map| map.is_touched || map.handle.is_some();
+        let is_kept = |map: &Map| map.is_touched || map.handle.is_some() || map.shared.is_none();
         let (mut kept, others): (Vec<Map>, Vec<Map>) = all.partition(is_kept);
         std::mem::forget(others);
         for map in &mut kept {

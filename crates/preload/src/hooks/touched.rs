@@ -171,7 +171,8 @@ pub(crate) fn in_child() {
     maps.retain_mut(|map| {
         let is_private = map.shared.is_none();
         let goes_on = match &map.shared {
-            None => met.and_then(|()| demand::go_on(map.at, map.length)),
+            None if map.is_touched => met.and_then(|()| demand::go_on(map.at, map.length)),
+            None => Ok(()),
             Some(_) if map.is_touched => met.and_then(|()| share(map, &mut opened)),
             // The memory is there already.
             Some(_) => open_again(map, &mut opened).map(drop),
