@@ -1,5 +1,6 @@
 /* Descriptors: their numbers, duplicates, inheritance, passing on, limits, and threads. */
 #include "case.h"
+#include <aio.h>
 #include <execinfo.h>
 #include <poll.h>
 #include <pthread.h>
@@ -853,6 +854,18 @@ static void attributes_of_what_is_open(void) {
     SAY(close(fresh));
 }
 
+/* Refused as a whole if it is not known how to wait for it. */
+static void lists_of_requests(void) {
+    make("f", "text");
+    struct aiocb request = {.aio_fildes = MUST(open("f", O_WRONLY)), .aio_buf = "TE", .aio_nbytes = 2, .aio_lio_opcode = LIO_WRITE};
+    struct aiocb *list[] = {&request};
+    SAY(lio_listio(77, list, 1, NULL));
+    show("f");
+    SAY(lio_listio(LIO_WAIT, list, 1, NULL));
+    SAY(aio_return(&request));
+    show("f");
+}
+
 /* Not what they lead to. */
 static void access_to_links(void) {
     make("f", "text");
@@ -914,6 +927,7 @@ static const struct test tests[] = {
     {"attributes", attributes_of_what_is_open},
     {"access-to-links", access_to_links},
     {"advice", advice},
+    {"lists-of-requests", lists_of_requests},
     {"threads", threads},
     {"handlers", handlers_use_files},
     {"errno", errno_stays},
