@@ -73,6 +73,31 @@ static void every_exec(void) {
     IN_CHILD(SAY(execl(path, "zero", "absolute", NULL)));
 }
 
+/* By what the kernel takes for words, and by flags. */
+static void scripts_and_flags(void) {
+    script("crlf", "#!/bin/echo\r\n");
+    script("form-feed", "#!/bin/echo\f\n");
+    script("option", "#!/bin/echo a\r\n");
+    script("blanks", "#! \t/bin/echo  a\tb \t\n");
+    MUST(symlink("blanks", "link"));
+    make("file", "");
+    MUST(mkdir("folder", 0755));
+    const char *names[] = {"./crlf", "./form-feed", "./option", "./blanks"};
+    char *arguments[] = {"it", "last", NULL};
+    MUST(dup2(transcript, 1));
+    for (int i = 0; i < 4; i++) IN_CHILD(SAY(execv(names[i], arguments)));
+    IN_CHILD(SAY(execveat(AT_FDCWD, "link", arguments, environ, 0)));
+    IN_CHILD(SAY(execveat(AT_FDCWD, "./blanks", arguments, environ, AT_SYMLINK_NOFOLLOW)));
+    IN_CHILD(SAY(execveat(AT_FDCWD, "link", arguments, environ, AT_SYMLINK_NOFOLLOW)));
+    IN_CHILD(SAY(execveat(AT_FDCWD, "link", arguments, environ, 0x8000)));
+    IN_CHILD(SAY(execveat(MUST(open("blanks", O_RDONLY)), "", arguments, environ, AT_EMPTY_PATH | 0x8000)));
+    const char *paths[] = {"", "folder:", ":folder", "file", "file:folder", "folder:file", "none"};
+    for (int i = 0; i < 7; i++) {
+        setenv("PATH", paths[i], 1);
+        IN_CHILD(SAY(execvp("blanks", arguments)));
+    }
+}
+
 static void environments(void) {
     make("f", "abcdefgh");
     MUST(open("f", O_RDONLY));
@@ -582,6 +607,7 @@ static void users_of_threads(void) {
 static const struct test tests[] = {
     {"users-of-threads", users_of_threads},
     {"exec", every_exec},
+    {"scripts-and-flags", scripts_and_flags},
     {"environments", environments},
     {"forks", forks},
     {"spawn", spawned},
