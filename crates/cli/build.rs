@@ -153,7 +153,8 @@ fn build_launch(
             return Err("has something to be relocated".to_owned());
         }
     }
-    let file = out.join("launch.bin");
+    // The compiler does not see that a file changes which assembler code includes: it looks at the name.
+    let file = out.join(format!("launch-{:08x}.bin", crc32c::crc32c(&code)));
     fs::write(&file, code).map_err(|error| format!("cannot be written: {error}"))?;
     println!("cargo::rustc-env=TOWLINE_LAUNCH={}", file.display());
     Ok(number(24, 8))

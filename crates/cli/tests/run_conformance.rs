@@ -11,7 +11,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use support::compare::{Libc, compiled, same, same_over};
-use support::{TOWLINE, World, under_run, wait_until};
+use support::{TOWLINE, World, have, under_run, wait_until};
 
 #[test]
 fn descriptors_behave() {
@@ -79,6 +79,49 @@ fn what_is_closed_is_closed_on_the_server() {
         drop(child.stdin.take());
         assert!(child.wait().unwrap().success());
     }
+}
+
+/// However a program ends that has a file mapped.
+#[test]
+fn what_is_mapped_is_closed_on_the_server() {
+    if !have("python3") {
+        return println!("SKIPPED mapped files: there is no python3");
+    }
+    let world = World::new();
+    let file = world.local("served/file");
+    fs::write(&file, vec![b'x'; 1 << 20]).unwrap();
+    let script = "
+import ctypes, os, sys
+libc = ctypes.CDLL(None)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t] + 3 * [ctypes.c_int] + [ctypes.c_long]
+for end in os._exit, sys.exit:
+    for length in 4096, 1 << 20:
+        if os.fork() == 0:
+            at = libc.mmap(None, length, 3, 1, os.open(sys.argv[1], os.O_RDWR), 0)
+            ctypes.memset(at + length - 1, 65, 1)
+            end(0)
+        assert os.wait()[1] == 0
+print('mapped', flush=True)
+sys.stdin.read()";
+    let prefix = world.local("at");
+    let mut child = Command::new(TOWLINE)
+        .args(["run", "--at", &format!("{}={}", prefix.display(), world.url("dir")), "--"])
+        .args(["python3", "-c", script])
+        .arg(prefix.join("file"))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    let mut output = std::io::BufReader::new(child.stdout.take().unwrap());
+    std::io::BufRead::read_line(&mut output, &mut line).unwrap();
+    assert_eq!(line, "mapped\n");
+    wait_until("the server has closed it", || opened(world.server_id(), &file) == 0);
+    drop(child.stdin.take());
+    assert!(child.wait().unwrap().success());
+    let now = fs::read(&file).unwrap();
+    assert_eq!([now[4095], now[(1 << 20) - 1]], *b"AA");
 }
 
 #[test]

@@ -173,3 +173,25 @@ exit $?"#;
     let output = under_run(&world, script);
     assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
 }
+
+/// What a mapping holds is not only written, but as safe as after `fsync`.
+#[test]
+fn a_mapping_that_is_flushed_is_synced() {
+    if !have("python3") {
+        return println!("SKIPPED mappings that are flushed: there is no python3");
+    }
+    let world = World::new();
+    for kib in [4, 1024] {
+        fs::write(world.local("served/f"), vec![b'x'; kib << 10]).unwrap();
+        let store = "
+import mmap
+file = open(\"f\", \"r+b\")
+map = mmap.mmap(file.fileno(), 0)
+map[5] = 7";
+        let asked =
+            |more: &str| asked(&world, "Sync", &format!("cd $AT && python3 -c '{store}\n{more}'"));
+        assert_eq!(asked("map.close()"), 0);
+        assert_eq!(asked("map.flush()"), 1);
+        assert_eq!(asked("map.flush(0, 4096); map.flush()"), 2);
+    }
+}

@@ -26,6 +26,22 @@ fn home(world: &World) -> std::path::PathBuf {
     home
 }
 
+/// What the program begins with is compiled apart, and must look for the library that the program holds.
+#[test]
+fn a_run_begins_with_the_library_of_the_program() {
+    let program = fs::read(TOWLINE).unwrap();
+    let name = |at: usize| {
+        let text = &program[at..program.len().min(at + 40)];
+        let end = text.windows(3).position(|end| end == b".so")?;
+        let is_one = text[8..].iter().take(8).all(u8::is_ascii_hexdigit);
+        is_one.then(|| String::from_utf8_lossy(&text[..end]).into_owned())
+    };
+    let places = program.windows(8).enumerate().filter(|(_, text)| *text == b"preload-");
+    let mut names: Vec<String> = places.filter_map(|(at, _)| name(at)).collect();
+    names.dedup();
+    assert_eq!(names.len(), 1, "{names:?}");
+}
+
 /// The program of the run may itself be remote, as may its interpreter or the target of a link.
 #[test]
 fn a_run_begins_with_a_remote_program() {

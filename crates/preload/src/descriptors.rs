@@ -295,7 +295,7 @@ fn pin(fd: i32) -> Option<Open> {
     COUNTS[open.number].fetch_add(1, Ordering::AcqRel);
     let is_same = look(fd).is_some_and(|now| now.handle == open.handle);
     if !is_same {
-        release(open);
+        unpin(open);
     }
     is_same.then_some(open)
 }
@@ -310,7 +310,7 @@ pub(crate) fn duplicate(from: i32, call: impl FnOnce() -> i32) -> i32 {
     if let Some(open) = pinned
         && (new < 0 || !enter(new, open.number as u32 + 1))
     {
-        release(open);
+        unpin(open);
     }
     new
 }
@@ -324,19 +324,21 @@ pub(crate) fn replace(from: i32, to: i32, call: impl FnOnce() -> i32) -> i32 {
     // Before the kernel does it: until then `to` is no placeholder.
     let before = pinned.and_then(|_| exchange(to, word));
     let new = call();
-    let gone = match before {
-        Some(before) if new >= 0 => before,
-        Some(before) if put_back_at(to, word, before) => word,
-        Some(before) => before,
-        None => {
+    match (before, pinned) {
+        (Some(before), Some(open)) if new < 0 && put_back_at(to, word, before) => unpin(open),
+        (Some(before), _) => {
+            if let Some(open) = Open::at(before) {
+                release(open);
+            }
+        }
+        (None, pinned) => {
             if new >= 0 {
                 forget(to);
             }
-            word
+            if let Some(open) = pinned {
+                unpin(open);
+            }
         }
-    };
-    if let Some(open) = Open::at(gone) {
-        release(open);
     }
     new
 }
@@ -364,17 +366,27 @@ pub(crate) fn forget(fd: i32) {
     }
 }
 
-/// Releases one of this process's descriptors of a file.
+/// Releases one of this process's descriptors of a file, which is closed.
 fn release(open: Open) {
-    let was = COUNTS[open.number].fetch_sub(1, Ordering::AcqRel);
     let _ = guard::inside(|| {
         remote::drop_process_locks(open);
-        if was == 1 {
-            if open.is_there() && open.entry.shared.load(Ordering::Relaxed) == 0 {
-                remote::close(open);
-            }
-            pool::closed(open);
+        Ok(())
+    });
+    unpin(open);
+}
+
+/// Takes a descriptor of a file off the count. For one that was counted but then not made, that is all: only
+/// a close releases the process's locks.
+fn unpin(open: Open) {
+    let was = COUNTS[open.number].fetch_sub(1, Ordering::AcqRel);
+    if was != 1 {
+        return;
+    }
+    let _ = guard::inside(|| {
+        if open.is_there() && open.entry.shared.load(Ordering::Relaxed) == 0 {
+            remote::close(open);
         }
+        pool::closed(open);
         Ok(())
     });
 }

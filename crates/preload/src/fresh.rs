@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard};
 use towline_client::{Operation, SetAttr};
 use towline_instance::Entry;
-use towline_wire::Attr;
+use towline_wire::{Attr, Timestamp};
 
 /// Maximum numbers of files tracked as fresh, and of unanswered changes per file.
 const FILES_MAX: usize = 16;
@@ -90,6 +90,12 @@ fn find(fresh: &[Fresh], open: Open) -> Option<usize> {
     fresh.iter().position(|one| one.handle == handle && std::ptr::eq(one.entry, open.entry))
 }
 
+/// Returns false for a time that the server refuses.
+fn is_time(time: Timestamp) -> bool {
+    const SPECIAL: [u32; 2] = [Timestamp::NOW.nanoseconds, Timestamp::OMIT.nanoseconds];
+    time.nanoseconds < 1_000_000_000 || SPECIAL.contains(&time.nanoseconds)
+}
+
 fn is_certain(fresh: &[Fresh], open: Open, set: &SetAttr) -> bool {
     let same = |asked: Option<u32>, is: u32| asked.is_none_or(|asked| asked == is);
     find(fresh, open).is_some_and(|place| {
@@ -97,6 +103,7 @@ fn is_certain(fresh: &[Fresh], open: Open, set: &SetAttr) -> bool {
         set.size.is_none()
             && same(set.uid, one.uid)
             && same(set.gid, one.gid)
+            && set.times.is_none_or(|(accessed, modified)| is_time(accessed) && is_time(modified))
             && one.failed.is_none()
             && one.unanswered.len() < CHANGES_MAX
     })

@@ -21,6 +21,7 @@ use std::time::{Duration, Instant};
 use towline_client::{DirEntry, File};
 use towline_wire::Attr;
 use towline_wire::attr::attr_flag;
+use towline_wire::limits::NAME_BYTES_MAX;
 
 /// How long attributes read ahead may be used.
 const VALID: Duration = Duration::from_secs(1);
@@ -277,14 +278,15 @@ pub(crate) fn rest_has_attributes(mount: usize, handle: u64) -> bool {
         })
 }
 
-/// Splits a path into directory and name; `None` if it does not end in a name.
+/// Splits a path into directory and name; `None` if it does not end in a name that a listing could have.
 fn split(path: &[u8]) -> Option<(&[u8], &[u8])> {
     let (directory, name) = match path.iter().rposition(|b| *b == b'/') {
         Some(0) => return None,
         Some(cut) => (&path[..cut], &path[cut + 1..]),
         None => (&b""[..], path),
     };
-    if name.is_empty() || name == b"." || name == b".." { None } else { Some((directory, name)) }
+    let is_name = (1..=NAME_BYTES_MAX).contains(&name.len()) && name != b"." && name != b"..";
+    is_name.then_some((directory, name))
 }
 
 /// Removes `.` at the beginning and end, as programs write the same directory in both ways.

@@ -221,8 +221,11 @@ fn of_other_process(path: &[u8]) -> Option<(Open, Option<&[u8]>)> {
     Some((open, (end < below.len()).then(|| &below[end + 1..])))
 }
 
+/// Returns a number as `/proc` writes it: without a sign, and without zeros before it.
 fn digits(text: &[u8]) -> Option<&str> {
-    std::str::from_utf8(text).ok()
+    let is_written_so = text == b"0" || text.first() != Some(&b'0');
+    let text = std::str::from_utf8(text).ok().filter(|_| is_written_so)?;
+    text.bytes().all(|digit| digit.is_ascii_digit()).then_some(text)
 }
 
 /// Returns the number in the name of a descriptor and the rest of the path. Many local paths come here, so

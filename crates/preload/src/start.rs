@@ -265,7 +265,7 @@ extern "C" fn finish() {
     // A process that never asked a server has nothing to tell it.
     if run().is_some() && (remote::is_connected() || crate::hooks::maps::is_any_here()) {
         let _ = guard::inside(|| {
-            crate::hooks::maps::write_back_all();
+            crate::hooks::maps::end_all();
             remote::goodbye();
             Ok(())
         });

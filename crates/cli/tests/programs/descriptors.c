@@ -1,5 +1,6 @@
 /* Descriptors: their numbers, duplicates, inheritance, passing on, limits, and threads. */
 #include "case.h"
+#include <aio.h>
 #include <execinfo.h>
 #include <poll.h>
 #include <pthread.h>
@@ -10,6 +11,7 @@
 #include <sys/select.h>
 #include <sys/sendfile.h>
 #include <sys/syscall.h>
+#include <sys/time.h>
 #include <sys/uio.h>
 #include <sys/xattr.h>
 
@@ -204,6 +206,7 @@ static void all_are_closed(void) {
     });
     IN_CHILD(SAY(close_range(3, 50, CLOSE_RANGE_UNSHARE)); peek(fd, 1));
     IN_CHILD(SAY(close_range(50, 3, 0)));
+    IN_CHILD(SAY(close_range(3, 50, 0x40)); peek(fd, 1));
     peek(fd, 3);
     IN_CHILD({
         DIR *list = opendir("/proc/self/fd");
@@ -421,6 +424,11 @@ static void by_their_names(void) {
     say("%s", link);
     in = SAY(open(path, O_RDONLY));
     peek(in, 3);
+    snprintf(path, sizeof path, "/proc/self/fd/0%d", fd);
+    SAY(open(path, O_RDONLY));
+    SAY(open("/proc/self/fd/+0", O_RDONLY));
+    SAY(open("/proc/self/fd/0", O_RDWR | O_CREAT | O_EXCL, 0600));
+    SAY(open("/dev/stdin", O_RDONLY | O_CREAT | O_EXCL, 0600));
     SAY(open("/proc/self/fd/99", O_RDONLY));
     SAY(open("/dev/fd/99", O_RDONLY));
 }
@@ -822,7 +830,77 @@ static void attributes_of_what_is_open(void) {
     SAY(fchownat(here, "f", 8, -1, 0x40000));
     SAY(fchmodat(here, "f", 0600, 0x40000));
     SAY(faccessat(here, "f", R_OK, 0x40000));
+    SAY(utimensat(here, "f", times, 0x40000));
     SAY(stat("f", &status));
+    /* Times that there are none of. */
+    struct timeval old[2] = {{1, 1000000}, {2, 0}};
+    SAY(utimes("f", old));
+    old[0].tv_usec = LONG_MAX / 2;
+    SAY(futimes(fd, old));
+    const long wrong[] = {-1, 1000000000, (1L << 32) + 5, (1L << 32) + UTIME_NOW, (1L << 32) + UTIME_OMIT};
+    for (int i = 0; i < 5; i++) {
+        times[0].tv_nsec = wrong[i];
+        SAY(utimensat(here, "f", times, 0));
+        SAY(futimens(fd, times));
+    }
+    SAY(stat("f", &status));
+    say("%ld", (long)status.st_mtime);
+    int fresh = MUST(open("g", O_CREAT | O_EXCL | O_RDWR, 0600));
+    SAY(futimens(fresh, times));
+    times[0].tv_nsec = 1000000000;
+    SAY(futimens(fresh, times));
+    times[0].tv_nsec = UTIME_OMIT;
+    SAY(futimens(fresh, times));
+    SAY(close(fresh));
+}
+
+/* Refused as a whole if it is not known how to wait for it. */
+static void lists_of_requests(void) {
+    make("f", "text");
+    struct aiocb request = {.aio_fildes = MUST(open("f", O_WRONLY)), .aio_buf = "TE", .aio_nbytes = 2, .aio_lio_opcode = LIO_WRITE};
+    struct aiocb *list[] = {&request};
+    SAY(lio_listio(77, list, 1, NULL));
+    show("f");
+    SAY(lio_listio(LIO_WAIT, list, 1, NULL));
+    SAY(aio_return(&request));
+    show("f");
+}
+
+/* Not what they lead to. */
+static void access_to_links(void) {
+    make("f", "text");
+    MUST(chmod("f", 0));
+    MUST(symlink("f", "link"));
+    MUST(symlink("none", "dangling"));
+    SAY(faccessat(AT_FDCWD, "dangling", F_OK, 0));
+    SAY(faccessat(AT_FDCWD, "dangling", F_OK, AT_SYMLINK_NOFOLLOW));
+    SAY(faccessat(AT_FDCWD, "link", X_OK, 0));
+    SAY(faccessat(AT_FDCWD, "link", X_OK, AT_SYMLINK_NOFOLLOW));
+    SAY(faccessat(AT_FDCWD, "link", R_OK | W_OK, AT_SYMLINK_NOFOLLOW | AT_EACCESS));
+    SAY(faccessat(AT_FDCWD, "f", X_OK, AT_SYMLINK_NOFOLLOW));
+    SAY(faccessat(AT_FDCWD, "none", F_OK, AT_SYMLINK_NOFOLLOW));
+}
+
+/* What is only advice, or a wish, is checked, too. */
+static void advice(void) {
+    make("f", "text");
+    int fd = MUST(open("f", O_RDONLY)), path = MUST(open("f", O_PATH)), to = MUST(open("f", O_WRONLY)), here = MUST(open(".", O_RDONLY));
+    SAY(posix_fadvise(fd, 0, 0, POSIX_FADV_NOREUSE));
+    SAY(posix_fadvise(fd, 0, -1, POSIX_FADV_NORMAL));
+    SAY(posix_fadvise(fd, 0, 0, 99));
+    SAY(posix_fadvise(path, 0, 0, POSIX_FADV_NORMAL));
+    SAY(syscall(SYS_fadvise64, fd, 0L, 0L, 99));
+    SAY(syscall(SYS_fadvise64, fd, 0L, 0L, POSIX_FADV_WILLNEED));
+    SAY(readahead(fd, 0, 10));
+    SAY(readahead(to, 0, 10));
+    SAY(readahead(here, 0, 10));
+    SAY(sync_file_range(fd, 0, 0, SYNC_FILE_RANGE_WRITE));
+    SAY(sync_file_range(fd, 0, 0, 0x10));
+    SAY(sync_file_range(fd, -1, 0, SYNC_FILE_RANGE_WRITE));
+    SAY(sync_file_range(fd, 1, -1, SYNC_FILE_RANGE_WRITE));
+    SAY(sync_file_range(fd, LONG_MAX, 1, SYNC_FILE_RANGE_WRITE));
+    SAY(syncfs(path));
+    SAY(syncfs(fd));
 }
 
 static const struct test tests[] = {
@@ -847,6 +925,9 @@ static const struct test tests[] = {
     {"moved", moved_without_buffers},
     {"full-pipes", pipes_are_full},
     {"attributes", attributes_of_what_is_open},
+    {"access-to-links", access_to_links},
+    {"advice", advice},
+    {"lists-of-requests", lists_of_requests},
     {"threads", threads},
     {"handlers", handlers_use_files},
     {"errno", errno_stays},

@@ -223,6 +223,33 @@ static void mappings_see_what_calls_change(void) {
     say("%c", text[0]);
 }
 
+/* By its name, as by a descriptor. The long ones are read when they are touched. */
+static void mapped_files_are_truncated(void) {
+    const long lengths[] = {8192, 1 << 20};
+    for (int i = 0; i < 2; i++) {
+        long length = lengths[i];
+        int fd = MUST(open("f", O_RDWR | O_CREAT | O_TRUNC, 0644));
+        MUST(ftruncate(fd, length));
+        char *map = mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        char *reader = mmap(NULL, length, PROT_READ, MAP_SHARED, fd, 0);
+        memset(map, 'a', length);
+        SAY(msync(map, length, MS_SYNC));
+        SAY(truncate("f", 100));
+        SAY(truncate("f", length));
+        say("%c %d %d", map[99], map[100], reader[length - 1]);
+        memset(map, 'b', length);
+        IN_CHILD(SAY(truncate("f", 5000)); SAY(truncate("f", length)));
+        say("%c %d %d", reader[4999], reader[5000], map[length - 1]);
+        SAY(munmap(map, length));
+        SAY(munmap(reader, length));
+        /* Nothing that was cut off comes back. */
+        char text[2] = {0};
+        SAY(pread(fd, text, 2, 4999));
+        say("%c %d", text[0], text[1]);
+        MUST(close(fd));
+    }
+}
+
 static void mappings_that_shrink(void) {
     int fd = MUST(open("f", O_RDWR | O_CREAT, 0644));
     MUST(ftruncate(fd, 8192));
@@ -296,6 +323,24 @@ static void mappings_that_become_writable(void) {
     say("%s", text);
 }
 
+/* Children forget nothing of a private mapping either, nor may they lengthen it less. */
+static void private_mappings_in_children(void) {
+    make("f", "0123456789");
+    int fd = MUST(open("f", O_RDWR));
+    char *own = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE, fd, 0);
+    MUST(ftruncate(fd, 8192));
+    MUST(pwrite(fd, "behind", 6, 4096));
+    IN_CHILD({
+        SAY(madvise(own, 4096, MADV_DONTNEED));
+        say("%.10s", own);
+        char *more = mremap(own, 4096, 8192, MREMAP_MAYMOVE);
+        say("%.10s %.6s", more, more + 4096);
+        SAY(munmap(more, 8192));
+    });
+    SAY(madvise(own, 4096, MADV_DONTNEED));
+    say("%.10s", own);
+}
+
 static void long_names(void) {
     const int lengths[] = {255, 256, 4000, 4095, 4096, 7000};
     static char text[8000];
@@ -316,6 +361,23 @@ static void long_names(void) {
     say("no address: %d %s", rename("l0", NULL), strerrorname_np(errno));
     say("no address: %d %s", link("l0", (char *)-1), strerrorname_np(errno));
     say("no address: %d %s", rename("none/l0", NULL), strerrorname_np(errno));
+    /* Also where all names are known, as they were all listed and looked at. */
+    struct stat status;
+    MUST(mkdir("listed", 0755));
+    for (int i = 0; i < 30; i++) {
+        snprintf(text, sizeof text, "listed/%d", i);
+        make(text, "");
+    }
+    DIR *list = opendir("listed");
+    for (struct dirent *entry; (entry = readdir(list));) {
+        snprintf(text, sizeof text, "listed/%s", entry->d_name);
+        MUST(lstat(text, &status));
+    }
+    closedir(list);
+    for (int length = 300; length >= 255; length -= 45) {
+        snprintf(text, sizeof text, "listed/%0*d", length, 0);
+        SAY(lstat(text, &status));
+    }
 }
 
 static const struct test tests[] = {
@@ -327,9 +389,11 @@ static const struct test tests[] = {
     {"removed-directories", removed_directories_lead_up},
     {"no-way-out", removed_directories_are_no_way_out},
     {"mappings", mappings_see_what_calls_change},
+    {"truncated", mapped_files_are_truncated},
     {"shrinking", mappings_that_shrink},
     {"growing", mappings_that_grow},
     {"writable", mappings_that_become_writable},
+    {"private-in-children", private_mappings_in_children},
     {NULL, NULL},
 };
 

@@ -73,6 +73,31 @@ static void every_exec(void) {
     IN_CHILD(SAY(execl(path, "zero", "absolute", NULL)));
 }
 
+/* By what the kernel takes for words, and by flags. */
+static void scripts_and_flags(void) {
+    script("crlf", "#!/bin/echo\r\n");
+    script("form-feed", "#!/bin/echo\f\n");
+    script("option", "#!/bin/echo a\r\n");
+    script("blanks", "#! \t/bin/echo  a\tb \t\n");
+    MUST(symlink("blanks", "link"));
+    make("file", "");
+    MUST(mkdir("folder", 0755));
+    const char *names[] = {"./crlf", "./form-feed", "./option", "./blanks"};
+    char *arguments[] = {"it", "last", NULL};
+    MUST(dup2(transcript, 1));
+    for (int i = 0; i < 4; i++) IN_CHILD(SAY(execv(names[i], arguments)));
+    IN_CHILD(SAY(execveat(AT_FDCWD, "link", arguments, environ, 0)));
+    IN_CHILD(SAY(execveat(AT_FDCWD, "./blanks", arguments, environ, AT_SYMLINK_NOFOLLOW)));
+    IN_CHILD(SAY(execveat(AT_FDCWD, "link", arguments, environ, AT_SYMLINK_NOFOLLOW)));
+    IN_CHILD(SAY(execveat(AT_FDCWD, "link", arguments, environ, 0x8000)));
+    IN_CHILD(SAY(execveat(MUST(open("blanks", O_RDONLY)), "", arguments, environ, AT_EMPTY_PATH | 0x8000)));
+    const char *paths[] = {"", "folder:", ":folder", "file", "file:folder", "folder:file", "none"};
+    for (int i = 0; i < 7; i++) {
+        setenv("PATH", paths[i], 1);
+        IN_CHILD(SAY(execvp("blanks", arguments)));
+    }
+}
+
 static void environments(void) {
     make("f", "abcdefgh");
     MUST(open("f", O_RDONLY));
@@ -285,6 +310,24 @@ static void process_locks(void) {
         SAY(fcntl(fd, F_GETLK, &wanted));
         say("start %ld length %ld", (long)wanted.l_start, (long)wanted.l_len);
     });
+}
+
+/* A duplicate that is not made is not closed either. */
+static void locks_and_failed_duplicates(void) {
+    make("f", "x");
+    int fd = MUST(open("f", O_RDWR));
+    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+    SAY(fcntl(fd, F_SETLK, &lock));
+    SAY(fcntl(fd, F_DUPFD, -1));
+    IN_CHILD(again("lock", "f"));
+    SAY(dup2(fd, -1));
+    IN_CHILD(again("lock", "f"));
+    SAY(dup3(fd, 50, 0x77));
+    IN_CHILD(again("lock", "f"));
+    int other = MUST(dup(fd));
+    IN_CHILD(again("lock", "f"));
+    MUST(close(other));
+    IN_CHILD(again("lock", "f"));
 }
 
 /* A lock is held across exec, and released when the process ends, however it ends. */
@@ -564,6 +607,7 @@ static void users_of_threads(void) {
 static const struct test tests[] = {
     {"users-of-threads", users_of_threads},
     {"exec", every_exec},
+    {"scripts-and-flags", scripts_and_flags},
     {"environments", environments},
     {"forks", forks},
     {"spawn", spawned},
@@ -571,6 +615,7 @@ static const struct test tests[] = {
     {"working-directory-by-name", working_directory_by_its_name},
     {"pipes", pipes_with_names},
     {"process-locks", process_locks},
+    {"locks-duplicates", locks_and_failed_duplicates},
     {"locks-exec", locks_and_new_programs},
     {"file-locks", file_locks},
     {"turned-locks", turned_locks},

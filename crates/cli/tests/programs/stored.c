@@ -169,6 +169,51 @@ static void children_outlive_their_parent(void) {
     other_pages("f", 2, (long[]){7, 8});
 }
 
+/* As to long mappings. */
+static void children_store_to_short_ones(void) {
+    make("f", "................................................");
+    int fd = MUST(open("f", O_RDWR));
+    unsigned char *at = mmap(NULL, 4096, BOTH, MAP_SHARED, fd, 0);
+    struct turns both = turns();
+    memcpy(at, "parent", 6);
+    pid_t child = MUST(fork());
+    if (child == 0) {
+        memcpy(at + 7, "child", 5);
+        show("f");
+        tell(&both, 0);
+        hear(&both, 1);
+        memcpy(at + 13, "later", 5);
+        SAY(msync(at, 4096, MS_SYNC));
+        show("f");
+        memcpy(at + 19, "last", 4);
+        SAY(munmap(at, 4096));
+        show("f");
+        _exit(0);
+    }
+    hear(&both, 0);
+    SAY(munmap(at, 4096));
+    show("f");
+    tell(&both, 1);
+    reap(child);
+    show("f");
+    /* Only the parent's mapping keeps it open. */
+    at = map("f", 4096, BOTH, 0);
+    MUST(close(fd));
+    IN_CHILD(memcpy(at + 24, "alone", 5); SAY(msync(at, 4096, MS_SYNC)); show("f"));
+    IN_CHILD({
+        pid_t parent = getpid();
+        if (fork() == 0) {
+            for (int i = 0; i < 10000 && getppid() == parent; i++) usleep(1000);
+            memcpy(at + 30, "orphan", 6);
+            tell(&both, 0);
+            _exit(0);
+        }
+    });
+    hear(&both, 0);
+    SAY(munmap(at, 4096));
+    show("f");
+}
+
 static void processes_share(void) {
     pattern("f", LENGTH);
     struct turns both = turns();
@@ -396,6 +441,7 @@ int main(int count, char **arguments) {
         {"ways-to-end", ways_to_end},
         {"children-store", children_store},
         {"children-outlive-their-parent", children_outlive_their_parent},
+        {"children-store-to-short-ones", children_store_to_short_ones},
         {"processes-share", processes_share},
         {"other-calls-and-stores", other_calls_and_stores},
         {"made-writable-otherwise", made_writable_otherwise},

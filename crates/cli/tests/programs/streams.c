@@ -116,6 +116,13 @@ static void reopened(void) {
     say("%s, fileno %d", word, fileno(stream) == fd);
     fclose(stream);
     SAY(close(fd));
+    const char *modes[] = {"r", "re", "r+e", "r"};
+    stream = fopen("f", "r");
+    for (int i = 0; i < 4; i++) {
+        stream = freopen(i == 2 ? NULL : "out", modes[i], stream);
+        say("%s: %d %x", modes[i], stream != NULL, fcntl(fileno(stream), F_GETFD));
+    }
+    fclose(stream);
     fd = MUST(open("f", O_RDONLY));
     say("%d", fdopen(fd, "w") == NULL);
     say("%s", strerrorname_np(errno));

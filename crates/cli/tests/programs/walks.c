@@ -70,8 +70,10 @@ static void walks(void) {
         FTS_PHYSICAL | FTS_SEEDOT | FTS_NOCHDIR,
         FTS_PHYSICAL | FTS_COMFOLLOW | FTS_XDEV,
         FTS_PHYSICAL | FTS_NOSTAT | FTS_NOCHDIR,
+        FTS_LOGICAL | FTS_NOSTAT,
+        FTS_NOSTAT | FTS_NOCHDIR,
     };
-    for (int i = 0; i < 6; i++) {
+    for (int i = 0; i < 8; i++) {
         walk(one, options[i], by_name);
         walk(several, options[i], by_name);
         walk(whole, options[i], backwards);
@@ -218,12 +220,42 @@ static void beside_links(void) {
     say("%d", access("t/link/file", F_OK));
 }
 
+static int listed = -1;
+
+static int close_it(const struct dirent *entry) {
+    (void)entry;
+    if (listed >= 0) close(listed);
+    listed = -1;
+    errno = EPERM;
+    return 1;
+}
+
+/* A directory that cannot be read to its end has no list. */
+static void lists_that_fail(void) {
+    MUST(mkdir("t", 0755));
+    for (int i = 0; i < 500; i++) {
+        char name[256];
+        snprintf(name, sizeof name, "t/%0250d", i);
+        make(name, "");
+    }
+    struct dirent **list = NULL;
+    errno = ENOTTY;
+    int count = scandir("t", &list, close_it, NULL);
+    say("%d, %s, %d", count, strerrorname_np(errno), list != NULL);
+    list = NULL;
+    listed = MUST(open("t", O_RDONLY));
+    MUST(close(listed));
+    SAY(scandir("t", &list, close_it, NULL));
+    say("%d", list != NULL);
+}
+
 static const struct test tests[] = {
     {"walks", walks},
     {"instructions", instructions},
     {"patterns", patterns},
     {"once", each_once},
     {"links", beside_links},
+    {"failing-lists", lists_that_fail},
     {NULL, NULL},
 };
 

@@ -158,6 +158,14 @@ static void sockets(void) {
     SAY(recv(gets, text, 15, MSG_DONTWAIT));
     SAY(recv(gets, text + 3, 12, MSG_DONTWAIT));
     say("%s", text);
+    struct mmsghdr several[3] = {{.msg_hdr = message}, {.msg_hdr = message}, {.msg_hdr = message}};
+    SAY(sendmmsg(fd, several, 2, 0));
+    say("%u %u", several[0].msg_len, several[1].msg_len);
+    several[1].msg_hdr.msg_name = &none;
+    SAY(sendmmsg(fd, several, 3, 0));
+    SAY(sendmmsg(fd, several + 1, 2, 0));
+    SAY(sendmmsg(fd, several, 0, 0));
+    for (int i = 0; i < 4; i++) SAY(recv(gets, text, 15, MSG_DONTWAIT));
     peers(listens, gets);
     SAY(sendto(fd, "x", 1, 0, (struct sockaddr *)&none, sizeof none));
     SAY(sendto(fd, "x", 1, 0, (struct sockaddr *)&file, sizeof file));

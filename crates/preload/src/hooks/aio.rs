@@ -156,7 +156,8 @@ pub(crate) unsafe fn lio_listio(
     const READ: c_int = 0;
     const WRITE: c_int = 1;
     let length = usize::try_from(count).unwrap_or(0);
-    if list.is_null() || length == 0 {
+    let is_mode = matches!(mode, libc::LIO_WAIT | libc::LIO_NOWAIT);
+    if list.is_null() || length == 0 || !is_mode {
         // SAFETY: the program passes valid arguments.
         return unsafe { real::lio_listio(mode, list, count, event) };
     }

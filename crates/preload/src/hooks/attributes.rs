@@ -1,6 +1,6 @@
 //! Hooks that change attributes of files, and the umask.
 
-use super::{by_path, itself, or_working};
+use super::{by_path, itself, maps, or_working};
 use crate::descriptors::{self, Open};
 use crate::guard::ours;
 use crate::table::real;
@@ -18,11 +18,14 @@ unsafe fn set(
     local: impl Fn(c_int, *const c_char) -> c_int,
 ) -> c_int {
     let remote = |at: &crate::place::At| {
-        if let Some(size) = set.size {
-            let now = || at.with(|base, path| base.stat_path(path, follow)).map(|attr| attr.size);
-            limits::check(size, now)?;
-        }
-        at.with(|base, path| base.set_attr(path, follow, &set)).map(|_| 0)
+        let change = || at.with(|base, path| base.set_attr(path, follow, &set));
+        let Some(size) = set.size else { return change().map(|_| 0) };
+        let now = || at.with(|base, path| base.stat_path(path, follow)).map(|attr| attr.size);
+        limits::check(size, now)?;
+        let before = if maps::is_any() { now()? } else { 0 };
+        let file = change()?;
+        maps::resized((at.mount, file.identity()), before, size);
+        Ok(0)
     };
     // SAFETY: the program passes valid arguments.
     unsafe { by_path(at, path, follow, local, remote) }
@@ -59,7 +62,8 @@ fn times_of(times: Option<[timespec; 2]>) -> SetAttr {
     let one = |time: timespec| match time.tv_nsec {
         libc::UTIME_NOW => Timestamp::NOW,
         libc::UTIME_OMIT => Timestamp::OMIT,
-        nanoseconds => Timestamp::new(time.tv_sec, nanoseconds as u32),
+        // The server refuses what is no number of nanoseconds.
+        other => Timestamp::new(time.tv_sec, u32::try_from(other).unwrap_or(u32::MAX)),
     };
     let times = times.map_or((Timestamp::NOW, Timestamp::NOW), |[a, m]| (one(a), one(m)));
     SetAttr { times: Some(times), ..SetAttr::default() }
@@ -70,11 +74,12 @@ unsafe fn pair<T: Copy>(times: *const T) -> Option<[T; 2]> {
     (!times.is_null()).then(|| unsafe { [*times, *times.add(1)] })
 }
 
-/// Converts microseconds to nanoseconds.
+/// Converts microseconds to nanoseconds; what is no number of microseconds to no number of nanoseconds.
 unsafe fn finer(times: *const timeval) -> Option<[timespec; 2]> {
     // SAFETY: the program passes valid arguments.
     let times = unsafe { pair(times) }?;
-    Some(times.map(|time| timespec { tv_sec: time.tv_sec, tv_nsec: time.tv_usec * 1000 }))
+    let nanoseconds = |count| if (0..1_000_000).contains(&count) { count * 1000 } else { -1 };
+    Some(times.map(|time| timespec { tv_sec: time.tv_sec, tv_nsec: nanoseconds(time.tv_usec) }))
 }
 
 pub(crate) unsafe fn truncate(path: *const c_char, length: off64_t) -> c_int {
@@ -101,7 +106,7 @@ pub(crate) unsafe fn fchmod(fd: c_int, mode: mode_t) -> c_int {
     set_open(fd, &mode_of(mode)).unwrap_or_else(|| unsafe { real::fchmod(fd, mode) })
 }
 
-/// Flags that `fchmodat` and `fchownat` know.
+/// Flags that `fchmodat`, `fchownat` and `utimensat` know.
 const KNOWN: c_int = libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH;
 
 pub(crate) unsafe fn fchmodat(at: c_int, path: *const c_char, mode: mode_t, flags: c_int) -> c_int {
@@ -210,6 +215,10 @@ pub(crate) unsafe fn utimensat(
 ) -> c_int {
     // SAFETY: the program passes valid arguments.
     unsafe {
+        if flags & !KNOWN != 0 {
+            // Unknown flags are refused for any path.
+            return real::utimensat(at, path, times, flags);
+        }
         if path.is_null() {
             return futimens(at, times);
         }

@@ -78,6 +78,20 @@ unsafe fn execute_remote(
     }
 }
 
+/// Returns true for what separates words in the first line of a script: nothing else, not even the end of a
+/// line of DOS.
+fn is_blank(letter: &u8) -> bool {
+    matches!(letter, b' ' | b'\t')
+}
+
+/// Returns a text without blanks at its beginning and end.
+fn trimmed(text: &[u8]) -> &[u8] {
+    let is_other = |letter: &u8| !is_blank(letter);
+    let begin = text.iter().position(is_other).unwrap_or(text.len());
+    let end = text.iter().rposition(is_other).map_or(begin, |last| last + 1);
+    &text[begin..end]
+}
+
 /// Executes the interpreter named in the first line of a script, with the script as its argument. `line`
 /// starts after the `#!`.
 unsafe fn script(
@@ -92,10 +106,10 @@ unsafe fn script(
     let end = line.iter().position(|b| matches!(b, b'\n' | 0));
     let end = end.or((line.len() < LINE_BYTES - 2).then_some(line.len()));
     let Some(end) = end else { return libc::ENOEXEC };
-    let line = line[..end].trim_ascii();
-    let cut = line.iter().position(|b| matches!(b, b' ' | b'\t')).unwrap_or(line.len());
+    let line = trimmed(&line[..end]);
+    let cut = line.iter().position(is_blank).unwrap_or(line.len());
     let interpreter = [&line[..cut], b"\0"].concat();
-    let option = [line[cut..].trim_ascii(), b"\0"].concat();
+    let option = [trimmed(&line[cut..]), b"\0"].concat();
     if cut == 0 {
         return libc::ENOEXEC;
     }
@@ -322,6 +336,10 @@ pub(crate) unsafe extern "C" fn execle(path: *const c_char, arguments: Strings) 
     }
 }
 
+fn is_link(at: &At) -> bool {
+    inside(|| at.with(|base, path| base.stat_path(path, false))).is_ok_and(|attr| attr.is_symlink())
+}
+
 pub(crate) unsafe fn execveat(
     at: c_int,
     path: *const c_char,
@@ -334,10 +352,17 @@ pub(crate) unsafe fn execveat(
         if start::state().is_none() || !place::is_address(path) {
             return real::execveat(at, path, arguments, environment, flags);
         }
+        let found = place::find(at, path);
+        if flags & !(libc::AT_EMPTY_PATH | libc::AT_SYMLINK_NOFOLLOW) != 0 {
+            // Newer flags may ask for something else than to execute it.
+            if found.is_some() || super::itself(at, path, flags).is_some() {
+                return finish(Err(libc::EINVAL));
+            }
+            return real::execveat(at, path, arguments, environment, flags);
+        }
         if *path == 0 && flags & libc::AT_EMPTY_PATH != 0 {
             return fexecve(at, arguments, environment);
         }
-        let found = place::find(at, path);
         if at == libc::AT_FDCWD && flags == 0 {
             return execve(path, arguments, environment);
         }
@@ -363,6 +388,12 @@ pub(crate) unsafe fn execveat(
                     _ => [format!("/dev/fd/{at}/").as_bytes(), below].concat(),
                 };
                 execute_local(at, &full, arguments, environment, plain)
+            }
+            Some(found) if flags & libc::AT_SYMLINK_NOFOLLOW != 0 && is_link(&found) => {
+                finish(Err(libc::ELOOP))
+            }
+            Some(found) if at == libc::AT_FDCWD => {
+                execute_found(&found, path, arguments, environment, 0)
             }
             Some(found) => match inside(|| Ok([&found.absolute()?[..], b"\0"].concat())) {
                 Ok(name) => execute_found(&found, name.as_ptr().cast(), arguments, environment, 0),
@@ -422,19 +453,23 @@ unsafe fn find_and_execute(
             }
             return result;
         }
-        let mut error = libc::ENOENT;
-        for full in candidates(name, &search_path()).filter(|full| may_be_there(full)) {
-            execve(full.as_ptr().cast(), arguments, environment);
-            match crate::guard::errno() {
+        let (mut error, mut is_denied) = (libc::ENOENT, false);
+        for full in candidates(name, &search_path()) {
+            error = libc::ENOENT;
+            if may_be_there(&full) {
+                execve(full.as_ptr().cast(), arguments, environment);
+                error = crate::guard::errno();
+            }
+            match error {
                 libc::ENOENT | libc::ENOTDIR | libc::ESTALE | libc::ENODEV | libc::ETIMEDOUT => {}
                 libc::ENOEXEC if has_shell => {
                     return by_shell(full.as_ptr().cast(), arguments, environment);
                 }
-                libc::EACCES => error = libc::EACCES,
+                libc::EACCES => is_denied = true,
                 other => return finish(Err(other)),
             }
         }
-        finish(Err(error))
+        finish(Err(if is_denied { libc::EACCES } else { error }))
     }
 }
 
@@ -476,7 +511,7 @@ pub(crate) unsafe fn system(command: *const c_char) -> c_int {
 /// Ends the process, and does first what `exit` would do for the library. Signal handlers and children of
 /// `fork` end this way.
 pub(crate) unsafe fn end(status: c_int) {
-    super::maps::write_back_all();
+    super::maps::end_all();
     let _ = inside(|| {
         crate::remote::goodbye();
         Ok(())

@@ -88,7 +88,7 @@ pub(crate) fn open_remote(at: &At, flags: c_int, mode: mode_t) -> Result<c_int, 
     let fd = descriptors::make(&new, reserved);
     if let Some(open) = descriptors::find(fd) {
         if flags & libc::O_TRUNC != 0 {
-            super::maps::resized(open, 0, 0);
+            super::maps::resized((at.mount, attr.identity()), 0, 0);
         }
         if open_flag::creates_exclusively(sent) {
             fresh::created(open, &attr);
@@ -115,17 +115,17 @@ pub(crate) unsafe fn open(path: *const c_char, flags: c_int, mode: mode_t) -> c_
 pub(crate) unsafe fn openat(at: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
     // SAFETY: the program passes valid arguments.
     unsafe {
-        // The name of a descriptor: its file is opened once more, with an offset of its own.
         const NEW: c_int = libc::O_CREAT | libc::O_EXCL;
-        let again = place::through_descriptor(path, flags & libc::O_NOFOLLOW == 0);
-        if let Some(at) = again.filter(|at| at.path.is_empty()) {
-            return ours(|| open_remote(&at, flags & !NEW, mode));
-        }
         let last = match flags & (libc::O_NOFOLLOW | NEW) {
             0 | libc::O_EXCL => Last::Followed,
             libc::O_CREAT => Last::ToCreate,
             _ => Last::Stays,
         };
+        // The name of a descriptor: its file is opened once more, with an offset of its own.
+        let again = place::through_descriptor(path, last != Last::Stays);
+        if let Some(at) = again.filter(|at| at.path.is_empty()) {
+            return ours(|| open_remote(&at, flags & !NEW, mode));
+        }
         let local = |at, path| {
             let fd = real::openat(at, path, flags, mode);
             descriptors::forget(fd);
@@ -186,8 +186,10 @@ pub(crate) unsafe fn close(fd: c_int) -> c_int {
 }
 
 pub(crate) unsafe fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+    const UNSHARE: c_int = 2;
     const CLOEXEC: c_int = 4;
-    if start::state().is_none() || first > last {
+    // The kernel closes nothing if it refuses the arguments.
+    if start::state().is_none() || first > last || flags & !(UNSHARE | CLOEXEC) != 0 {
         // SAFETY: the program passes valid arguments.
         return unsafe { real::close_range(first, last, flags) };
     }

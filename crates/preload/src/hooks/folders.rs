@@ -16,8 +16,8 @@ pub(super) unsafe fn searches_remote(path: &[u8]) -> bool {
 pub(super) fn candidates(name: &[u8], folders: &[u8]) -> impl Iterator<Item = Vec<u8>> {
     folders.split(|b| *b == b':').map(move |folder| {
         // An empty name stands for the working directory.
-        let folder = if folder.is_empty() { b"." } else { folder };
-        [folder, b"/", name, b"\0"].concat()
+        let slash: &[u8] = if folder.is_empty() { b"" } else { b"/" };
+        [folder, slash, name, b"\0"].concat()
     })
 }
 

@@ -193,7 +193,9 @@ unsafe fn list(stream: *mut Stream, is_walked: bool) -> *mut Entry {
             (*entry).parent = directory;
             (*entry).path_length = (begin + name.len()).min(PATH_MAX) as c_ushort;
             let is_directory = matches!((*found).d_type, libc::DT_DIR | libc::DT_UNKNOWN);
-            let wants = (*stream).options & NO_STATUS == 0 || is_directory;
+            // As in libc, a walk that follows links gets all attributes: only they tell what is behind one.
+            let can_do_without = NO_STATUS | PHYSICAL;
+            let wants = (*stream).options & can_do_without != can_do_without || is_directory;
             if !set_path(stream, begin - 1, b"/") || !set_path(stream, begin, name) {
                 free(entry);
                 break libc::ENAMETOOLONG;

@@ -6,6 +6,7 @@ use crate::guard::{self, Failed, inside, ours};
 use crate::table::real;
 use crate::{fresh, limits, place, remote};
 use libc::{c_int, c_uint, c_void, iovec, off64_t, size_t, ssize_t};
+use std::sync::atomic::Ordering;
 use towline_client::{File, SetAttr};
 use towline_wire::request::sync_kind;
 
@@ -328,7 +329,7 @@ pub(crate) unsafe fn ftruncate(fd: c_int, length: off64_t) -> c_int {
         || unsafe { real::ftruncate(fd, length) },
         |open| {
             let size = u64::try_from(length).map_err(|_| libc::EINVAL)?;
-            let flags = open.entry.flags.load(std::sync::atomic::Ordering::Relaxed) as c_int;
+            let flags = open.entry.flags.load(Ordering::Relaxed) as c_int;
             if flags & libc::O_PATH != 0 {
                 return Err(libc::EBADF);
             }
@@ -339,13 +340,16 @@ pub(crate) unsafe fn ftruncate(fd: c_int, length: off64_t) -> c_int {
             let set = SetAttr { size: Some(size), ..SetAttr::default() };
             let before = if maps::is_any() { remote::with(open, File::stat)?.size } else { 0 };
             remote::with(open, |file| file.set_attr(b"", true, &set))?;
-            maps::resized(open, before, size);
+            maps::resized(maps::which(open), before, size);
             Ok(0)
         },
     )
 }
 
 fn sync(open: Open, kind: u32) -> Result<c_int, i32> {
+    if remote::is_path(open) {
+        return Err(libc::EBADF);
+    }
     maps::write_back_file(open);
     let synced = remote::with(open, |file| file.sync(kind)).map(|()| 0);
     fresh::settle(open).and(synced)
@@ -376,7 +380,16 @@ pub(crate) unsafe fn sync_file_range(
     on(
         fd,
         || unsafe { real::sync_file_range(fd, from, count, how) },
-        |open| sync(open, sync_kind::DATA),
+        |open| {
+            const KNOWN: c_uint = libc::SYNC_FILE_RANGE_WAIT_BEFORE
+                | libc::SYNC_FILE_RANGE_WRITE
+                | libc::SYNC_FILE_RANGE_WAIT_AFTER;
+            let end = from.checked_add(count);
+            if how & !KNOWN != 0 || from < 0 || end.is_none_or(|end| end < from) {
+                return Err(libc::EINVAL);
+            }
+            sync(open, sync_kind::DATA)
+        },
     )
 }
 
@@ -413,9 +426,14 @@ pub(crate) unsafe fn posix_fadvise(
     length: off64_t,
     what: c_int,
 ) -> c_int {
+    const KNOWN: std::ops::RangeInclusive<c_int> =
+        libc::POSIX_FADV_NORMAL..=libc::POSIX_FADV_NOREUSE;
+    // This function returns the error number.
     match descriptors::find(fd) {
         // SAFETY: the program passes valid arguments.
         None => unsafe { real::posix_fadvise(fd, from, length, what) },
+        Some(open) if remote::is_path(open) => libc::EBADF,
+        Some(_) if length < 0 || !KNOWN.contains(&what) => libc::EINVAL,
         Some(_) => 0,
     }
 }
@@ -424,6 +442,10 @@ pub(crate) unsafe fn readahead(fd: c_int, from: off64_t, count: size_t) -> ssize
     match descriptors::find(fd) {
         // SAFETY: the program passes valid arguments.
         None => unsafe { real::readahead(fd, from, count) },
-        Some(_) => 0,
+        Some(open) => ours(|| {
+            remote::check_readable(open)?;
+            let kind = open.entry.mode.load(Ordering::Relaxed) & libc::S_IFMT;
+            if kind == libc::S_IFREG { Ok(0) } else { Err(libc::EINVAL) }
+        }),
     }
 }

@@ -18,6 +18,15 @@ use std::sync::{Arc, Mutex};
 
 pub(crate) use towline_mem::page_bytes;
 
+/// A remote file: its mount, and [`towline_wire::Attr::identity`].
+pub(crate) type Which = (usize, u64);
+
+/// Returns which file an open file is.
+pub(super) fn which(open: Open) -> Which {
+    let entry = open.entry;
+    (entry.mount.load(Ordering::Relaxed) as usize, entry.inode.load(Ordering::Relaxed))
+}
+
 /// A mapping of a remote file.
 pub(super) struct Map {
     pub(super) at: usize,
@@ -31,7 +40,7 @@ pub(super) struct Map {
     pub(super) is_touched: bool,
     /// For a shared mapping that may become writable: the handle by which changes are written.
     pub(super) handle: Option<Arc<Handle>>,
-    /// The program's own handle of the file; the pager keeps it open.
+    /// The program's own handle of the file; the pager keeps it open while it fills the mapping.
     pub(super) lent: u64,
     /// In the child of a fork: the process that has the same mapping and writes back its changes.
     pub(super) parent: Option<c_int>,
@@ -223,7 +232,7 @@ pub(super) fn read_from(open: Open, to: &mut [u8], offset: i64) -> Result<usize,
 /// Returns the memory of a file's shared mappings, and whether this process has no mapping of it yet.
 fn shared_of(open: Open) -> Result<(Arc<Shared>, bool), i32> {
     let known = with_maps(None, |maps| {
-        Ok(maps.iter().filter(|map| map.is_of(open)).find_map(|map| map.shared.clone()))
+        Ok(maps.iter().filter(|map| map.is_of(which(open))).find_map(|map| map.shared.clone()))
     })?;
     match known {
         Some(shared) => Ok((shared, false)),
@@ -306,9 +315,8 @@ impl Map {
         self.write_back(self.at, self.at + self.length)
     }
 
-    pub(super) fn is_of(&self, open: Open) -> bool {
-        self.inode == open.entry.inode.load(Ordering::Relaxed)
-            && self.mount == open.entry.mount.load(Ordering::Relaxed) as usize
+    pub(super) fn is_of(&self, file: Which) -> bool {
+        (self.mount, self.inode) == file
     }
 }
 
@@ -419,25 +427,31 @@ pub(crate) unsafe fn madvise(at: *mut c_void, length: size_t, advice: c_int) -> 
 
 pub(crate) unsafe fn msync(at: *mut c_void, length: size_t, flags: c_int) -> c_int {
     let (from, to) = (at as usize, (at as usize).saturating_add(length));
-    let ours = with_maps(false, |maps| {
-        let mut found = false;
+    let ours = with_maps(None, |maps| {
+        let mut found = None;
         for map in maps.iter().filter(|map| map.is_in(from, to)) {
             map.write_back(from, to)?;
-            found = true;
+            let files: &mut Vec<Arc<Handle>> = found.get_or_insert_default();
+            if let Some(file) = &map.handle
+                && !files.iter().any(|known| Arc::ptr_eq(known, file))
+            {
+                files.push(file.clone());
+            }
         }
         Ok(found)
     });
-    match ours {
-        // SAFETY: the program passes valid arguments.
-        Ok(false) => {
+    let done = ours.and_then(|ours| match ours {
+        None => {
+            let arguments = [from, length, flags as usize, 0, 0, 0];
             // SAFETY: the program passes valid arguments.
-            match unsafe { checked(libc::SYS_msync, [from, length, flags as usize, 0, 0, 0]) } {
-                Ok(_) => 0,
-                Err(error) => finish(Err(error)),
-            }
+            unsafe { checked(libc::SYS_msync, arguments) }.map(drop)
         }
-        other => finish(other.map(|_| 0)),
-    }
+        Some(files) => inside(|| {
+            let waits = flags & libc::MS_SYNC != 0;
+            files.into_iter().filter(|_| waits).try_for_each(|file| file.sync())
+        }),
+    });
+    finish(done.map(|()| 0))
 }
 
 /// Writes back the changes of all mappings of a file.
@@ -449,7 +463,7 @@ pub(crate) fn write_back_file(open: Open) {
 pub(crate) fn write_back_part(open: Open, offset: u64, length: usize) {
     let _ = with_maps((), |maps| {
         let (start, end) = (offset as i64, (offset as i64).saturating_add(length as i64));
-        for map in maps.iter().filter(|map| map.is_of(open)) {
+        for map in maps.iter().filter(|map| map.is_of(which(open))) {
             let place = |offset: i64| {
                 map.at + offset.saturating_sub(map.offset).clamp(0, map.length as i64) as usize
             };
@@ -475,7 +489,7 @@ pub(crate) fn wrote(open: Open, offset: i64, data: &[u8]) {
         return;
     }
     let _ = with_maps((), |maps| {
-        for map in maps.iter().filter(|map| map.is_of(open)) {
+        for map in maps.iter().filter(|map| map.is_of(which(open))) {
             if map.is_touched && map.shared.is_some() {
                 // Pages may have been touched while the file was shorter.
                 touched::forget(map, offset, offset.saturating_add(data.len() as i64));
@@ -484,17 +498,17 @@ pub(crate) fn wrote(open: Open, offset: i64, data: &[u8]) {
         Ok(())
     });
     // On failure, a mapping keeps what it had.
-    let _ = inside(|| Shared::existing(open)?.write(offset, data));
+    let _ = inside(|| Shared::existing(which(open))?.write(offset, data));
 }
 
 /// Brings mappings up to date after a change of their file's length.
-pub(crate) fn resized(open: Open, before: u64, now: u64) {
+pub(crate) fn resized(file: Which, before: u64, now: u64) {
     if !is_any() {
         return;
     }
     let from = before.min(now) as i64;
     let _ = with_maps((), |maps| {
-        for map in maps.iter().filter(|map| map.is_of(open)) {
+        for map in maps.iter().filter(|map| map.is_of(file)) {
             if map.is_touched {
                 touched::forget(map, from, i64::MAX);
             }
@@ -502,7 +516,7 @@ pub(crate) fn resized(open: Open, before: u64, now: u64) {
         Ok(())
     });
     if shared::is_any() {
-        let _ = inside(|| Shared::existing(open)?.clear(from));
+        let _ = inside(|| Shared::existing(file)?.clear(from));
     }
 }
 
@@ -513,7 +527,7 @@ pub(crate) fn changing<T>(open: Open, call: impl FnOnce() -> Result<T, i32>) -> 
     }
     write_back_file(open);
     let result = call()?;
-    let _ = inside(|| Shared::existing(open)?.read_anew(open));
+    let _ = inside(|| Shared::existing(which(open))?.read_anew(open));
     Ok(result)
 }
 
@@ -549,23 +563,37 @@ pub(super) fn before_fork() {
     FORKING.store(crate::process::id() as c_int, Ordering::Relaxed);
 }
 
-/// Keeps, in the child of a fork, only the mappings that are still to be filled. The parent writes back
-/// what the child stores to the others.
+/// Writes back all mappings at the end of this process, and closes the files by which that was done: they
+/// belong to the run, and would stay open until it ends. Stores that come later still find a handle, as in
+/// a child.
+pub(crate) fn end_all() {
+    write_back_all();
+    let _ = with_maps((), |maps| {
+        for map in maps {
+            map.handle = map.handle.take().map(|own| Arc::new(own.lent(map.lent)));
+        }
+        Ok(())
+    });
+}
+
+/// Forgets, in the child of a fork, the mappings for which there is nothing to do: shared ones that were read
+/// at their creation and cannot be written.
 pub(crate) fn disown() {
     COUNT.store(0, Ordering::Release);
     if let Ok(mut maps) = MAPS.try_lock() {
         let parent = FORKING.load(Ordering::Relaxed);
         let all = std::mem::take(&mut *maps).into_iter();
-        let (mut touched, others): (Vec<Map>, Vec<Map>) = all.partition(|map| map.is_touched);
+        let is_kept = |map: &Map| map.is_touched || map.handle.is_some() || map.shared.is_none();
+        let (mut kept, others): (Vec<Map>, Vec<Map>) = all.partition(is_kept);
         std::mem::forget(others);
-        for map in &mut touched {
-            if map.handle.is_some() {
-                let lent = Arc::new(Handle::lent(map.mount, map.lent));
-                std::mem::forget(map.handle.replace(lent));
+        for map in &mut kept {
+            if let Some(own) = map.handle.take() {
+                map.handle = Some(Arc::new(own.lent(map.lent)));
+                std::mem::forget(own);
             }
             map.parent = Some(parent);
         }
-        COUNT.store(touched.len(), Ordering::Release);
-        *maps = touched;
+        COUNT.store(kept.len(), Ordering::Release);
+        *maps = kept;
     }
 }

@@ -103,6 +103,9 @@ unsafe fn each_descriptor(message: *const msghdr, mut each: impl FnMut(c_int)) {
     }
 }
 
+/// Most messages that one call takes, as in Linux (`UIO_MAXIOV`).
+const MESSAGES_MAX: usize = 1024;
+
 fn looks_at_messages() -> bool {
     crate::start::state().is_some() && !guard::is_inside()
 }
@@ -169,6 +172,27 @@ pub(crate) unsafe fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> s
     }
 }
 
+/// Sends messages one after another, as each may go to a remote name. Returns how many were sent; -1 if the
+/// first one was not.
+unsafe fn one_by_one(
+    fd: c_int,
+    messages: impl Iterator<Item = *mut mmsghdr>,
+    flags: c_int,
+) -> c_int {
+    let mut sent = 0;
+    for message in messages {
+        // SAFETY: the program passes valid arguments.
+        match unsafe { sendmsg(fd, &raw const (*message).msg_hdr, flags) } {
+            // SAFETY: as above.
+            length @ 0.. => unsafe { (*message).msg_len = length as c_uint },
+            _ if sent > 0 => return sent,
+            _ => return -1,
+        }
+        sent += 1;
+    }
+    sent
+}
+
 pub(crate) unsafe fn sendmmsg(
     fd: c_int,
     messages: *mut mmsghdr,
@@ -178,9 +202,15 @@ pub(crate) unsafe fn sendmmsg(
     // SAFETY: the program passes valid arguments.
     unsafe {
         if looks_at_messages() && !messages.is_null() {
-            for index in 0..count as usize {
-                sending(&raw const (*messages.add(index)).msg_hdr);
+            let all = (0..(count as usize).min(MESSAGES_MAX)).map(|index| messages.add(index));
+            let is_named = |message: *mut mmsghdr| {
+                let head = &(*message).msg_hdr;
+                sockets::path_of(head.msg_name, head.msg_namelen).is_some()
+            };
+            if all.clone().any(is_named) {
+                return one_by_one(fd, all, flags);
             }
+            all.for_each(|message| sending(&raw const (*message).msg_hdr));
         }
         real::sendmmsg(fd, messages, count, flags)
     }
@@ -198,7 +228,8 @@ pub(crate) unsafe fn recvmmsg(
         if !looks_at_messages() || messages.is_null() {
             return real::recvmmsg(fd, messages, count, flags, time);
         }
-        let heads = (0..count as usize).map(|index| &raw mut (*messages.add(index)).msg_hdr);
+        let places = 0..(count as usize).min(MESSAGES_MAX);
+        let heads = places.map(|index| &raw mut (*messages.add(index)).msg_hdr);
         let rooms: Vec<_> = heads.clone().map(|message| room_of(message)).collect();
         let result = real::recvmmsg(fd, messages, count, flags, time);
         for (message, room) in heads.zip(rooms).take(result.max(0) as usize) {

@@ -131,7 +131,8 @@ calls! {
     SYS_syncfs => Subject::Fd(a), io::syncfs(a as _);
     SYS_sync_file_range => Subject::Fd(a), io::sync_file_range(a as _, b as _, c as _, d as _);
     SYS_fallocate => Subject::Fd(a), io::fallocate(a as _, b as _, c as _, d as _);
-    SYS_fadvise64 => Subject::Fd(a), io::posix_fadvise(a as _, b as _, c as _, d as _);
+    SYS_fadvise64
+        => Subject::Fd(a), returned(io::posix_fadvise(a as _, b as _, c as _, d as _));
     SYS_readahead => Subject::Fd(a), io::readahead(a as _, b as _, c);
     SYS_sendfile => Subject::Fds(a, b), copies::sendfile(a as _, b as _, c as _, d);
     SYS_copy_file_range
@@ -404,6 +405,11 @@ unsafe fn openat2(at: c_int, path: *const c_char, how: *const OpenHow, length: u
     };
     // SAFETY: the program passes valid arguments.
     unsafe { by_path(at, path, how.flags as c_int & libc::O_NOFOLLOW == 0, local, remote) }
+}
+
+/// Converts the result of a function that returns the error number.
+fn returned(error: c_int) -> c_int {
+    finish(if error == 0 { Ok(0) } else { Err(error) })
 }
 
 unsafe fn getcwd(to: *mut c_char, room: usize) -> c_long {

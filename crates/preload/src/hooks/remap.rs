@@ -1,6 +1,6 @@
 //! Mappings of remote files that grow, shrink or move.
 
-use super::maps::{MAPS, Map, page_bytes, read_from, removed, replacing, with_maps};
+use super::maps::{MAPS, Map, page_bytes, read_from, removed, replacing, which, with_maps};
 use super::shared::Shared;
 use super::touched::{self, whole_pages};
 use crate::descriptors::{self, Open};
@@ -109,7 +109,8 @@ impl Map {
             return Err(libc::EFAULT);
         }
         let mut opened = descriptors::all(0, u32::MAX).map(|(_, open)| open);
-        let open = opened.find(|open| self.is_of(*open) && remote::check_readable(*open).is_ok());
+        let open =
+            opened.find(|open| self.is_of(which(*open)) && remote::check_readable(*open).is_ok());
         Ok(Growth {
             open: open.ok_or(libc::ENOMEM)?,
             offset: self.offset + self.length as i64,

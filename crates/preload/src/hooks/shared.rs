@@ -2,7 +2,7 @@
 //! that all processes of the run map (`instance::memory`). The library itself never touches mappings of it:
 //! it would wait for a page that is missing, and may be the one that has to fill it.
 
-use super::maps::{page_bytes, plain};
+use super::maps::{Which, page_bytes, plain, which};
 use crate::descriptors::{Open, Own};
 use crate::guard::checked;
 use crate::{common, own, remote};
@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Mutex, MutexGuard};
 use towline_client::File;
 use towline_instance::memory::{self, AT_ONCE, Access, Turn, runs};
+use towline_wire::request::sync_kind;
 
 /// Returns true once a process of the run has made a shared mapping.
 pub(crate) fn is_any() -> bool {
@@ -38,8 +39,8 @@ const LENGTH_MAX: usize = memory::BYTES_MAX as usize - (1 << 20);
 pub(super) struct Handle {
     mount: usize,
     number: u64,
-    /// The pager keeps it open while it fills the mapping, and closes it.
-    is_lent: bool,
+    /// For a handle that others close: another one of the file, which may stay open for longer.
+    or: Option<u64>,
 }
 
 impl Handle {
@@ -48,12 +49,26 @@ impl Handle {
         let again = |file: &File| file.open(b"", libc::O_RDWR as u32, 0).map(File::into_handle);
         let number = remote::with(open, again)?;
         let mount = open.entry.mount.load(Ordering::Relaxed) as usize;
-        Ok(Self { mount, number, is_lent: false })
+        Ok(Self { mount, number, or: None })
     }
 
-    /// Uses the handle of the file that the pager keeps open.
-    pub(super) fn lent(mount: usize, number: u64) -> Self {
-        Self { mount, number, is_lent: true }
+    /// Waits until what was written to the file is safe.
+    pub(super) fn sync(&self) -> Result<(), i32> {
+        self.with(|file| file.sync(sync_kind::DATA))
+    }
+
+    /// Returns what takes the place of this handle where it is not this process's own any more: the
+    /// program's handle of the file, which the pager keeps open while it fills the mapping, else whoever
+    /// has a descriptor of it. After that, this one.
+    pub(super) fn lent(&self, program: u64) -> Self {
+        Self { mount: self.mount, number: program, or: Some(self.number) }
+    }
+
+    fn with<T>(&self, work: impl Fn(&File) -> Result<T, towline_client::Error>) -> Result<T, i32> {
+        match (remote::with_handle(self.mount, self.number, &work), self.or) {
+            (Err(libc::EBADF), Some(other)) => remote::with_handle(self.mount, other, work),
+            (done, _) => done,
+        }
     }
 }
 
@@ -61,17 +76,17 @@ impl memory::Remote for Handle {
     type Error = i32;
 
     fn size(&self) -> Result<u64, i32> {
-        remote::with_handle(self.mount, self.number, File::stat).map(|attr| attr.size)
+        self.with(File::stat).map(|attr| attr.size)
     }
 
     fn write(&self, data: &[u8], at: u64) -> Result<(), i32> {
-        remote::with_handle(self.mount, self.number, |file| file.write_all_at(data, at))
+        self.with(|file| file.write_all_at(data, at))
     }
 }
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        if !self.is_lent
+        if self.or.is_none()
             && let Ok(client) = remote::client(self.mount)
         {
             client.close_handle(self.number);
@@ -82,7 +97,8 @@ impl Drop for Handle {
 impl Shared {
     /// Opens the memory of a file, and makes it if needed.
     pub(crate) fn of(open: Open) -> Result<Self, i32> {
-        let shared = Self::opened(open, libc::O_CREAT)?;
+        let (mount, inode) = which(open);
+        let shared = Self::named(mount, inode, libc::O_CREAT)?;
         if let Some(state) = crate::start::state() {
             state.mapped().store(1, Ordering::Release);
         }
@@ -90,13 +106,8 @@ impl Shared {
     }
 
     /// Opens the memory of a file. Fails with `ENOENT` if no process of the run has mapped it.
-    pub(crate) fn existing(open: Open) -> Result<Self, i32> {
-        Self::opened(open, 0)
-    }
-
-    fn opened(open: Open, create: c_int) -> Result<Self, i32> {
-        let mount = open.entry.mount.load(Ordering::Relaxed) as usize;
-        Self::named(mount, open.entry.inode.load(Ordering::Relaxed), create)
+    pub(crate) fn existing((mount, inode): Which) -> Result<Self, i32> {
+        Self::named(mount, inode, 0)
     }
 
     /// Opens the memory of mappings that a child has from its parent, which still maps it.

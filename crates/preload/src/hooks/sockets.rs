@@ -15,7 +15,7 @@ use towline_instance::SOCKETS;
 const NAME_AT: usize = 2;
 
 /// Returns the path in an address; `None` for all but named Unix sockets.
-unsafe fn path_of(address: *const c_void, length: socklen_t) -> Option<CString> {
+pub(super) unsafe fn path_of(address: *const c_void, length: socklen_t) -> Option<CString> {
     let length = (length as usize).min(size_of::<libc::sockaddr_un>());
     if address.is_null() || length <= NAME_AT || start::mounts().is_empty() {
         return None;

@@ -169,7 +169,11 @@ pub(crate) unsafe fn freopen(
         descriptors::forget(old);
         drop(held);
         if !stream.is_null() {
-            files::dup2(fd, libc::fileno(stream));
+            // libc has decided whether the new descriptor closes on `exec`.
+            let new = libc::fileno(stream);
+            let call = [new as usize, libc::F_GETFD as usize, 0, 0, 0, 0];
+            let closes = system_call(libc::SYS_fcntl, call) == libc::FD_CLOEXEC as isize;
+            files::dup3(fd, new, if closes { libc::O_CLOEXEC } else { 0 });
             if flags & (libc::O_APPEND | libc::O_ACCMODE) == libc::O_APPEND | libc::O_WRONLY {
                 super::io::lseek(fd, 0, libc::SEEK_END);
             }

@@ -136,12 +136,10 @@ pub(super) fn forget(map: &Map, from: i64, to: i64) {
 /// kills them with `SIGSEGV`; otherwise they would see zeros.
 pub(crate) fn before_fork() {
     let Ok(maps) = MAPS.try_lock() else { return };
+    super::maps::before_fork();
     let mut maps = maps.iter().filter(|map| map.is_touched).peekable();
-    if maps.peek().is_some() {
-        super::maps::before_fork();
-        if demand::will_fork().is_ok() {
-            set_inherited(maps, true);
-        }
+    if maps.peek().is_some() && demand::will_fork().is_ok() {
+        set_inherited(maps, true);
     }
 }
 
@@ -167,16 +165,21 @@ pub(crate) fn in_child() {
     if maps.is_empty() {
         return;
     }
-    let met = demand::meet_again();
+    let has_touched = maps.iter().any(|map| map.is_touched);
+    let met = if has_touched { demand::meet_again() } else { Ok(()) };
     let mut opened: Vec<Arc<Shared>> = Vec::new();
     maps.retain_mut(|map| {
-        let goes_on = met.and_then(|()| match &map.shared {
-            None => demand::go_on(map.at, map.length),
-            Some(_) => share(map, &mut opened),
-        });
+        let is_private = map.shared.is_none();
+        let goes_on = match &map.shared {
+            None if map.is_touched => met.and_then(|()| demand::go_on(map.at, map.length)),
+            None => Ok(()),
+            Some(_) if map.is_touched => met.and_then(|()| share(map, &mut opened)),
+            // The memory is there already.
+            Some(_) => open_again(map, &mut opened).map(drop),
+        };
         if goes_on.is_err() {
             super::maps::removed();
-            if map.shared.is_none() {
+            if is_private {
                 let _ = protect(map.at, map.length, libc::PROT_NONE);
             }
         }
@@ -184,8 +187,10 @@ pub(crate) fn in_child() {
     });
 }
 
-/// Maps a shared mapping again.
-fn share(map: &mut Map, opened: &mut Vec<Arc<Shared>>) -> Result<(), i32> {
+/// Opens the memory of a shared mapping again.
+fn open_again(map: &mut Map, opened: &mut Vec<Arc<Shared>>) -> Result<Arc<Shared>, i32> {
+    // The parent's descriptors are closed already: dropping the old value would close others.
+    std::mem::forget(map.shared.take());
     let known = opened.iter().find(|shared| shared.is_of(map.mount, map.inode)).cloned();
     let shared = match known {
         Some(shared) => shared,
@@ -195,8 +200,13 @@ fn share(map: &mut Map, opened: &mut Vec<Arc<Shared>>) -> Result<(), i32> {
             shared
         }
     };
-    // The parent's descriptors are closed already: dropping the old value would close others.
-    std::mem::forget(map.shared.replace(shared.clone()));
+    map.shared = Some(shared.clone());
+    Ok(shared)
+}
+
+/// Maps a shared mapping again.
+fn share(map: &mut Map, opened: &mut Vec<Arc<Shared>>) -> Result<(), i32> {
+    let shared = open_again(map, opened)?;
     let flags = libc::MAP_SHARED | libc::MAP_FIXED_NOREPLACE | libc::MAP_NORESERVE;
     let (at, length) = (map.at as *mut c_void, map.length);
     if shared.place(at, length, libc::PROT_NONE, flags, map.offset) == libc::MAP_FAILED {

@@ -3,7 +3,7 @@
 
 use super::directories::{closedir, fdopendir, opendir, readdir};
 use super::{files, leads_to_us};
-use crate::guard::finish;
+use crate::guard::{errno, finish, set_errno};
 use crate::start;
 use crate::table::real;
 use libc::{c_char, c_int, c_void, dirent64};
@@ -50,42 +50,50 @@ pub(crate) unsafe fn scandirat(
             files::close(fd);
             return -1;
         }
+        let before = errno();
+        set_errno(0);
         // The program frees the list and its entries, so they come from its allocator.
         let (mut list, mut count, mut room) =
             (std::ptr::null_mut::<*mut dirent64>(), 0usize, 0usize);
         let failed = loop {
             let entry = readdir(stream);
             if entry.is_null() {
-                break false;
+                break errno();
             }
-            if filter.is_some_and(|keep| keep(entry) == 0) {
-                continue;
+            if let Some(keep) = filter {
+                let is_kept = keep(entry) != 0;
+                // The program's function may have changed it.
+                set_errno(0);
+                if !is_kept {
+                    continue;
+                }
             }
             if count == room {
                 room = (room * 2).max(16);
                 let more = libc::realloc(list.cast(), room * size_of::<*mut dirent64>());
                 if more.is_null() {
-                    break true;
+                    break libc::ENOMEM;
                 }
                 list = more.cast();
             }
             let bytes = usize::from((*entry).d_reclen);
             let copy = libc::malloc(bytes);
             if copy.is_null() {
-                break true;
+                break libc::ENOMEM;
             }
             std::ptr::copy_nonoverlapping(entry.cast::<u8>(), copy.cast::<u8>(), bytes);
             *list.add(count) = copy.cast();
             count += 1;
         };
         closedir(stream);
-        if failed {
+        if failed != 0 {
             for index in 0..count {
                 libc::free((*list.add(index)).cast());
             }
             libc::free(list.cast());
-            return finish(Err(libc::ENOMEM));
+            return finish(Err(failed));
         }
+        set_errno(before);
         if let Some(compare) = compare
             && count > 1
         {
