@@ -127,6 +127,30 @@ fn direct_files_take_any_alignment() {
 }
 
 #[test]
+fn threads_that_meet_a_direct_file_together_take_any_alignment() {
+    let f = Fixture::new();
+    fs::write(f.local("direct"), [7; 9000]).unwrap();
+    for _ in 0..500 {
+        let Ok(file) = f.open(b"direct", RDWR | DIRECT) else {
+            eprintln!("SKIPPED O_DIRECT: not supported here");
+            return;
+        };
+        let start = std::sync::Barrier::new(4);
+        let meet = |thread: u64| {
+            start.wait();
+            match thread {
+                0 => assert_eq!(file.write(13, &[7; 100], false).unwrap(), (100, 13)),
+                _ => assert_eq!(read(&file, thread, 100), [7; 100]),
+            }
+        };
+        std::thread::scope(|scope| {
+            let meet = &meet;
+            (0..4).for_each(|thread| drop(scope.spawn(move || meet(thread))));
+        });
+    }
+}
+
+#[test]
 fn ranges_are_copied() {
     let f = Fixture::new();
     let file = f.open(b"file", CREAT | RDWR).unwrap();
