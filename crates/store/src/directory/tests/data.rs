@@ -165,6 +165,12 @@ fn ranges_are_copied() {
     assert_eq!(copy(&file, 0, &file, 20_000, 100).unwrap(), 100);
     let reader = f.open(b"other", 0).unwrap();
     assert_eq!(copy(&file, 0, &reader, 0, 1).unwrap_err(), Errno::EBADF);
+    let (writer, directory) = (f.open(b"other", WRONLY).unwrap(), f.open(b".", 0).unwrap());
+    assert_eq!(copy(&writer, 0, &file, 0, 1).unwrap_err(), Errno::EBADF);
+    assert_eq!(copy(&writer, 0, &directory, 0, 1).unwrap_err(), Errno::EISDIR);
+    assert_eq!(copy(&directory, 0, &reader, 0, 1).unwrap_err(), Errno::EISDIR);
+    let reference = f.open(b"other", PATH).unwrap();
+    assert_eq!(copy(&reference, 0, &directory, 0, 1).unwrap_err(), Errno::EBADF);
     let foreign = Fixture::new();
     let elsewhere = foreign.open(b"x", CREAT | RDWR).unwrap();
     assert_eq!(copy(&file, 0, &elsewhere, 0, 1).unwrap_err(), Errno::EXDEV);
