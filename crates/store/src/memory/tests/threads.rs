@@ -1,6 +1,7 @@
 //! Tests with several threads.
 
 use super::*;
+use crate::memory::arena::page_bytes;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 #[test]
@@ -103,4 +104,27 @@ fn who_gave_a_file_away_cannot_change_its_mode_any_more() {
         found
     });
     assert_eq!(found, None, "root's file has a set-user-id bit that root did not set");
+}
+
+#[test]
+fn what_is_charged_is_given_back_though_the_limit_changes_meanwhile() {
+    let f = fixture(LIMIT);
+    let arena = &f.store.tree().arena;
+    let before = f.used();
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                // Less than is asked for, and more.
+                f.store.set_limit(before + 4 * page_bytes());
+                f.store.set_limit(before + 32 * page_bytes());
+            }
+        });
+        for _ in 0..1_000_000 {
+            arena.release(arena.charge_pages(16) * page_bytes());
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    f.store.set_limit(LIMIT);
+    assert_eq!(f.used(), before);
 }
