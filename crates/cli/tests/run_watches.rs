@@ -103,7 +103,7 @@ impl Drop for Watcher {
     }
 }
 
-/// As inotify tells it of a local directory, except that a path that is truncated is opened by the server for that.
+/// As inotify tells it of a local directory.
 #[test]
 fn what_others_do_in_an_exported_directory_is_told() {
     let world = World::new();
