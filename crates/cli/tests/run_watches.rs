@@ -103,7 +103,7 @@ impl Drop for Watcher {
     }
 }
 
-/// The events are those of a local directory, except that the server opens a path to truncate it.
+/// The events are those of a local directory.
 #[test]
 fn what_others_do_in_an_exported_directory_is_told() {
     let world = World::new();

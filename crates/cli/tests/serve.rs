@@ -309,7 +309,10 @@ fn what_cannot_be_is_refused_with_words() {
     for (arguments, words) in [
         (&["--disk", "d=/dev/null"][..], "d\": /dev/null: neither a file nor a block device\n"),
         (&["--disk", &image("d=stripe:1K:@/image,@/link")], "link: a member twice"),
-        (&["--disk", &image("d=stripe:8K:@/image")], "a member of 4096 bytes is smaller than a chunk of 8192"),
+        (
+            &["--disk", &image("d=stripe:8K:@/image")],
+            "a member of 4096 bytes is smaller than a chunk of 8192",
+        ),
         (&["--disk", &image("d=@/image:depth=1025")], "depth=1025: expected 1 to 1024"),
         (&["--cores", "0"], "--cores 0: expected a number from 1"),
         (&["--cores", "257"], "--cores 257: expected"),

@@ -95,6 +95,9 @@ pub type Source<'a> = (&'a dyn OpenFile, &'a [u8]);
 ///
 /// Paths are bytes. They are resolved below the root of the store, whatever `..` and symbolic links
 /// they contain: a path that would leave the store fails with `EXDEV`.
+///
+/// Calls that create a name return the attributes of what they created. If another process removes
+/// it at once, these are all zero.
 pub trait FileStore: Send + Sync {
     /// Opens the root directory as with `O_PATH | O_DIRECTORY`, so it need not be readable.
     fn root(&self) -> Result<Arc<dyn OpenFile>, Errno>;

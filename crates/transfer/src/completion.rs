@@ -276,7 +276,7 @@ fn forced(strategy: Strategy, s: &Situation, intent: Intent) -> Result<Strategy,
             Err(Error::Strategy("memory of the owner cannot be read from here"))
         }
         Strategy::Map if !s.passes_descriptors => {
-            Err(Error::Strategy("the link passes no descriptors, or there are too many parts"))
+            Err(Error::Strategy("the the link passes no descriptors, or there are too many parts"))
         }
         other => Ok(other),
     }

@@ -4,6 +4,7 @@ use super::{CacheMode, DelayStore, FileDisk, MemoryDisk, StripeDisk};
 use crate::{BlockStore, Direction, Now, ZeroHow};
 use proptest::prelude::*;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 const SIZE: u64 = 300 * 1024;
@@ -367,6 +368,34 @@ fn a_stripe_that_grows_into_its_members_shows_zeroes() {
     stripe.read(0, &mut bytes).unwrap();
     assert!(bytes[..4096].iter().all(|byte| *byte == 5));
     assert!(bytes[4096..].iter().all(|byte| *byte == 0));
+}
+
+/// Each extent begins where the one before it ends, even if data is freed while they are told.
+#[test]
+fn extents_of_a_changing_file_have_no_gaps() {
+    let disk = file(CacheMode::Cached, 2 * 4096);
+    let stop = AtomicBool::new(false);
+    let wrong = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                disk.write(0, &[7; 4096], false).unwrap();
+                disk.trim(0, 4096).unwrap();
+            }
+        });
+        let wrong = (0..150_000).find_map(|round| {
+            let mut told = Vec::new();
+            let outcome = disk.extents(0, 2 * 4096, &mut |extent| {
+                told.push(extent.length);
+                true
+            });
+            let whole_pages = told.iter().all(|length| length.is_multiple_of(4096));
+            let is_right = outcome.is_ok() && whole_pages && told.iter().sum::<u64>() == 2 * 4096;
+            (!is_right).then_some((round, told, outcome))
+        });
+        stop.store(true, Ordering::Relaxed);
+        wrong
+    });
+    assert!(wrong.is_none(), "{wrong:?}");
 }
 
 /// If a member ends early, the extents of the others must not be reported at another place.

@@ -3,13 +3,13 @@
 use super::attributes::{errno, stat_file};
 use super::open_file::DirectoryFile;
 use super::resolve::{Found, Tree, proc_path};
+use super::system;
 use crate::{SetAttr, XattrAction};
 use rustix::buffer::spare_capacity;
-use rustix::fs::{AtFlags, CWD, Mode, OFlags, Timespec, Timestamps, XattrFlags};
+use rustix::fs::{AtFlags, CWD, Mode, Timespec, Timestamps, XattrFlags};
 use rustix::io::Errno as Code;
 use rustix::process::{Gid, Uid};
 use std::os::fd::AsFd;
-use towline_wire::attr::{TYPE_DIRECTORY, TYPE_FILE, TYPE_MASK};
 use towline_wire::limits::XATTR_BYTES_MAX;
 use towline_wire::{Attr, Errno, Timestamp};
 
@@ -46,21 +46,13 @@ pub(super) fn set_attributes(tree: &Tree, found: &Found<'_>, set: &SetAttr) -> R
 }
 
 fn set_size(found: &Found<'_>, size: u64) -> Result<(), Errno> {
-    if let Found::Base(file) = found
-        && !file.path_only
-    {
+    match open_for_data(found) {
         // Write access was checked when the file was opened.
-        return rustix::fs::ftruncate(&file.fd, size).map_err(errno);
+        Some(file) => rustix::fs::ftruncate(&file.fd, size),
+        // Not by opening it: whoever watches the file would be told of that.
+        None => system::truncate(&proc_path(found), size),
     }
-    // Open only regular files: opening others has side effects.
-    match u32::from(stat_file(found)?.stx_mode) & TYPE_MASK {
-        TYPE_FILE => {}
-        TYPE_DIRECTORY => return Err(Errno::EISDIR),
-        _ => return Err(Errno::EINVAL),
-    }
-    let flags = OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOCTTY;
-    let file = rustix::fs::open(proc_path(found), flags, Mode::empty()).map_err(errno)?;
-    rustix::fs::ftruncate(&file, size).map_err(errno)
+    .map_err(errno)
 }
 
 /// Performs one action on extended attributes.

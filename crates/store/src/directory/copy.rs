@@ -22,7 +22,8 @@ pub(super) fn copy_between(
     to_offset: u64,
     length: u64,
 ) -> Result<u64, Errno> {
-    if !from.readable || !to.writable {
+    // In the order of Linux.
+    if from.path_only || to.path_only {
         return Err(Errno::EBADF);
     }
     if from.kind == TYPE_DIRECTORY || to.kind == TYPE_DIRECTORY {
@@ -30,6 +31,9 @@ pub(super) fn copy_between(
     }
     if from.kind != TYPE_FILE || to.kind != TYPE_FILE {
         return Err(Errno::EINVAL);
+    }
+    if !from.readable || !to.writable {
+        return Err(Errno::EBADF);
     }
     if i64::try_from(offset).is_err() || i64::try_from(to_offset).is_err() {
         return Err(Errno::EINVAL);

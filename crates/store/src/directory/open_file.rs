@@ -13,7 +13,7 @@ use rustix::io::{Errno as Code, IoSlice, ReadWriteFlags};
 use std::num::NonZeroU64;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, Ordering};
 use towline_mem::{Aggregate, Fresh, Segment};
 use towline_wire::attr::{TYPE_DIRECTORY, TYPE_FILE, TYPE_MASK};
 use towline_wire::request::whence;
@@ -80,19 +80,31 @@ impl DirectoryFile {
         self.tree.server.act_as_user(self.caller.as_ref())
     }
 
-    /// After `EINVAL`, drops `O_DIRECT` if it was in effect. Returns true if a retry makes sense.
-    fn falls_back(&self, error: Code) -> bool {
-        error == Code::INVAL && self.leave_direct()
+    /// Returns true if `O_DIRECT` may be in effect.
+    fn is_direct(&self) -> bool {
+        self.direct.load(Ordering::Acquire)
     }
 
-    /// Drops `O_DIRECT`. Returns true if it was in effect and no longer is.
+    /// Drops `O_DIRECT` after an access failed with `EINVAL`, if it was in effect when the access
+    /// began. Returns true if a retry makes sense.
+    fn falls_back(&self, error: Code, was_direct: bool) -> bool {
+        error == Code::INVAL && was_direct && self.leave_direct()
+    }
+
+    /// Drops `O_DIRECT`. Returns true if it is no longer in effect. Several threads may do this at
+    /// once, after accesses that failed together.
     pub(super) fn leave_direct(&self) -> bool {
-        if !self.direct.swap(false, Relaxed) {
-            return false;
+        if !self.is_direct() {
+            return true;
         }
-        rustix::fs::fcntl_getfl(&self.fd)
+        let left = rustix::fs::fcntl_getfl(&self.fd)
             .and_then(|flags| rustix::fs::fcntl_setfl(&self.fd, flags.difference(OFlags::DIRECT)))
-            .is_ok()
+            .is_ok();
+        if left {
+            // Not before: a thread that sees this expects that its access needs no alignment.
+            self.direct.store(false, Ordering::Release);
+        }
+        left
     }
 
     /// Copies bytes, and waits for the device.
@@ -100,11 +112,12 @@ impl DirectoryFile {
         let mut bytes = Fresh::with_capacity(length);
         while bytes.len() < length {
             let at = offset + bytes.len() as u64;
+            let direct = self.is_direct();
             match rustix::io::pread(&self.fd, spare_capacity(&mut bytes), at) {
                 Ok(0) => break,
                 Ok(_) if ends_within_page(offset + bytes.len() as u64) => break,
                 Ok(_) | Err(Code::INTR) => {}
-                Err(error) if self.falls_back(error) => {}
+                Err(error) if self.falls_back(error, direct) => {}
                 Err(error) => return Err(errno(error)),
             }
         }
@@ -226,12 +239,13 @@ impl DirectoryFile {
     pub(super) fn write_at(&self, offset: u64, data: &[u8]) -> Result<(usize, u64), Errno> {
         let mut done = 0;
         loop {
+            let direct = self.is_direct();
             match rustix::io::pwrite(&self.fd, &data[done..], offset + done as u64) {
                 Ok(0) => return Ok((done, offset)),
                 Ok(count) if done + count == data.len() => return Ok((data.len(), offset)),
                 Ok(count) => done += count,
                 Err(Code::INTR) => {}
-                Err(error) if self.falls_back(error) => {}
+                Err(error) if self.falls_back(error, direct) => {}
                 Err(_) if done > 0 => return Ok((done, offset)),
                 Err(error) => return Err(errno(error)),
             }
@@ -248,13 +262,14 @@ impl DirectoryFile {
         let parts = [IoSlice::new(data)];
         let _position = self.position.lock();
         loop {
+            let direct = self.is_direct();
             match rustix::io::pwritev2(&self.fd, &parts, AT_POSITION, ReadWriteFlags::APPEND) {
                 Ok(count) => {
                     let end = rustix::fs::tell(&self.fd).map_err(errno)?;
                     return Ok((count, end - count as u64));
                 }
                 Err(Code::INTR) => {}
-                Err(error) if self.falls_back(error) => {}
+                Err(error) if self.falls_back(error, direct) => {}
                 Err(error) => return Err(errno(error)),
             }
         }
@@ -296,7 +311,7 @@ impl OpenFile for DirectoryFile {
         if length == 0 {
             return Ok(ReadOutcome::Ready(Aggregate::new()));
         }
-        if self.direct.load(Relaxed) || self.tree.foreign.get().is_some() {
+        if self.is_direct() || self.tree.foreign.get().is_some() {
             // Reads always wait for the device, and there are no pages to refer to, or none that
             // stay.
             return match wait {

@@ -9,7 +9,7 @@ use super::mounts;
 use super::open_file::DirectoryFile;
 use super::open_flags::Opening;
 use super::residency::Residency;
-use super::resolve::{Found, PARENT, Tree, has_place, is_name, proc_path};
+use super::resolve::{Found, PARENT, Place, Tree, has_place, is_name, proc_path};
 use super::system::mode_for_new;
 use crate::{Caller, FileStore, OpenFile, OpenHow, SetAttr, Source, XattrAction};
 use parking_lot::Mutex;
@@ -149,6 +149,16 @@ impl DirectoryStore {
         }
     }
 
+    /// Returns the attributes of what was just created at `place`. If another process has removed it
+    /// since, it was created all the same, and nothing is known about it.
+    fn attr_of_new(&self, place: &Place<'_>) -> Result<Attr, Errno> {
+        match place.stat() {
+            Ok(stat) => Ok(self.tree.attr_of(&stat)),
+            Err(Errno::ENOENT) => Ok(Attr::default()),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Removes from `opening` what would change anything, for a read-only export.
     fn restrict(
         &self,
@@ -280,7 +290,7 @@ impl FileStore for DirectoryStore {
         let place = self.tree.place(acting.as_ref(), base, path)?;
         let mode = mode_for_new(mode);
         rustix::fs::mkdirat(&place.directory, place.name, mode).map_err(errno)?;
-        place.stat().map(|stat| self.tree.attr_of(&stat))
+        self.attr_of_new(&place)
     }
 
     fn make_node(
@@ -302,7 +312,7 @@ impl FileStore for DirectoryStore {
         let place = self.tree.place(acting.as_ref(), base, path)?;
         let mode = mode_for_new(mode);
         rustix::fs::mknodat(&place.directory, place.name, kind, mode, rdev).map_err(errno)?;
-        place.stat().map(|stat| self.tree.attr_of(&stat))
+        self.attr_of_new(&place)
     }
 
     fn symlink(
@@ -316,7 +326,7 @@ impl FileStore for DirectoryStore {
         self.tree.check_writable()?;
         let place = self.tree.place(acting.as_ref(), base, path)?;
         rustix::fs::symlinkat(target, &place.directory, place.name).map_err(errno)?;
-        place.stat().map(|stat| self.tree.attr_of(&stat))
+        self.attr_of_new(&place)
     }
 
     fn read_link(&self, caller: &Caller, (base, path): Source<'_>) -> Result<Vec<u8>, Errno> {
@@ -326,9 +336,10 @@ impl FileStore for DirectoryStore {
             rustix::fs::readlinkat(&base.fd, path, Vec::new())
         } else {
             let found = self.tree.find(acting.as_ref(), base, path, false)?;
-            // Linux returns ENOENT here for a file that is no symbolic link.
+            // For what is no symbolic link, Linux returns ENOENT if it is an open file, as here, and
+            // EINVAL if it is a path.
             rustix::fs::readlinkat(&found, c"", Vec::new()).map_err(|error| match error {
-                rustix::io::Errno::NOENT => rustix::io::Errno::INVAL,
+                rustix::io::Errno::NOENT if !path.is_empty() => rustix::io::Errno::INVAL,
                 error => error,
             })
         };
@@ -363,7 +374,7 @@ impl FileStore for DirectoryStore {
             let flags = AtFlags::SYMLINK_FOLLOW;
             rustix::fs::linkat(CWD, from, &place.directory, place.name, flags).map_err(errno)?;
         }
-        place.stat().map(|stat| self.tree.attr_of(&stat))
+        self.attr_of_new(&place)
     }
 
     fn unlink(

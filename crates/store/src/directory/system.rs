@@ -64,6 +64,18 @@ pub(crate) fn cached_pages(file: impl AsFd, offset: u64, length: u64) -> Result<
     if result == 0 { Ok(state.cached) } else { Err(last_error()) }
 }
 
+/// `truncate(2)`: sets the length of the file at `path`, which need not be open for writing.
+///
+/// # Errors
+/// Those of the system call.
+pub(super) fn truncate(path: &str, length: u64) -> Result<(), Errno> {
+    let length = i64::try_from(length).map_err(|_| Errno::INVAL)?;
+    let path = std::ffi::CString::new(path).map_err(|_| Errno::INVAL)?;
+    // SAFETY: the path ends with a zero byte and lives through the call.
+    let result = unsafe { libc::truncate(path.as_ptr(), length) };
+    if result == 0 { Ok(()) } else { Err(last_error()) }
+}
+
 fn last_error() -> Errno {
     Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
 }

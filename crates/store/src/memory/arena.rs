@@ -155,10 +155,14 @@ impl Arena {
         if count == 0 {
             return 0;
         }
-        let fitting = |used: u64| (self.limit().saturating_sub(used) / page_bytes()).min(count);
-        let add = |used: u64| Some(used + fitting(used) * page_bytes());
+        let mut granted = 0;
+        let add = |used: u64| {
+            // The limit may change at any time: it is read once for what is charged and returned.
+            granted = (self.limit().saturating_sub(used) / page_bytes()).min(count);
+            Some(used + granted * page_bytes())
+        };
         let result = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
-        result.map_or(0, fitting)
+        result.map_or(0, |_| granted)
     }
 
     /// Undoes a charge.

@@ -33,13 +33,13 @@ impl Tree {
                 check(caller, &inode, WRITE)?;
             }
         }
-        check_set(caller, &inode, set)?;
+        check_set(caller, &inode.attr(), set)?;
         if let Some(size) = set.size {
             drop(inode.truncate(size, keeps_set_id(caller))?);
             self.watches.happened(&inode, by, event::MODIFY);
         }
         if set.uid.is_some() || set.gid.is_some() || set.mode.is_some() || set.times.is_some() {
-            apply(caller, &inode, set);
+            apply(caller, &inode, set)?;
             told(set).for_each(|mask| self.watches.happened(&inode, by, mask));
         }
         Ok(inode.attr())
@@ -47,15 +47,19 @@ impl Tree {
 }
 
 /// Checks everything but the size.
-fn check_set(caller: &Caller, inode: &Inode, set: &SetAttr) -> Result<(), Errno> {
-    let attr = inode.attr();
+fn check_set(caller: &Caller, attr: &Attr, set: &SetAttr) -> Result<(), Errno> {
     if set.mode.is_some() {
         if attr.is_symlink() {
             return Err(Errno::EOPNOTSUPP);
         }
-        if !owns(caller, &attr) {
+        if !owns(caller, attr) {
             return Err(Errno::EPERM);
         }
+    }
+    // Clears the set-id bits, even if both IDs stay: a change of the mode.
+    let changes_owner = set.uid.is_some() || set.gid.is_some();
+    if changes_owner && without_set_id(attr.mode) != attr.mode && !owns(caller, attr) {
+        return Err(Errno::EPERM);
     }
     let uid = set.uid.filter(|uid| *uid != SAME_ID);
     if uid.is_some_and(|uid| !may_all(caller) && (caller.uid != attr.uid || uid != attr.uid)) {
@@ -66,7 +70,7 @@ fn check_set(caller: &Caller, inode: &Inode, set: &SetAttr) -> Result<(), Errno>
     if gid.is_some_and(|gid| !may_all(caller) && !may_give(gid)) {
         return Err(Errno::EPERM);
     }
-    set.times.map_or(Ok(()), |times| check_times(caller, &attr, times))
+    set.times.map_or(Ok(()), |times| check_times(caller, attr, times))
 }
 
 fn check_times(
@@ -93,8 +97,8 @@ fn is(time: Timestamp, special: Timestamp) -> bool {
     time.nanoseconds == special.nanoseconds
 }
 
-/// Makes changes that have been checked.
-fn apply(caller: &Caller, inode: &Inode, set: &SetAttr) {
+/// Changes everything but the size.
+fn apply(caller: &Caller, inode: &Inode, set: &SetAttr) -> Result<(), Errno> {
     let omitted =
         |(accessed, modified)| is(accessed, Timestamp::OMIT) && is(modified, Timestamp::OMIT);
     if set.uid.is_none()
@@ -102,9 +106,11 @@ fn apply(caller: &Caller, inode: &Inode, set: &SetAttr) {
         && set.mode.is_none()
         && set.times.is_some_and(omitted)
     {
-        return;
+        return Ok(());
     }
-    inode.change(|attr, now| {
+    inode.try_change(|attr, now| {
+        // Once more, in one step with the change: the file may have a new owner.
+        check_set(caller, attr, set)?;
         if set.uid.is_some() || set.gid.is_some() {
             attr.uid = set.uid.filter(|uid| *uid != SAME_ID).unwrap_or(attr.uid);
             attr.gid = set.gid.filter(|gid| *gid != SAME_ID).unwrap_or(attr.gid);
@@ -119,7 +125,8 @@ fn apply(caller: &Caller, inode: &Inode, set: &SetAttr) {
             set_time(&mut attr.accessed, accessed, now);
             set_time(&mut attr.modified, modified, now);
         }
-    });
+        Ok(())
+    })
 }
 
 /// Returns the events of a change, without that of the size: the same as if owner, mode and times

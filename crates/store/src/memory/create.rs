@@ -137,7 +137,7 @@ impl Tree {
         self.arena.charge(name_cost(name))?;
         // Checking that it may still be linked and linking it must be one step: another thread may
         // remove the last other name at the same time.
-        let linked = inode.change(|attr, _| match attr.links {
+        let linked = inode.try_change(|attr, _| match attr.links {
             0 if !inode.is_linkable() => Err(Errno::ENOENT),
             u32::MAX => Err(Errno::EMLINK),
             _ => {

@@ -105,8 +105,14 @@ impl MemoryFile {
         offset: u64,
         length: u64,
     ) -> Result<u64, Errno> {
-        let source = from.data_to_read()?;
-        let data = self.data_to_write()?;
+        // In the order of Linux.
+        if from.is_path() || self.is_path() {
+            return Err(Errno::EBADF);
+        }
+        let (source, data) = (from.inode.data()?, self.inode.data()?);
+        if !from.is_readable() || !self.is_writable() {
+            return Err(Errno::EBADF);
+        }
         if offset > SIZE_MAX || target > SIZE_MAX {
             return Err(Errno::EINVAL);
         }

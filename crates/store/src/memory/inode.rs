@@ -6,6 +6,7 @@ use super::names::{Entry, Names};
 use parking_lot::{Mutex, RwLock};
 use rustix::time::ClockId;
 use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use towline_wire::attr::{TYPE_DIRECTORY, TYPE_MASK};
@@ -148,12 +149,21 @@ impl Inode {
 
     /// Changes attributes, and updates the change time and counter.
     pub(super) fn change<T>(&self, with: impl FnOnce(&mut Attr, Timestamp) -> T) -> T {
+        let Ok(result) = self.try_change(|attr, time| Ok::<T, Infallible>(with(attr, time)));
+        result
+    }
+
+    /// Like [`Inode::change`], unless `with` fails: then it must not have changed anything.
+    pub(super) fn try_change<T, E>(
+        &self,
+        with: impl FnOnce(&mut Attr, Timestamp) -> Result<T, E>,
+    ) -> Result<T, E> {
         let time = now();
         let mut attr = self.attr.write();
-        let result = with(&mut attr, time);
+        let result = with(&mut attr, time)?;
         attr.changed = time;
         attr.change += 1;
-        result
+        Ok(result)
     }
 
     /// Like [`Inode::change`], for a change of the contents.

@@ -41,5 +41,7 @@ mod xattr;
 mod model;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod users;
 
 pub use store::MemoryStore;

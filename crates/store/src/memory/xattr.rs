@@ -119,6 +119,9 @@ fn check_name(caller: &Caller, inode: &Inode, name: &[u8], change: bool) -> Resu
     if let Some(rest) = name.strip_prefix(b"security.") {
         return if may_all(caller) || !change { not_bare(rest) } else { Err(Errno::EPERM) };
     }
+    if !name.starts_with(b"system.") {
+        check(caller, inode, if change { WRITE } else { READ })?;
+    }
     Err(Errno::EOPNOTSUPP)
 }
 

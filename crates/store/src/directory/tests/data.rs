@@ -127,6 +127,30 @@ fn direct_files_take_any_alignment() {
 }
 
 #[test]
+fn threads_that_meet_a_direct_file_together_take_any_alignment() {
+    let f = Fixture::new();
+    fs::write(f.local("direct"), [7; 9000]).unwrap();
+    for _ in 0..500 {
+        let Ok(file) = f.open(b"direct", RDWR | DIRECT) else {
+            eprintln!("SKIPPED O_DIRECT: not supported here");
+            return;
+        };
+        let start = std::sync::Barrier::new(4);
+        let meet = |thread: u64| {
+            start.wait();
+            match thread {
+                0 => assert_eq!(file.write(13, &[7; 100], false).unwrap(), (100, 13)),
+                _ => assert_eq!(read(&file, thread, 100), [7; 100]),
+            }
+        };
+        std::thread::scope(|scope| {
+            let meet = &meet;
+            (0..4).for_each(|thread| drop(scope.spawn(move || meet(thread))));
+        });
+    }
+}
+
+#[test]
 fn ranges_are_copied() {
     let f = Fixture::new();
     let file = f.open(b"file", CREAT | RDWR).unwrap();
@@ -141,6 +165,12 @@ fn ranges_are_copied() {
     assert_eq!(copy(&file, 0, &file, 20_000, 100).unwrap(), 100);
     let reader = f.open(b"other", 0).unwrap();
     assert_eq!(copy(&file, 0, &reader, 0, 1).unwrap_err(), Errno::EBADF);
+    let (writer, directory) = (f.open(b"other", WRONLY).unwrap(), f.open(b".", 0).unwrap());
+    assert_eq!(copy(&writer, 0, &file, 0, 1).unwrap_err(), Errno::EBADF);
+    assert_eq!(copy(&writer, 0, &directory, 0, 1).unwrap_err(), Errno::EISDIR);
+    assert_eq!(copy(&directory, 0, &reader, 0, 1).unwrap_err(), Errno::EISDIR);
+    let reference = f.open(b"other", PATH).unwrap();
+    assert_eq!(copy(&reference, 0, &directory, 0, 1).unwrap_err(), Errno::EBADF);
     let foreign = Fixture::new();
     let elsewhere = foreign.open(b"x", CREAT | RDWR).unwrap();
     assert_eq!(copy(&file, 0, &elsewhere, 0, 1).unwrap_err(), Errno::EXDEV);

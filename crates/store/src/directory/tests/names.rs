@@ -2,6 +2,7 @@
 
 use super::*;
 use rustix::fs::XattrFlags;
+use std::sync::atomic::{AtomicBool, Ordering};
 use towline_wire::attr::attr_flag;
 
 #[test]
@@ -43,9 +44,38 @@ fn open_flags_mean_what_they_mean_on_linux() {
     assert_eq!(f.open_at(&link, b"", 0).err(), Some(Errno::ELOOP));
     assert_eq!(f.store.read_link(&f.caller, f.at(b"file")).unwrap_err(), Errno::EINVAL);
     assert_eq!(f.store.read_link(&f.caller, f.at(b"d/new")).unwrap_err(), Errno::EINVAL);
+    let file = f.open(b"d/new", PATH).unwrap();
+    let itself = f.store.read_link(&f.caller, (&*file, b""));
+    assert_eq!(itself.unwrap_err(), Errno::ENOENT, "as by readlinkat(2) for an empty path");
+    let link = f.open(b"link", PATH | NOFOLLOW).unwrap();
+    assert!(f.store.read_link(&f.caller, (&*link, b"")).is_ok());
     assert!(f.stat(b"link", false).unwrap().is_symlink());
     assert!(f.stat(b"link", true).unwrap().is_file());
     assert!(f.stat(b"./link", true).unwrap().is_file());
+}
+
+/// What was created was created, even if another process removes it at once.
+#[test]
+fn names_that_vanish_are_no_errors() {
+    let f = Fixture::new();
+    f.open(b"file", CREAT | RDWR).unwrap();
+    let stop = AtomicBool::new(false);
+    let wrong = std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    let _ = fs::remove_file(f.local("new"));
+                }
+            });
+        }
+        let wrong = (0..150_000).find_map(|round| {
+            let made = f.store.link(&f.caller, f.at(b"file"), false, f.at(b"new"));
+            made.err().filter(|error| *error != Errno::EEXIST).map(|error| (round, error))
+        });
+        stop.store(true, Ordering::Relaxed);
+        wrong
+    });
+    assert_eq!(wrong, None);
 }
 
 #[test]

@@ -2,6 +2,10 @@
 
 use super::*;
 
+fn own(uid: Option<u32>, gid: Option<u32>) -> SetAttr {
+    SetAttr { uid, gid, ..SetAttr::default() }
+}
+
 #[test]
 fn permissions_are_enforced() {
     let f = fixture(LIMIT);
@@ -23,7 +27,6 @@ fn permissions_are_enforced() {
     assert_eq!(two.unlink("tmp"), Err(Errno::EPERM), "sticky");
     assert_eq!(two.rename("tmp", "mine", 0), Err(Errno::EPERM), "sticky");
     assert_eq!(two.link("tmp", "mine"), Err(Errno::EPERM), "protected");
-    let own = |uid, gid| SetAttr { uid, gid, ..SetAttr::default() };
     assert_eq!(one.set("tmp", own(Some(2000), None)), Err(Errno::EPERM));
     assert_eq!(one.set("tmp", own(None, Some(200))), Err(Errno::EPERM));
     one.set("tmp", own(Some(1000), Some(100))).unwrap();
@@ -54,8 +57,19 @@ fn set_id_bits_and_groups() {
     file.write(0, b"y", false).unwrap();
     assert_eq!(f.stat("a").unwrap().mode & 0o7777, 0o755, "cleared by writing");
     one.chmod("a", 0o6755).unwrap();
-    let gid = SetAttr { gid: Some(100), ..SetAttr::default() };
-    assert_eq!(one.set("a", gid).unwrap().mode & 0o7777, 0o755, "cleared by chown");
+    assert_eq!(
+        one.set("a", own(None, Some(100))).unwrap().mode & 0o7777,
+        0o755,
+        "cleared by chown"
+    );
+    let (two, keep) = (f.as_user(2000, 200), Some(u32::MAX));
+    for set in [own(keep, None), own(keep, keep)] {
+        one.chmod("a", 0o6755).unwrap();
+        assert_eq!(two.set("a", set), Err(Errno::EPERM), "it would clear the bits");
+        assert_eq!(f.stat("a").unwrap().mode & 0o7777, 0o6755);
+        assert_eq!(one.set("a", set).unwrap().mode & 0o7777, 0o755);
+        assert!(two.set("a", set).is_ok(), "nothing to clear");
+    }
     let root = f.as_user(0, 0);
     root.chmod("a", 0o4755).unwrap();
     root.open("a", READ_WRITE).unwrap().write(0, b"z", false).unwrap();

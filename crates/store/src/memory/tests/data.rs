@@ -186,6 +186,14 @@ fn copies_share_and_keep_holes() {
     }
     let overlap = f.store.copy_range(&*source, 0, &*source, 100, 200);
     assert_eq!(overlap, Err(Errno::EINVAL));
+    let error = |from: &File, to: &File| f.store.copy_range(&**from, 0, &**to, 0, 1).unwrap_err();
+    let (reader, writer) = (f.open("a", 0).unwrap(), f.open("a", 1).unwrap());
+    let (directory, reference) = (f.open(".", 0).unwrap(), f.open("a", open_flag::PATH).unwrap());
+    assert_eq!(error(&writer, &source), Errno::EBADF);
+    assert_eq!(error(&source, &reader), Errno::EBADF);
+    assert_eq!(error(&writer, &directory), Errno::EISDIR);
+    assert_eq!(error(&directory, &reader), Errno::EISDIR);
+    assert_eq!(error(&reference, &directory), Errno::EBADF);
     f.store.copy_range(&*source, 0, &*source, 20 << 20, 200_000).unwrap();
     assert_eq!(read(&source, 20 << 20, 200_000), read(&source, 0, 200_000));
 }

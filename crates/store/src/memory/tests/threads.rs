@@ -1,6 +1,8 @@
 //! Tests with several threads.
 
 use super::*;
+use crate::memory::arena::page_bytes;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 #[test]
 fn many_threads_agree() {
@@ -75,4 +77,54 @@ fn readers_see_whole_writes() {
             assert!(bytes.iter().all(|byte| *byte == bytes[0]), "mixed bytes");
         }
     });
+}
+
+#[test]
+fn who_gave_a_file_away_cannot_change_its_mode_any_more() {
+    let f = fixture(LIMIT);
+    let one = f.as_user(1000, 100);
+    one.file("a", b"");
+    let owner = |uid| SetAttr { uid: Some(uid), ..SetAttr::default() };
+    let stop = AtomicBool::new(false);
+    let found = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                // Fails while the file is root's.
+                let _ = one.chmod("a", 0o4755);
+            }
+        });
+        let found = (0..50_000).find(|_| {
+            // Clears the bit; afterwards, a change of the mode may still be under way.
+            f.set("a", owner(0)).unwrap();
+            let with_bit = (0..10).any(|_| f.stat("a").unwrap().mode & 0o4000 != 0);
+            f.set("a", owner(1000)).unwrap();
+            with_bit
+        });
+        stop.store(true, Ordering::Relaxed);
+        found
+    });
+    assert_eq!(found, None, "root's file has a set-user-id bit that root did not set");
+}
+
+#[test]
+fn what_is_charged_is_given_back_though_the_limit_changes_meanwhile() {
+    let f = fixture(LIMIT);
+    let arena = &f.store.tree().arena;
+    let before = f.used();
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                // Less than is asked for, and more.
+                f.store.set_limit(before + 4 * page_bytes());
+                f.store.set_limit(before + 32 * page_bytes());
+            }
+        });
+        for _ in 0..1_000_000 {
+            arena.release(arena.charge_pages(16) * page_bytes());
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    f.store.set_limit(LIMIT);
+    assert_eq!(f.used(), before);
 }

@@ -110,11 +110,11 @@ fn reading_and_listing_are_told(stage: &Stage) {
 
 fn a_new_length_by_a_path_is_told(stage: &Stage) {
     drop(stage.create("f"));
-    let (file, _keep) = stage.watch("f", MODIFY | ATTRIB);
+    let (file, _keep) = stage.watch("f", MODIFY | ATTRIB | OPEN | CLOSE_WRITE);
     let set = SetAttr { size: Some(10), ..SetAttr::default() };
     stage.store.set_attr(&stage.caller, stage.at("f"), true, &set).unwrap();
     stage.settle();
-    assert_eq!(file.words(), ["MODIFY"]);
+    assert_eq!(file.words(), ["MODIFY"], "and not that it was opened for that");
 }
 
 fn a_temporary_file_is_told_when_it_gets_a_name(stage: &Stage) {

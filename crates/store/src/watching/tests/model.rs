@@ -2,8 +2,7 @@
 //! ones in the same order.
 //!
 //! It leaves out what the directory store does and a file system would not: it lists a directory
-//! with several calls, opens a file to set its length by path or reference, and checks whether an
-//! opened file is a FIFO. It also leaves out events of files with several names: the kernel knows
+//! with several calls, and checks whether an opened file is a FIFO. It also leaves out events of files with several names: the kernel knows
 //! by which one each was opened. The kernel merges equal events in a row; so does this test.
 
 use super::record::Seen;
@@ -65,19 +64,12 @@ struct Side {
     /// Watches with the identity of the watched file.
     watches: Vec<((u64, u64), Option<Watching>)>,
     files: [Option<Arc<dyn OpenFile>>; FILES],
-    /// Whether each was opened with `O_PATH`.
-    references: [bool; FILES],
 }
 
 impl Side {
     fn new(stage: Stage) -> Self {
-        let mut side = Self {
-            stage,
-            log: Log::default(),
-            watches: Vec::new(),
-            files: Default::default(),
-            references: [false; FILES],
-        };
+        let mut side =
+            Self { stage, log: Log::default(), watches: Vec::new(), files: Default::default() };
         side.stage.mkdir("a");
         side.stage.mkdir("b");
         side.stage.mkdir("a/c");
@@ -127,7 +119,6 @@ impl Side {
             }
             Op::Open(at, path, flags) => {
                 self.files[*at] = None;
-                self.references[*at] = flags & libc::O_PATH != 0;
                 self.files[*at] = Some(self.stage.open(path, of_this_machine(*flags))?);
             }
             Op::Reopen(at, from) => {
@@ -135,7 +126,6 @@ impl Side {
                 let how = OpenHow { flags: 0, mode: 0 };
                 let opened = store.open(caller, (&*from, b""), how)?;
                 self.files[*at] = Some(opened.0);
-                self.references[*at] = false;
             }
             Op::Close(at) => self.files[*at] = None,
             Op::Write(at, length) => {
@@ -144,7 +134,6 @@ impl Side {
             Op::Read(at, offset) => {
                 self.file(*at)?.read(*offset, 100, true)?;
             }
-            Op::Resize(at, _) if self.references[*at] => {}
             Op::Resize(at, size) => {
                 let set = SetAttr { size: Some(*size), ..SetAttr::default() };
                 store.set_attr(caller, (&**self.file(*at)?, b""), true, &set)?;
@@ -214,6 +203,8 @@ fn change() -> impl Strategy<Value = SetAttr> {
     let time = Timestamp::new(5, 6);
     prop::sample::select(vec![
         SetAttr { mode: Some(0o700), ..none },
+        SetAttr { size: Some(70), ..none },
+        SetAttr { size: Some(7), mode: Some(0o700), ..none },
         SetAttr { times: Some((Timestamp::NOW, Timestamp::NOW)), ..none },
         SetAttr { times: Some((time, Timestamp::OMIT)), ..none },
         SetAttr { times: Some((Timestamp::OMIT, time)), ..none },
