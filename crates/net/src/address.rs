@@ -1,9 +1,9 @@
 //! Server addresses: parsing, listening, connecting.
 
 use crate::congestion::Withheld;
-use crate::socket::wait;
+use crate::socket::{PeerCredentials, peer_credentials, wait};
 use crate::{Link, LinkKind};
-use rustix::event::PollFlags;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::sockopt;
 use socket2::{Domain, Socket, Type};
@@ -224,12 +224,33 @@ fn remove_dead_socket(path: &Path) -> io::Result<()> {
         return Err(io::Error::new(io::ErrorKind::AddrInUse, what));
     }
     match UnixStream::connect(path) {
+        Ok(stream) if is_orphaned(&stream) => std::fs::remove_file(path),
         Ok(_) => Err(io::Error::new(io::ErrorKind::AddrInUse, "another server listens there")),
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
             std::fs::remove_file(path)
         }
         // For any other error, let `bind` report the problem.
         Err(_) => Ok(()),
+    }
+}
+
+/// Returns true if the process that listens at the other end is gone. After a server was killed, the kernel
+/// closes its event loop's sockets only a little after the process is gone.
+fn is_orphaned(stream: &UnixStream) -> bool {
+    use rustix::process::{PidfdFlags, pidfd_open};
+    // For a listener, these are the credentials of the process that called `listen(2)`; none from another
+    // PID namespace.
+    let Ok(PeerCredentials { process: Some(process), .. }) = peer_credentials(stream.as_fd())
+    else {
+        return false;
+    };
+    match pidfd_open(process, PidfdFlags::empty()) {
+        // A process that has ended but was not waited for is gone as well: its descriptor is readable.
+        Ok(process) => {
+            let mut polled = [PollFd::new(&process, PollFlags::IN)];
+            poll(&mut polled, Some(&Timespec::default())) == Ok(1)
+        }
+        Err(error) => error == Errno::SRCH,
     }
 }
 

@@ -29,6 +29,8 @@ pub use local::local_pair;
 pub use payload::Payload;
 pub use queue::{Flushed, SENDFILE_BYTES_MIN, SendQueue, Telling};
 pub use shm::{Doorbell, SHM_BYTES, ShmLink, ShmSide};
-pub use socket::{MOMENT, Wait, pause, receive_descriptors, send_descriptors};
+pub use socket::{
+    MOMENT, PeerCredentials, Wait, pause, peer_credentials, receive_descriptors, send_descriptors,
+};
 pub use spin::{Spin, look_often};
 pub use target::Target;

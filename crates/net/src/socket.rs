@@ -7,6 +7,7 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags,
 };
+use rustix::process::Pid;
 use rustix::thread::{NanosleepRelativeResult, nanosleep, sched_yield};
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -50,6 +51,38 @@ pub(crate) fn wait(
         }
         Err(error) => Err(error.into()),
     }
+}
+
+/// The process at the other end of a Unix socket.
+#[derive(Clone, Copy, Debug)]
+#[allow(clippy::exhaustive_structs)] // it is what the kernel knows
+pub struct PeerCredentials {
+    /// Its number; `None` if it is in a PID namespace from which this process cannot see it.
+    pub process: Option<Pid>,
+    /// Its user when it connected, or called `listen(2)`.
+    pub uid: u32,
+    /// Its group then.
+    pub gid: u32,
+}
+
+/// Returns the credentials of the peer of a Unix socket (`SO_PEERCRED`). Not by rustix, which takes the
+/// number of a process that cannot be seen, 0, for an error.
+///
+/// # Errors
+/// What `getsockopt(2)` says.
+pub fn peer_credentials(socket: BorrowedFd<'_>) -> io::Result<PeerCredentials> {
+    let mut found = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut length = size_of::<libc::ucred>() as libc::socklen_t;
+    let (level, name) = (libc::SOL_SOCKET, libc::SO_PEERCRED);
+    // SAFETY: the kernel writes at most `length` bytes to the structure, for which any bytes are valid.
+    let result = unsafe {
+        let to = (&raw mut found).cast();
+        libc::getsockopt(socket.as_raw_fd(), level, name, to, &raw mut length)
+    };
+    if result != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(PeerCredentials { process: Pid::from_raw(found.pid), uid: found.uid, gid: found.gid })
 }
 
 /// Interval between checks where a program has forbidden itself to wait.

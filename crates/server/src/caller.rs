@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use towline_net::address::ends_on_this_host;
-use towline_net::{Link, LinkKind};
+use towline_net::{Link, LinkKind, peer_credentials};
 use towline_store::Caller;
 
 /// User and group of squashed requests.
@@ -56,8 +56,8 @@ impl Callers {
 pub(crate) fn peer_of(link: &Link) -> Option<(u32, u32)> {
     let fd = link.fd()?;
     if link.kind() != LinkKind::Tcp {
-        let credentials = rustix::net::sockopt::socket_peercred(fd).ok()?;
-        return Some((credentials.uid.as_raw(), credentials.gid.as_raw()));
+        let found = peer_credentials(fd);
+        return Some(found.map_or((NOBODY, NOBODY), |peer| (peer.uid, peer.gid)));
     }
     let (near, far) = ends_on_this_host(link)?;
     // A peer whose owner cannot be found is trusted with nothing. An IPv4 connection is in the other table if

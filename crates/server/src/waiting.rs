@@ -8,6 +8,7 @@
 
 use crate::core::Core;
 use crate::priority::Turn;
+use rustix::process::Pid;
 use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
@@ -15,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 use towline_block::{ClientKey, Meter};
-use towline_net::{Link, LinkKind};
+use towline_net::{Link, LinkKind, peer_credentials};
 use towline_session::Exports as _;
 use towline_store::directory::requests_arrived;
 use towline_wire::request::Operations;
@@ -306,13 +307,15 @@ impl Core {
 
 /// Returns the client at the other end, for limits, which all its connections share.
 pub(crate) fn client_of(link: &Link) -> Option<ClientKey> {
-    use rustix::net::sockopt::socket_peercred;
     let fd = link.fd()?;
     match link.kind() {
         LinkKind::Tcp => {
             let address = SocketAddr::try_from(rustix::net::getpeername(fd).ok()??);
             Some(ClientKey::Machine(address.ok()?.ip().to_canonical()))
         }
-        _ => Some(ClientKey::Process(socket_peercred(fd).ok()?.pid.as_raw_pid())),
+        // All processes that cannot be seen from here are one client.
+        _ => {
+            Some(ClientKey::Process(peer_credentials(fd).ok()?.process.map_or(0, Pid::as_raw_pid)))
+        }
     }
 }

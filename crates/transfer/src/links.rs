@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use towline_mem::{Region, SharedMemory, read_process};
 use towline_net::address::{Address, Listener, connect_abstract, connect_tcp, connect_unix};
-use towline_net::{Doorbell, Link, LinkKind, SHM_BYTES, ShmLink, ShmSide};
+use towline_net::{Doorbell, Link, LinkKind, SHM_BYTES, ShmLink, ShmSide, peer_credentials};
 use towline_wire::Kind;
 
 /// Time limit for a connection and its greeting.
@@ -196,13 +196,14 @@ impl State {
     /// Finds out which user is at the other end of a Unix socket, and whether its memory can be read.
     fn know(&self, peer: &mut Peer, hello: &Greeting) -> io::Result<()> {
         let Some(socket) = peer.link.fd() else { return Ok(()) };
-        let who = sockopt::socket_peercred(socket)?;
-        peer.same_user = who.uid == rustix::process::geteuid();
+        let who = peer_credentials(socket)?;
+        peer.same_user = who.uid == rustix::process::geteuid().as_raw();
+        let Some(process) = who.process else { return Ok(()) };
         if !peer.same_user || hello.proof_address == 0 || !self.options.direct {
             return Ok(());
         }
         let direct = Direct {
-            process: who.pid.as_raw_nonzero().get(),
+            process: process.as_raw_pid(),
             proof_address: hello.proof_address,
             proof_value: hello.proof_value,
         };

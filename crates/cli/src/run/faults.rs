@@ -4,7 +4,7 @@ use super::pager::Run;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
-use rustix::process::PidfdFlags;
+use rustix::process::{PidfdFlags, pidfd_open};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -17,7 +17,7 @@ use towline_instance::pager::{MESSAGE_BYTES, Message};
 use towline_instance::userfault;
 use towline_instance::{Taken, memory};
 use towline_mem::page_bytes;
-use towline_net::{Wait, receive_descriptors};
+use towline_net::{Wait, peer_credentials, receive_descriptors};
 use towline_wire::request::open_flag;
 
 /// Bytes to read around a page that is touched out of order: this costs little more than the page alone.
@@ -250,9 +250,8 @@ impl<'a> Process<'a> {
             token => run.announced(token).ok_or_else(|| strange("a child of nobody"))?,
         };
         let buffer = vec![0; AHEAD_MAX as usize];
-        let ended = rustix::net::sockopt::socket_peercred(&socket)
-            .and_then(|peer| rustix::process::pidfd_open(peer.pid, PidfdFlags::empty()))
-            .ok();
+        let process = peer_credentials(socket.as_fd())?.process;
+        let ended = process.and_then(|process| pidfd_open(process, PidfdFlags::empty()).ok());
         let socket = Some(socket);
         Ok(Self { run, socket, userfault, ended, _lifeline: lifeline, ranges, buffer })
     }
