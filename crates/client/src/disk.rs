@@ -1,6 +1,6 @@
 //! Remote disks: reads, writes and the other requests of a block device.
 
-use crate::convert::{done, unexpected};
+use crate::convert::{check_text, done, unexpected};
 use crate::core::{Checked, Core, Outcome};
 use crate::disks::{DiskState, Stored};
 use crate::operation::Operation;
@@ -12,7 +12,7 @@ use towline_wire::disk::{
     DiskExtent, EXTENTS_MAX, checksums, disk_flag, disk_kind, extent_kind, first_difference,
     parse_extents,
 };
-use towline_wire::limits::TRANSFER_BYTES_MAX;
+use towline_wire::limits::{PATH_BYTES_MAX, TRANSFER_BYTES_MAX};
 use towline_wire::{Errno, Reply, Request};
 
 /// Properties of a disk.
@@ -98,6 +98,7 @@ impl Client {
     /// # Errors
     /// `ENOENT` if there is no such disk, `EMFILE` if too many are open.
     pub fn disk(&self, name: &[u8]) -> Result<Disk, Error> {
+        let name = check_text(name, PATH_BYTES_MAX, Errno::ENOENT)?;
         let number = self.core.number_disk();
         let request = Request::DiskOpen { disk: number, name };
         let outcome = self.core.call(&[request], &[], &mut [])?;
