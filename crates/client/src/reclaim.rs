@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::io;
 use std::time::{Duration, Instant};
 use towline_net::{Counters, Incoming, Input, Link, Sink, Target};
+use towline_wire::limits::PATH_BYTES_MAX;
 use towline_wire::ranges::Range;
 use towline_wire::reply::parse_results;
 use towline_wire::request::{encode_compound, lock};
@@ -134,7 +135,9 @@ impl OpenFiles {
                 export: &open.export,
                 path: &open.path,
             };
-            let mut again = each(&[request])?;
+            // Files opened one below the other can have longer paths, which no server would take.
+            let can_be_sent = open.path.len() <= PATH_BYTES_MAX;
+            let mut again = can_be_sent && each(&[request])?;
             for &((family, owner), range) in &open.locks {
                 let (kind, start, length) = (range.kind, range.start, range.length());
                 again = again

@@ -8,8 +8,9 @@ use common::{CREATE, Process, Raw, message};
 use std::io::Write;
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 use tempfile::TempDir;
-use towline_client::{Client, File, Lock, Options, Transport};
+use towline_client::{Client, Errno, File, Lock, Options, Transport};
 use towline_wire::request::lock;
 
 #[test]
@@ -151,4 +152,25 @@ fn what_was_begun_before_a_file_is_closed_is_done_though_the_server_is_killed() 
     assert_eq!(std::fs::read(&path).unwrap(), vec![7; 4 << 20]);
     root.stat().unwrap();
     assert!(!server.has_open(&path), "it is closed");
+}
+
+/// The paths of files that are opened one below the other can become longer than any request may have.
+#[test]
+fn a_file_too_deep_to_be_opened_again_is_lost_alone() {
+    let directory = TempDir::new().unwrap();
+    let mut server = Process::start(directory.path());
+    let mut options = Options::default();
+    options.reconnect = Duration::from_secs(3);
+    let client = Client::connect(&server.tcp(), options).unwrap();
+    let root = client.attach(b"dir").unwrap();
+    let name = [b'd'; 250];
+    let mut deep = root.open(b".", 0, 0).unwrap();
+    for _ in 0..20 {
+        deep.make_directory(&name, 0o755).unwrap();
+        deep = deep.open(&name, 0, 0).unwrap();
+    }
+    server.kill();
+    server.restart();
+    assert!(root.stat().unwrap().is_directory());
+    assert_eq!(deep.stat().unwrap_err().errno(), Errno::ESTALE);
 }
