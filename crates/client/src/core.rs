@@ -274,7 +274,7 @@ impl Core {
         flags: u32,
         inode: u64,
     ) {
-        self.state.lock().files.remember(handle, base, export, flags, inode);
+        self.state.lock().files.remember(handle, base, export, flags, inode, self.identity());
     }
 
     pub(crate) fn remember_path(
@@ -285,7 +285,8 @@ impl Core {
         flags: u32,
         inode: u64,
     ) {
-        self.state.lock().files.remember_path(handle, export, path, flags, inode);
+        let identity = self.identity();
+        self.state.lock().files.remember_path(handle, export, path, flags, inode, identity);
     }
 
     pub(crate) fn boot_epoch(&self) -> u32 {
@@ -299,7 +300,8 @@ impl Core {
             (state.files.clone(), state.boot_epoch)
         };
         let mut lost = None;
-        let reclaimed = files.reclaim(|requests| {
+        // The client has acted as nobody else yet.
+        let reclaimed = files.reclaim(|_, requests| {
             match self.call(requests, &[], &mut []) {
                 Err(error @ Error::Connection { .. }) => {
                     lost = Some(error);

@@ -7,10 +7,13 @@ mod common;
 use common::{CREATE, Process, Raw, message};
 use std::io::Write;
 use std::net::{Shutdown, TcpListener, TcpStream};
+use std::os::unix::fs::PermissionsExt;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tempfile::TempDir;
 use towline_client::{Client, Errno, File, Lock, Options, Transport};
+use towline_net::address::Address;
+use towline_server::{Config, Export, ExportKind, Server};
 use towline_wire::request::lock;
 
 #[test]
@@ -173,4 +176,32 @@ fn a_file_too_deep_to_be_opened_again_is_lost_alone() {
     server.restart();
     assert!(root.stat().unwrap().is_directory());
     assert_eq!(deep.stat().unwrap_err().errno(), Errno::ESTALE);
+}
+
+/// A service that opens its files as root and then gives up its privileges keeps them.
+#[test]
+fn files_are_opened_again_by_the_user_who_opened_them() {
+    if !rustix::process::geteuid().is_root() {
+        return common::skipped("files of other users: only root can do that");
+    }
+    let directory = TempDir::new().unwrap();
+    std::fs::set_permissions(directory.path(), PermissionsExt::from_mode(0o777)).unwrap();
+    let port = common::free_port();
+    let config = Config {
+        exports: vec![Export::new("dir", ExportKind::Directory(directory.path().into()))],
+        listen: vec![Address::parse(&format!("tcp://127.0.0.1:{port}")).unwrap()],
+        identity: true,
+        ..Config::default()
+    };
+    let server = Server::start(&config).unwrap();
+    let transport = Transport::Tcp("127.0.0.1".into(), port);
+    let client = Client::connect(&transport, Options::default()).unwrap();
+    client.act_as(2000, 2000);
+    let root = client.attach(b"dir").unwrap();
+    let log = root.open(b"log", CREATE, 0o600).unwrap();
+    client.act_as(3000, 3000);
+    server.stop();
+    let _server = Server::start(&config).unwrap();
+    assert_eq!(root.open(b"log", 0, 0).err().unwrap().errno(), Errno::EACCES);
+    assert_eq!(log.write_at(b"line", 0).unwrap(), 4);
 }

@@ -166,20 +166,19 @@ impl Core {
             // The last slot is reserved for this.
             let mut lane = FirstUse {
                 link: &link,
-                identity: self.identity(),
                 slot: state.slots.len() as u16,
                 sequence: 0,
                 limit: self.options.greeting,
             };
-            state.files.reclaim(|requests| lane.exchange(requests))?;
+            state.files.reclaim(|identity, requests| lane.exchange(identity, requests))?;
             state.disks.reclaim(|request, take| {
-                let results = lane.ask(std::slice::from_ref(request))?;
+                let results = lane.ask(self.identity(), std::slice::from_ref(request))?;
                 let replies = parse_results(&results).unwrap_or_default();
                 take(replies.first().copied().unwrap_or(Reply::Done {}));
                 Ok(())
             })?;
             if welcome.resumed == resumed::REMEMBERED {
-                lane.exchange(&[Request::Reclaimed {}])?;
+                lane.exchange(self.identity(), &[Request::Reclaimed {}])?;
             }
         }
         out.messages.clear();
