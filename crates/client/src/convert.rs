@@ -19,6 +19,16 @@ pub(crate) fn number(reply: Reply<'_>) -> Result<u64, Error> {
     }
 }
 
+/// The number of bytes written, of `length` that were sent, and where they begin.
+pub(crate) fn wrote(reply: Reply<'_>, length: usize) -> Result<(usize, u64), Error> {
+    match reply {
+        Reply::Wrote { length: wrote, offset } if wrote as usize <= length => {
+            Ok((wrote as usize, offset))
+        }
+        _ => Err(unexpected()),
+    }
+}
+
 pub(crate) fn bytes(reply: Reply<'_>) -> Result<Vec<u8>, Error> {
     match reply {
         Reply::Bytes { value } => Ok(value.to_vec()),

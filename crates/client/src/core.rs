@@ -16,7 +16,7 @@ mod tests;
 mod waiting;
 
 use crate::borrow::Memories;
-use crate::convert::unexpected;
+use crate::convert::{unexpected, wrote};
 use crate::disks::{Closing, OpenDisks};
 use crate::handshake::{Failure, Greeted, greet, may_move};
 use crate::lent::Buffer;
@@ -40,7 +40,7 @@ use std::task::Waker;
 use std::time::Duration;
 use towline_net::{Counters, Input, Link, Spin};
 use towline_wire::limits::{SLOTS_MAX, TRANSFER_BYTES_MAX};
-use towline_wire::{Errno, Reply, Request};
+use towline_wire::{Errno, Request};
 
 /// Most parts of messages that one system call sends.
 const GATHER: usize = 64;
@@ -426,18 +426,13 @@ impl Core {
                 length: length as u32,
                 flags,
             };
-            let wrote =
-                self.ask(&[request], &data[done..done + length], &mut [], |outcome| match outcome
-                    .single()?
-                {
-                    Reply::Wrote { length: wrote, .. } if wrote as usize <= length => {
-                        Ok(Some(wrote as usize))
-                    }
-                    _ => Ok(None),
-                });
-            let written = match wrote {
-                Ok(Some(written)) => written,
-                Ok(None) => return Err(unexpected()),
+            let source = &data[done..done + length];
+            let answer =
+                self.ask(&[request], source, &mut [], |outcome| wrote(outcome.single()?, length));
+            let written = match answer {
+                Ok((written, _)) => written,
+                // If this counted as a short write, the caller would repeat what may have been done.
+                Err(error @ (Error::Unknown | Error::Protocol(_))) => return Err(error),
                 Err(error) if done == 0 => return Err(error),
                 Err(_) => return Ok(done),
             };
