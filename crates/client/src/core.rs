@@ -100,8 +100,8 @@ struct Slot {
     /// the caller may take the answer only after another lane was lost and all known locks were
     /// taken again.
     lock: Option<(u64, Lock)>,
-    /// What it closes. The file or disk stays known until the answer arrives: earlier requests may
-    /// have to be resent to a restarted server.
+    /// What it closes. The file, disk or locks stay known until the answer arrives: earlier requests
+    /// may have to be resent to a restarted server.
     closes: Option<Closing>,
     /// Data that its last reply lent on the current lane has not been given back.
     indebted: bool,

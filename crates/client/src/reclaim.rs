@@ -101,6 +101,13 @@ impl OpenFiles {
         }
     }
 
+    /// Forgets the locks of a process that has ended.
+    pub(crate) fn end_process(&mut self, owner: u64) {
+        for open in self.open.values_mut() {
+            open.locks.retain(|(holder, _)| *holder != (lock::PROCESS, owner));
+        }
+    }
+
     pub(crate) fn has_locked(&self, handle: u64) -> bool {
         self.open.get(&handle).is_some_and(|open| !open.locks.is_empty())
     }

@@ -205,3 +205,34 @@ fn files_are_opened_again_by_the_user_who_opened_them() {
     assert_eq!(root.open(b"log", 0, 0).err().unwrap().errno(), Errno::EACCES);
     assert_eq!(log.write_at(b"line", 0).unwrap(), 4);
 }
+
+#[test]
+fn locks_of_a_process_that_ended_are_not_taken_again() {
+    let directory = TempDir::new().unwrap();
+    let mut server = Process::start(directory.path());
+    let connect = || Client::connect(&server.tcp(), Options::default()).unwrap();
+    let (client, other) = (connect(), connect());
+    let open =
+        |client: &Client| client.attach(b"dir").unwrap().open(b"file", CREATE | 2, 0o600).unwrap();
+    let (file, others) = (open(&client), open(&other));
+    let lock = |owner| Lock {
+        family: lock::PROCESS,
+        kind: lock::EXCLUSIVE,
+        owner,
+        start: owner,
+        length: 1,
+    };
+    for owner in [1, 2] {
+        file.lock(&lock(owner), false).unwrap();
+    }
+    client.end_process(1);
+    common::eventually("the server is told", || {
+        client.progress();
+        client.is_idle()
+    });
+    server.kill();
+    server.restart();
+    file.stat().unwrap();
+    assert_eq!(others.lock(&lock(2), false).unwrap_err().errno(), Errno::EAGAIN);
+    others.lock(&lock(1), false).unwrap();
+}

@@ -490,7 +490,8 @@ impl Core {
             match closed {
                 Some(Closing::File(handle)) => state.files.forget(handle),
                 Some(Closing::Disk(disk)) => state.disks.forget(disk),
-                Some(Closing::Process(_)) | None => {}
+                Some(Closing::Process(owner)) => state.files.end_process(owner),
+                None => {}
             }
             // They are in no order, and a slot has at most one.
             let of_it = |(changing, ..): &(u16, _, _)| usize::from(*changing) == slot;
