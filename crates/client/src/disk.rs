@@ -13,7 +13,7 @@ use towline_wire::disk::{
     parse_extents,
 };
 use towline_wire::limits::{PATH_BYTES_MAX, TRANSFER_BYTES_MAX};
-use towline_wire::{Errno, Reply, Request};
+use towline_wire::{Errno, ProtocolError, Reply, Request};
 
 /// Properties of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +41,11 @@ impl DiskInfo {
     pub(crate) fn of(reply: Reply<'_>) -> Result<Self, Error> {
         match reply {
             Reply::Disk { size, block_minimum, block_preferred, flags, identity, epoch } => {
+                let blocks = [block_minimum, block_preferred];
+                if !blocks.iter().all(|block| block.is_power_of_two()) || size > i64::MAX as u64 {
+                    let what = "disk of impossible size or blocks";
+                    return Err(ProtocolError { what, at: 0 }.into());
+                }
                 Ok(Self {
                     size,
                     block_minimum,

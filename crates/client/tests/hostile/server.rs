@@ -210,6 +210,25 @@ fn no_more_is_written_than_was_to_be() {
     }
 }
 
+/// Callers divide by the sizes of blocks, and add blocks to the size of the disk.
+#[test]
+fn disks_that_cannot_be_are_not_opened() {
+    let shapes = [(0, 4096, 1 << 20), (3, 4096, 1 << 20), (512, 0, 1 << 20), (512, 4096, u64::MAX)];
+    for (block_minimum, block_preferred, size) in shapes {
+        let (client, file, serving) = served_by(move |peer| {
+            let (flags, identity, epoch) = (0, 1, 1);
+            let disk = Reply::Disk { size, block_minimum, block_preferred, flags, identity, epoch };
+            let request = peer.request();
+            peer.answer(&request, &[disk]);
+            while peer.receive().is_some() {}
+        });
+        let opened = client.disk(b"disk").map(|disk| disk.info());
+        assert!(matches!(opened, Err(Error::Protocol(_))), "{opened:?}");
+        drop((client, file));
+        serving.join().unwrap();
+    }
+}
+
 /// Otherwise a program would write the rest again, behind what may have been appended.
 #[test]
 fn a_long_append_that_may_have_taken_effect_is_not_called_short() {
