@@ -485,6 +485,12 @@ impl Core {
             {
                 state.files.remember_lock(handle, &lock);
             }
+            if found.closes_opened
+                && result.is_ok()
+                && let Some(handle) = found.outcome.left_open()
+            {
+                state.closing.push(Closing::File(handle));
+            }
             let closed = found.closes.take();
             found.status = Status::Done(result);
             match closed {
