@@ -222,6 +222,7 @@ impl Disk {
         offset: u64,
     ) -> Result<(), Error> {
         self.state.check()?;
+        check_end(offset, targets.iter().map(|target| target.len()))?;
         let (mut under_way, mut at) = (UnderWay::new(&self.core), offset);
         for part in targets.iter_mut().flat_map(|target| target.chunks_mut(TRANSFER_BYTES_MAX)) {
             let request = self.read_request(at, part.len());
@@ -285,6 +286,7 @@ impl Disk {
         durable: bool,
     ) -> Result<(), Error> {
         self.state.check()?;
+        check_end(offset, sources.iter().map(|source| source.len()))?;
         let (mut under_way, mut at) = (UnderWay::new(&self.core), offset);
         // Note every answer, also after a failure: a change that was stored may be lost later.
         let mut result = Ok(());
@@ -484,6 +486,13 @@ impl Drop for Disk {
     fn drop(&mut self) {
         self.core.close_disk(self.state.number);
     }
+}
+
+/// Fails for buffers that reach beyond the largest offset: the next one would be for the start of the
+/// disk.
+fn check_end(offset: u64, mut lengths: impl Iterator<Item = usize>) -> Result<(), Error> {
+    let end = lengths.try_fold(offset, |end, length| end.checked_add(length as u64));
+    end.map_or(Err(Errno::EINVAL.into()), |_| Ok(()))
 }
 
 /// Checks that a read returned all of its bytes, with matching checksums.
