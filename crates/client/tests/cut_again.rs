@@ -236,3 +236,16 @@ fn locks_of_a_process_that_ended_are_not_taken_again() {
     assert_eq!(others.lock(&lock(2), false).unwrap_err().errno(), Errno::EAGAIN);
     others.lock(&lock(1), false).unwrap();
 }
+
+#[test]
+fn a_client_may_wait_for_its_server_for_ever() {
+    let directory = TempDir::new().unwrap();
+    let mut server = Process::start(directory.path());
+    let mut options = Options::default();
+    options.reconnect = Duration::MAX;
+    let client = Client::connect(&server.tcp(), options).unwrap();
+    let root = client.attach(b"dir").unwrap();
+    server.kill();
+    server.restart();
+    assert!(root.stat().unwrap().is_directory());
+}
