@@ -121,11 +121,16 @@ impl OpenFiles {
         self.open.contains_key(&handle)
     }
 
+    /// True for a file that was open and could not be reopened.
+    pub(crate) fn is_lost(&self, handle: u64) -> bool {
+        self.stale.contains(&handle)
+    }
+
     /// True if a request names a lost file and is not just its close.
     pub(crate) fn is_stale(&self, requests: &[Request<'_>]) -> bool {
         !self.stale.is_empty()
             && !matches!(requests, [Request::Close { .. }])
-            && requests.iter().any(|r| r.handles().iter().any(|h| self.stale.contains(h)))
+            && requests.iter().any(|r| r.handles().iter().any(|h| self.is_lost(*h)))
     }
 
     /// Calls `each` with the request that reopens each file and with those that take its locks

@@ -176,6 +176,7 @@ fn a_file_too_deep_to_be_opened_again_is_lost_alone() {
     server.restart();
     assert!(root.stat().unwrap().is_directory());
     assert_eq!(deep.stat().unwrap_err().errno(), Errno::ESTALE);
+    deep.close().unwrap();
 }
 
 /// A service that opens its files as root and then gives up its privileges keeps them.
