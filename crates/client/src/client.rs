@@ -1,7 +1,7 @@
 //! The client handle: one session with one server.
 
 use crate::File;
-use crate::convert::write_flags;
+use crate::convert::{check_text, write_flags};
 use crate::core::Core;
 use crate::{Error, Transport};
 use std::io;
@@ -9,8 +9,10 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
-use towline_wire::limits::{CLIENT_STALL_SECONDS, LISTING_BYTES_MAX, RECONNECT_SECONDS};
-use towline_wire::{Attr, Request};
+use towline_wire::limits::{
+    CLIENT_STALL_SECONDS, LISTING_BYTES_MAX, PATH_BYTES_MAX, RECONNECT_SECONDS,
+};
+use towline_wire::{Attr, Errno, Request};
 
 /// How a server ranks this client's requests while they wait for its processors, memory or devices.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -102,7 +104,8 @@ impl Client {
     /// # Errors
     /// `ENOENT` if there is no such export, `EACCES` if this user may not use it; and as `open`.
     pub fn attach(&self, export: &[u8]) -> Result<File, Error> {
-        let outcome = self.core.call(&[Request::Attach { name: export }], &[], &mut [])?;
+        let name = check_text(export, PATH_BYTES_MAX, Errno::ENAMETOOLONG)?;
+        let outcome = self.core.call(&[Request::Attach { name }], &[], &mut [])?;
         File::opened(&self.core, outcome.single()?, None, export, 0)
     }
 

@@ -16,7 +16,7 @@ mod tests;
 mod waiting;
 
 use crate::borrow::Memories;
-use crate::convert::unexpected;
+use crate::convert::{unexpected, wrote};
 use crate::disks::{Closing, OpenDisks};
 use crate::handshake::{Failure, Greeted, greet, may_move};
 use crate::lent::Buffer;
@@ -40,7 +40,7 @@ use std::task::Waker;
 use std::time::Duration;
 use towline_net::{Counters, Input, Link, Spin};
 use towline_wire::limits::{SLOTS_MAX, TRANSFER_BYTES_MAX};
-use towline_wire::{Errno, Reply, Request};
+use towline_wire::{Errno, Request};
 
 /// Most parts of messages that one system call sends.
 const GATHER: usize = 64;
@@ -100,9 +100,11 @@ struct Slot {
     /// the caller may take the answer only after another lane was lost and all known locks were
     /// taken again.
     lock: Option<(u64, Lock)>,
-    /// What it closes. The file or disk stays known until the answer arrives: earlier requests may
-    /// have to be resent to a restarted server.
+    /// What it closes. The file, disk or locks stay known until the answer arrives: earlier requests
+    /// may have to be resent to a restarted server.
     closes: Option<Closing>,
+    /// Its last operation closes the file that it opens.
+    closes_opened: bool,
     /// Data that its last reply lent on the current lane has not been given back.
     indebted: bool,
     /// Nobody wants the answer any more.
@@ -274,7 +276,7 @@ impl Core {
         flags: u32,
         inode: u64,
     ) {
-        self.state.lock().files.remember(handle, base, export, flags, inode);
+        self.state.lock().files.remember(handle, base, export, flags, inode, self.identity());
     }
 
     pub(crate) fn remember_path(
@@ -285,7 +287,8 @@ impl Core {
         flags: u32,
         inode: u64,
     ) {
-        self.state.lock().files.remember_path(handle, export, path, flags, inode);
+        let identity = self.identity();
+        self.state.lock().files.remember_path(handle, export, path, flags, inode, identity);
     }
 
     pub(crate) fn boot_epoch(&self) -> u32 {
@@ -299,7 +302,8 @@ impl Core {
             (state.files.clone(), state.boot_epoch)
         };
         let mut lost = None;
-        let reclaimed = files.reclaim(|requests| {
+        // The client has acted as nobody else yet.
+        let reclaimed = files.reclaim(|_, requests| {
             match self.call(requests, &[], &mut []) {
                 Err(error @ Error::Connection { .. }) => {
                     lost = Some(error);
@@ -424,18 +428,13 @@ impl Core {
                 length: length as u32,
                 flags,
             };
-            let wrote =
-                self.ask(&[request], &data[done..done + length], &mut [], |outcome| match outcome
-                    .single()?
-                {
-                    Reply::Wrote { length: wrote, .. } if wrote as usize <= length => {
-                        Ok(Some(wrote as usize))
-                    }
-                    _ => Ok(None),
-                });
-            let written = match wrote {
-                Ok(Some(written)) => written,
-                Ok(None) => return Err(unexpected()),
+            let source = &data[done..done + length];
+            let answer =
+                self.ask(&[request], source, &mut [], |outcome| wrote(outcome.single()?, length));
+            let written = match answer {
+                Ok((written, _)) => written,
+                // If this counted as a short write, the caller would repeat what may have been done.
+                Err(error @ (Error::Unknown | Error::Protocol(_))) => return Err(error),
                 Err(error) if done == 0 => return Err(error),
                 Err(_) => return Ok(done),
             };

@@ -1,6 +1,6 @@
 //! Remote disks: reads, writes and the other requests of a block device.
 
-use crate::convert::{done, unexpected};
+use crate::convert::{check_text, done, unexpected};
 use crate::core::{Checked, Core, Outcome};
 use crate::disks::{DiskState, Stored};
 use crate::operation::Operation;
@@ -12,8 +12,8 @@ use towline_wire::disk::{
     DiskExtent, EXTENTS_MAX, checksums, disk_flag, disk_kind, extent_kind, first_difference,
     parse_extents,
 };
-use towline_wire::limits::TRANSFER_BYTES_MAX;
-use towline_wire::{Errno, Reply, Request};
+use towline_wire::limits::{PATH_BYTES_MAX, TRANSFER_BYTES_MAX};
+use towline_wire::{Errno, ProtocolError, Reply, Request};
 
 /// Properties of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +41,11 @@ impl DiskInfo {
     pub(crate) fn of(reply: Reply<'_>) -> Result<Self, Error> {
         match reply {
             Reply::Disk { size, block_minimum, block_preferred, flags, identity, epoch } => {
+                let blocks = [block_minimum, block_preferred];
+                if !blocks.iter().all(|block| block.is_power_of_two()) || size > i64::MAX as u64 {
+                    let what = "disk of impossible size or blocks";
+                    return Err(ProtocolError { what, at: 0 }.into());
+                }
                 Ok(Self {
                     size,
                     block_minimum,
@@ -98,6 +103,7 @@ impl Client {
     /// # Errors
     /// `ENOENT` if there is no such disk, `EMFILE` if too many are open.
     pub fn disk(&self, name: &[u8]) -> Result<Disk, Error> {
+        let name = check_text(name, PATH_BYTES_MAX, Errno::ENOENT)?;
         let number = self.core.number_disk();
         let request = Request::DiskOpen { disk: number, name };
         let outcome = self.core.call(&[request], &[], &mut [])?;
@@ -216,6 +222,7 @@ impl Disk {
         offset: u64,
     ) -> Result<(), Error> {
         self.state.check()?;
+        check_end(offset, targets.iter().map(|target| target.len()))?;
         let (mut under_way, mut at) = (UnderWay::new(&self.core), offset);
         for part in targets.iter_mut().flat_map(|target| target.chunks_mut(TRANSFER_BYTES_MAX)) {
             let request = self.read_request(at, part.len());
@@ -279,6 +286,7 @@ impl Disk {
         durable: bool,
     ) -> Result<(), Error> {
         self.state.check()?;
+        check_end(offset, sources.iter().map(|source| source.len()))?;
         let (mut under_way, mut at) = (UnderWay::new(&self.core), offset);
         // Note every answer, also after a failure: a change that was stored may be lost later.
         let mut result = Ok(());
@@ -478,6 +486,13 @@ impl Drop for Disk {
     fn drop(&mut self) {
         self.core.close_disk(self.state.number);
     }
+}
+
+/// Fails for buffers that reach beyond the largest offset: the next one would be for the start of the
+/// disk.
+fn check_end(offset: u64, mut lengths: impl Iterator<Item = usize>) -> Result<(), Error> {
+    let end = lengths.try_fold(offset, |end, length| end.checked_add(length as u64));
+    end.map_or(Err(Errno::EINVAL.into()), |_| Ok(()))
 }
 
 /// Checks that a read returned all of its bytes, with matching checksums.

@@ -201,11 +201,12 @@ pub(crate) enum Closing {
 }
 
 impl Closing {
-    /// The file or disk that these requests close, if they are a close.
+    /// What these requests close or end, if they are a close.
     pub(crate) fn of(requests: &[Request<'_>]) -> Option<Self> {
         match *requests {
             [Request::Close { handle }] => Some(Self::File(handle)),
             [Request::DiskClose { disk }] => Some(Self::Disk(disk)),
+            [Request::ProcessEnded { owner }] => Some(Self::Process(owner)),
             _ => None,
         }
     }

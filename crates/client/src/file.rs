@@ -2,7 +2,7 @@
 
 use crate::Error;
 use crate::client::Client;
-use crate::convert::{attributes, check, done, number, unexpected, write_flags};
+use crate::convert::{attributes, check, done, number, unexpected, write_flags, wrote};
 use crate::core::Core;
 use crate::operation::Operation;
 use std::sync::Arc;
@@ -250,7 +250,7 @@ impl File {
     /// end, whatever the offset; more than 8 MiB are then several appends.
     ///
     /// # Errors
-    /// As the system call.
+    /// As the system call; [`Error::Unknown`] also if a part has been written.
     pub fn write_at(&self, data: &[u8], offset: u64) -> Result<usize, Error> {
         self.core.write(self.handle, data, offset, self.write_flags)
     }
@@ -287,9 +287,9 @@ impl File {
             length: data.len() as u32,
             flags: self.write_flags,
         };
-        self.core.start(&[request], data, Vec::new(), |outcome, data| match outcome.single()? {
-            Reply::Wrote { length, .. } => Ok((length as usize, data)),
-            _ => Err(unexpected()),
+        self.core.start(&[request], data, Vec::new(), |outcome, data| {
+            let (written, _) = wrote(outcome.single()?, data.len())?;
+            Ok((written, data))
         })
     }
 
@@ -305,11 +305,7 @@ impl File {
             length: data.len() as u32,
             flags: write_flag::APPEND,
         };
-        let outcome = self.core.call(&[request], data, &mut [])?;
-        match outcome.single()? {
-            Reply::Wrote { length, offset } => Ok((length as usize, offset)),
-            _ => Err(unexpected()),
-        }
+        self.core.ask(&[request], data, &mut [], |outcome| wrote(outcome.single()?, data.len()))
     }
 
     /// `fstatfs(2)`.
@@ -368,7 +364,8 @@ impl File {
             new_offset: to_offset,
             length,
         };
-        self.one(request, number)
+        let copied = self.one(request, number)?;
+        if copied > length { Err(unexpected()) } else { Ok(copied) }
     }
 
     /// `fcntl` locks and `flock(2)`; see [`towline_wire::request::lock`] for families and kinds.
@@ -426,7 +423,12 @@ impl File {
     pub fn close(mut self) -> Result<(), Error> {
         // CURRENT is no file's handle: it tells `drop` that there is nothing left to close.
         let handle = std::mem::replace(&mut self.handle, CURRENT);
-        self.one(Request::Close { handle }, done)
+        let is_lost = self.core.state.lock().files.is_lost(handle);
+        match self.one(Request::Close { handle }, done) {
+            // It was closed when the server ended.
+            Err(Error::Errno(Errno::EBADF)) if is_lost => Ok(()),
+            closed => closed,
+        }
     }
 }
 

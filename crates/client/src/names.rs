@@ -2,11 +2,11 @@
 
 use crate::Error;
 use crate::File;
-use crate::convert::{attributes, bytes, check, done, flag, unexpected};
+use crate::convert::{attributes, bytes, check, check_text, check_xattr, done, flag, unexpected};
 use crate::core::Outcome;
 use crate::operation::Operation;
 use towline_wire::entry::Entries;
-use towline_wire::limits::PATH_BYTES_MAX;
+use towline_wire::limits::{PATH_BYTES_MAX, XATTR_BYTES_MAX};
 use towline_wire::request::{CURRENT, DIRECTORY, FOLLOW, listed, valid};
 use towline_wire::{Attr, Errno, Reply, Request, Timestamp};
 
@@ -259,9 +259,7 @@ impl File {
     /// # Errors
     /// As the system call.
     pub fn symlink(&self, path: &[u8], target: &[u8]) -> Result<Attr, Error> {
-        if target.len() > PATH_BYTES_MAX {
-            return Err(Errno::ENAMETOOLONG.into());
-        }
+        let target = check_text(target, PATH_BYTES_MAX, Errno::ENAMETOOLONG)?;
         self.one(Request::Symlink { base: self.handle, path: check(path)?, target }, attributes)
     }
 
@@ -376,10 +374,8 @@ impl File {
     /// # Errors
     /// As the system call.
     pub fn xattr(&self, path: &[u8], follow: bool, name: &[u8]) -> Result<Vec<u8>, Error> {
-        self.one(
-            Request::GetXattr { base: self.handle, flags: flag(follow), path: check(path)?, name },
-            bytes,
-        )
+        let (path, name) = (check(path)?, check_xattr(name)?);
+        self.one(Request::GetXattr { base: self.handle, flags: flag(follow), path, name }, bytes)
     }
 
     /// `setxattr(2)`; `how` has its flags.
@@ -394,14 +390,12 @@ impl File {
         value: &[u8],
         how: u32,
     ) -> Result<(), Error> {
-        let request = Request::SetXattr {
-            base: self.handle,
-            flags: flag(follow),
-            how,
-            path: check(path)?,
-            name,
-            value,
-        };
+        let (path, name) = (check(path)?, check_xattr(name)?);
+        if value.len() > XATTR_BYTES_MAX {
+            return Err(Errno::E2BIG.into()); // it would not fit into a message
+        }
+        let (base, flags) = (self.handle, flag(follow));
+        let request = Request::SetXattr { base, flags, how, path, name, value };
         self.one(request, done)
     }
 
@@ -421,15 +415,8 @@ impl File {
     /// # Errors
     /// As the system call.
     pub fn remove_xattr(&self, path: &[u8], follow: bool, name: &[u8]) -> Result<(), Error> {
-        self.one(
-            Request::RemoveXattr {
-                base: self.handle,
-                flags: flag(follow),
-                path: check(path)?,
-                name,
-            },
-            done,
-        )
+        let (path, name) = (check(path)?, check_xattr(name)?);
+        self.one(Request::RemoveXattr { base: self.handle, flags: flag(follow), path, name }, done)
     }
 }
 

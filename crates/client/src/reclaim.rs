@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::io;
 use std::time::{Duration, Instant};
 use towline_net::{Counters, Incoming, Input, Link, Sink, Target};
+use towline_wire::limits::PATH_BYTES_MAX;
 use towline_wire::ranges::Range;
 use towline_wire::reply::parse_results;
 use towline_wire::request::{encode_compound, lock};
@@ -16,6 +17,9 @@ struct Open {
     path: Vec<u8>,
     flags: u32,
     inode: u64,
+    /// User and group that opened it. It stays open when the client acts as others, who might not be
+    /// allowed to open it.
+    identity: (u32, u32),
     locks: Vec<(Owner, Range)>,
 }
 
@@ -40,11 +44,10 @@ impl OpenFiles {
         export: &[u8],
         flags: u32,
         inode: u64,
+        identity: (u32, u32),
     ) {
-        let open = match base {
-            None => {
-                Open { export: export.to_vec(), path: Vec::new(), flags, inode, locks: Vec::new() }
-            }
+        let (export, path) = match base {
+            None => (export.to_vec(), Vec::new()),
             Some((base, below)) => {
                 let Some(base) = self.open.get(&base) else { return };
                 let mut path = base.path.clone();
@@ -52,9 +55,10 @@ impl OpenFiles {
                     path.push(b'/');
                 }
                 path.extend_from_slice(below);
-                Open { export: base.export.clone(), path, flags, inode, locks: Vec::new() }
+                (base.export.clone(), path)
             }
         };
+        let open = Open { export, path, flags, inode, identity, locks: Vec::new() };
         self.open.insert(handle, open);
     }
 
@@ -66,9 +70,11 @@ impl OpenFiles {
         path: &[u8],
         flags: u32,
         inode: u64,
+        identity: (u32, u32),
     ) {
         let (export, path) = (export.to_vec(), path.to_vec());
-        self.open.entry(handle).or_insert(Open { export, path, flags, inode, locks: Vec::new() });
+        let open = Open { export, path, flags, inode, identity, locks: Vec::new() };
+        self.open.entry(handle).or_insert(open);
     }
 
     /// Remembers that this was locked or unlocked.
@@ -95,6 +101,13 @@ impl OpenFiles {
         }
     }
 
+    /// Forgets the locks of a process that has ended.
+    pub(crate) fn end_process(&mut self, owner: u64) {
+        for open in self.open.values_mut() {
+            open.locks.retain(|(holder, _)| *holder != (lock::PROCESS, owner));
+        }
+    }
+
     pub(crate) fn has_locked(&self, handle: u64) -> bool {
         self.open.get(&handle).is_some_and(|open| !open.locks.is_empty())
     }
@@ -108,22 +121,27 @@ impl OpenFiles {
         self.open.contains_key(&handle)
     }
 
+    /// True for a file that was open and could not be reopened.
+    pub(crate) fn is_lost(&self, handle: u64) -> bool {
+        self.stale.contains(&handle)
+    }
+
     /// True if a request names a lost file and is not just its close.
     pub(crate) fn is_stale(&self, requests: &[Request<'_>]) -> bool {
         !self.stale.is_empty()
             && !matches!(requests, [Request::Close { .. }])
-            && requests.iter().any(|r| r.handles().iter().any(|h| self.stale.contains(h)))
+            && requests.iter().any(|r| r.handles().iter().any(|h| self.is_lost(*h)))
     }
 
     /// Calls `each` with the request that reopens each file and with those that take its locks
-    /// again; `each` returns whether the request succeeded. Files that cannot be reopened with all
-    /// their locks are stale from then on.
+    /// again, and with the user and group that opened the file; `each` returns whether the request
+    /// succeeded. Files that cannot be reopened with all their locks are stale from then on.
     ///
     /// # Errors
     /// The connection was lost: ask for everything again on the next one.
     pub(crate) fn reclaim(
         &mut self,
-        mut each: impl FnMut(&[Request<'_>]) -> io::Result<bool>,
+        mut each: impl FnMut((u32, u32), &[Request<'_>]) -> io::Result<bool>,
     ) -> io::Result<()> {
         let mut stale = Vec::new();
         for (&handle, open) in &self.open {
@@ -134,19 +152,14 @@ impl OpenFiles {
                 export: &open.export,
                 path: &open.path,
             };
-            let mut again = each(&[request])?;
+            // Files opened one below the other can have longer paths, which no server would take.
+            let can_be_sent = open.path.len() <= PATH_BYTES_MAX;
+            let mut again = can_be_sent && each(open.identity, &[request])?;
             for &((family, owner), range) in &open.locks {
                 let (kind, start, length) = (range.kind, range.start, range.length());
-                again = again
-                    && each(&[Request::Lock {
-                        handle,
-                        owner,
-                        family,
-                        kind,
-                        wait: 0,
-                        start,
-                        length,
-                    }])?;
+                let wait = 0;
+                let request = Request::Lock { handle, owner, family, kind, wait, start, length };
+                again = again && each(open.identity, &[request])?;
             }
             if !again {
                 stale.push(handle);
@@ -163,7 +176,6 @@ impl OpenFiles {
 /// A lane that nobody else uses yet; it carries one request at a time.
 pub(crate) struct FirstUse<'a> {
     pub(crate) link: &'a Link,
-    pub(crate) identity: (u32, u32),
     pub(crate) slot: u16,
     pub(crate) sequence: u32,
     /// How long each answer may take.
@@ -196,20 +208,28 @@ impl Sink for Answer {
 }
 
 impl FirstUse<'_> {
-    /// Sends a request and waits for its reply. Returns whether it succeeded.
-    pub(crate) fn exchange(&mut self, requests: &[Request<'_>]) -> io::Result<bool> {
-        let results = self.ask(requests)?;
+    /// Sends a request for this user and group and waits for its reply. Returns whether it succeeded.
+    pub(crate) fn exchange(
+        &mut self,
+        identity: (u32, u32),
+        requests: &[Request<'_>],
+    ) -> io::Result<bool> {
+        let results = self.ask(identity, requests)?;
         let replies = parse_results(&results).unwrap_or_default();
         Ok(!matches!(replies.last(), None | Some(Reply::Failed { .. })))
     }
 
-    /// Sends a request and waits for its results.
-    pub(crate) fn ask(&mut self, requests: &[Request<'_>]) -> io::Result<Vec<u8>> {
+    /// Sends a request for this user and group and waits for its results.
+    pub(crate) fn ask(
+        &mut self,
+        identity: (u32, u32),
+        requests: &[Request<'_>],
+    ) -> io::Result<Vec<u8>> {
         self.sequence += 1;
         let body = encode_compound(requests);
         let mut header = Header::new(Kind::Request, self.slot, self.sequence);
         header.body_bytes = body.len() as u32;
-        (header.word_a, header.word_b) = self.identity;
+        (header.word_a, header.word_b) = identity;
         let mut message = header.to_bytes().to_vec();
         message.extend_from_slice(&body);
         let counters = Counters::default();
@@ -254,7 +274,7 @@ mod tests {
     /// Returns the locks that are asked for again: handle, owner, kind, start, length.
     fn asked(files: &mut OpenFiles) -> Vec<(u64, u64, u8, u64, u64)> {
         let mut locks = Vec::new();
-        let each = |requests: &[Request<'_>]| {
+        let each = |_, requests: &[Request<'_>]| {
             if let [Request::Lock { handle, owner, kind, start, length, .. }] = *requests {
                 locks.push((handle, owner, kind, start, length));
             }
@@ -269,7 +289,7 @@ mod tests {
         let mut files = OpenFiles::default();
         // Two handles of one file, and a handle of another file.
         for (handle, inode) in [(1, 7), (2, 7), (3, 8)] {
-            files.remember_path(handle, b"dir", b"f", 2, inode);
+            files.remember_path(handle, b"dir", b"f", 2, inode, (0, 0));
         }
         let lock = |family, kind, owner, start, length| Lock { family, kind, owner, start, length };
         let (process, exclusive) = (lock::PROCESS, lock::EXCLUSIVE);

@@ -154,7 +154,8 @@ fn host_and_port(host: &str) -> Result<(String, u16), &'static str> {
     if name.is_empty() {
         return Err("no host");
     }
-    if name.contains(['[', ']']) {
+    // Without brackets nobody knows whether the last part of an address is a port.
+    if name.contains(['[', ']', ':']) {
         return Err("brackets belong around the whole of an IPv6 address");
     }
     Ok((name.to_owned(), port))
@@ -244,6 +245,8 @@ mod tests {
             "towline://[]/x",
             "towline://a[:1/x",
             "towline://a]:b:1/x",
+            "towline://::1/x",
+            "towline://fe80::1:7440/x",
             "towline+unix:///x",
             "towline+unix://h/x?socket=/s",
         ] {

@@ -7,9 +7,13 @@ mod common;
 use common::{CREATE, Process, Raw, message};
 use std::io::Write;
 use std::net::{Shutdown, TcpListener, TcpStream};
+use std::os::unix::fs::PermissionsExt;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 use tempfile::TempDir;
-use towline_client::{Client, File, Lock, Options, Transport};
+use towline_client::{Client, Errno, File, Lock, Options, Transport};
+use towline_net::address::Address;
+use towline_server::{Config, Export, ExportKind, Server};
 use towline_wire::request::lock;
 
 #[test]
@@ -151,4 +155,98 @@ fn what_was_begun_before_a_file_is_closed_is_done_though_the_server_is_killed() 
     assert_eq!(std::fs::read(&path).unwrap(), vec![7; 4 << 20]);
     root.stat().unwrap();
     assert!(!server.has_open(&path), "it is closed");
+}
+
+/// The paths of files that are opened one below the other can become longer than any request may have.
+#[test]
+fn a_file_too_deep_to_be_opened_again_is_lost_alone() {
+    let directory = TempDir::new().unwrap();
+    let mut server = Process::start(directory.path());
+    let mut options = Options::default();
+    options.reconnect = Duration::from_secs(3);
+    let client = Client::connect(&server.tcp(), options).unwrap();
+    let root = client.attach(b"dir").unwrap();
+    let name = [b'd'; 250];
+    let mut deep = root.open(b".", 0, 0).unwrap();
+    for _ in 0..20 {
+        deep.make_directory(&name, 0o755).unwrap();
+        deep = deep.open(&name, 0, 0).unwrap();
+    }
+    server.kill();
+    server.restart();
+    assert!(root.stat().unwrap().is_directory());
+    assert_eq!(deep.stat().unwrap_err().errno(), Errno::ESTALE);
+    deep.close().unwrap();
+}
+
+/// A service that opens its files as root and then gives up its privileges keeps them.
+#[test]
+fn files_are_opened_again_by_the_user_who_opened_them() {
+    if !rustix::process::geteuid().is_root() {
+        return common::skipped("files of other users: only root can do that");
+    }
+    let directory = TempDir::new().unwrap();
+    std::fs::set_permissions(directory.path(), PermissionsExt::from_mode(0o777)).unwrap();
+    let port = common::free_port();
+    let config = Config {
+        exports: vec![Export::new("dir", ExportKind::Directory(directory.path().into()))],
+        listen: vec![Address::parse(&format!("tcp://127.0.0.1:{port}")).unwrap()],
+        identity: true,
+        ..Config::default()
+    };
+    let server = Server::start(&config).unwrap();
+    let transport = Transport::Tcp("127.0.0.1".into(), port);
+    let client = Client::connect(&transport, Options::default()).unwrap();
+    client.act_as(2000, 2000);
+    let root = client.attach(b"dir").unwrap();
+    let log = root.open(b"log", CREATE, 0o600).unwrap();
+    client.act_as(3000, 3000);
+    server.stop();
+    let _server = Server::start(&config).unwrap();
+    assert_eq!(root.open(b"log", 0, 0).err().unwrap().errno(), Errno::EACCES);
+    assert_eq!(log.write_at(b"line", 0).unwrap(), 4);
+}
+
+#[test]
+fn locks_of_a_process_that_ended_are_not_taken_again() {
+    let directory = TempDir::new().unwrap();
+    let mut server = Process::start(directory.path());
+    let connect = || Client::connect(&server.tcp(), Options::default()).unwrap();
+    let (client, other) = (connect(), connect());
+    let open =
+        |client: &Client| client.attach(b"dir").unwrap().open(b"file", CREATE | 2, 0o600).unwrap();
+    let (file, others) = (open(&client), open(&other));
+    let lock = |owner| Lock {
+        family: lock::PROCESS,
+        kind: lock::EXCLUSIVE,
+        owner,
+        start: owner,
+        length: 1,
+    };
+    for owner in [1, 2] {
+        file.lock(&lock(owner), false).unwrap();
+    }
+    client.end_process(1);
+    common::eventually("the server is told", || {
+        client.progress();
+        client.is_idle()
+    });
+    server.kill();
+    server.restart();
+    file.stat().unwrap();
+    assert_eq!(others.lock(&lock(2), false).unwrap_err().errno(), Errno::EAGAIN);
+    others.lock(&lock(1), false).unwrap();
+}
+
+#[test]
+fn a_client_may_wait_for_its_server_for_ever() {
+    let directory = TempDir::new().unwrap();
+    let mut server = Process::start(directory.path());
+    let mut options = Options::default();
+    options.reconnect = Duration::MAX;
+    let client = Client::connect(&server.tcp(), options).unwrap();
+    let root = client.attach(b"dir").unwrap();
+    server.kill();
+    server.restart();
+    assert!(root.stat().unwrap().is_directory());
 }

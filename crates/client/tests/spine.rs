@@ -91,6 +91,34 @@ fn names_attributes_and_errors() {
     });
 }
 
+/// The server would take such requests for illegal and close the connection, and the client would send
+/// them again and again.
+#[test]
+fn what_cannot_be_sent_is_refused_at_once() {
+    each(|client, top| {
+        top.write_path(b"f", CREATE, 0o600, b"x").unwrap();
+        for (name, wanted) in [
+            (&[b'n'; 256][..], Errno::ERANGE),
+            (&[b'n'; 5000][..], Errno::ERANGE),
+            (b"user.a\0b", Errno::EINVAL),
+        ] {
+            assert_eq!(top.xattr(b"f", true, name).unwrap_err().errno(), wanted);
+            assert_eq!(top.set_xattr(b"f", true, name, b"v", 0).unwrap_err().errno(), wanted);
+            assert_eq!(top.remove_xattr(b"f", true, name).unwrap_err().errno(), wanted);
+        }
+        for length in [65_537, 100_000] {
+            let error = top.set_xattr(b"f", true, b"user.a", &vec![0; length], 0).unwrap_err();
+            assert_eq!(error.errno(), Errno::E2BIG);
+        }
+        assert_eq!(top.symlink(b"s", b"a\0b").unwrap_err().errno(), Errno::EINVAL);
+        assert_eq!(client.attach(b"mem/a\0b").err().unwrap().errno(), Errno::EINVAL);
+        let long = [&b"mem"[..], &b"/d".repeat(3000)].concat();
+        assert_eq!(client.attach(&long).err().unwrap().errno(), Errno::ENAMETOOLONG);
+        assert_eq!(client.disk(&[b'n'; 100_000]).err().unwrap().errno(), Errno::ENOENT);
+        assert_eq!(top.stat_path(b"f", true).unwrap().size, 1);
+    });
+}
+
 #[test]
 fn an_open_directory_knows_where_it_is() {
     each(|client, top| {

@@ -7,7 +7,7 @@
 
 mod common;
 
-use common::{CREATE, EXCLUSIVE, TRUNCATE, pattern, setup, skipped};
+use common::{CREATE, EXCLUSIVE, TRUNCATE, eventually, pattern, setup, skipped};
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -42,12 +42,45 @@ fn a_file_that_was_read_whole_is_closed_before_anything_else_is_done() {
             let mut bytes = [0; 5000];
             assert_eq!(root.read_path(name.as_bytes(), 0, &mut bytes).unwrap(), 5000);
             root.stat_path(b"", true).unwrap();
-            // The server runs in this process.
-            let open = std::fs::read_dir("/proc/self/fd").unwrap().filter(|entry| {
-                let target = entry.as_ref().ok().and_then(|entry| entry.path().read_link().ok());
-                target.is_some_and(|target| target.ends_with(name))
+            assert!(!is_open(name), "over {transport:?}");
+        }
+    }
+}
+
+/// True if the server, which runs in this process, has a file of this name open.
+fn is_open(name: &str) -> bool {
+    std::fs::read_dir("/proc/self/fd").unwrap().any(|entry| {
+        let target = entry.ok().and_then(|entry| entry.path().read_link().ok());
+        target.is_some_and(|target| target.ends_with(name))
+    })
+}
+
+/// The request stops where it fails, and comes to its last operation, the close, no more.
+#[test]
+fn a_file_that_could_not_be_read_or_written_is_closed() {
+    let setup = setup(EngineWish::Automatic);
+    let name = "is closed all the same";
+    for transport in &setup.transports {
+        let client = connect(transport);
+        let root = client.attach(b"dir").unwrap();
+        root.write_path(name.as_bytes(), CREATE, 0o600, b"x").unwrap();
+        let closed = |what: &str| {
+            eventually(&format!("{what} over {transport:?}"), || {
+                client.progress();
+                client.is_idle() && !is_open(name)
             });
-            assert_eq!(open.count(), 0, "over {transport:?}");
+        };
+        for _ in 0..3 {
+            let (name, read_only, write_only) = (name.as_bytes(), 0, 1);
+            assert_eq!(errno(root.read_path(name, write_only, &mut [0; 9])), Errno::EBADF);
+            closed("read");
+            assert_eq!(errno(root.write_path(name, read_only, 0, b"y")), Errno::EBADF);
+            closed("written");
+            let starts = || root.start_read_path(name, write_only, 9).unwrap();
+            assert_eq!(errno(starts().wait()), Errno::EBADF);
+            closed("read later");
+            drop(starts());
+            closed("given up");
         }
     }
 }

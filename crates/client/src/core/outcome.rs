@@ -111,6 +111,19 @@ impl Outcome {
         }
     }
 
+    /// The file that a compound opened before it failed.
+    pub(super) fn left_open(&self) -> Option<u64> {
+        let (mut opened, mut failed) = (None, false);
+        for reply in encoded::Results::of(self.results.bytes()) {
+            match reply {
+                Ok(Reply::Opened { handle, .. }) => opened = Some(handle),
+                Ok(Reply::Failed { .. }) => failed = true,
+                _ => {}
+            }
+        }
+        opened.filter(|_| failed)
+    }
+
     /// Moves it to another place. It is large, so this moves only the parts in use.
     pub(super) fn move_to(&mut self, place: &mut Self) {
         self.results.move_to(&mut place.results);

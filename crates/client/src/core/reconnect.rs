@@ -21,7 +21,8 @@ use towline_wire::{Errno, Header, Kind, Reply, Request};
 impl Core {
     /// Replaces a lost lane and resends unanswered requests. Called by the leader.
     pub(super) fn reconnect(self: &Arc<Self>, receiving: &mut Receiving, cause: &io::Error) {
-        let deadline = Instant::now() + self.options.reconnect;
+        let lost = Instant::now();
+        let is_given_up = || lost.elapsed() >= self.options.reconnect;
         let mut pause = Duration::from_millis(5);
         let mut told = false;
         // A new session in which not everything could be reopened.
@@ -42,7 +43,7 @@ impl Core {
             match greet(&self.transport, near, self.client, session, &self.options) {
                 Ok(greeted) => match self.resume(receiving, greeted, &mut begun) {
                     Ok(()) => return,
-                    Err(error) if Instant::now() >= deadline => {
+                    Err(error) if is_given_up() => {
                         return self.fail_all(&connection_error(
                             &self.transport,
                             "connection lost again while reopening files",
@@ -52,7 +53,7 @@ impl Core {
                     Err(_) => {}
                 },
                 Err(Failure::Final(error)) => return self.fail_all(&error),
-                Err(Failure::Io(error)) if Instant::now() >= deadline => {
+                Err(Failure::Io(error)) if is_given_up() => {
                     let what = format!(
                         "connection lost ({cause}) and not restored within {:?}",
                         self.options.reconnect
@@ -166,20 +167,19 @@ impl Core {
             // The last slot is reserved for this.
             let mut lane = FirstUse {
                 link: &link,
-                identity: self.identity(),
                 slot: state.slots.len() as u16,
                 sequence: 0,
                 limit: self.options.greeting,
             };
-            state.files.reclaim(|requests| lane.exchange(requests))?;
+            state.files.reclaim(|identity, requests| lane.exchange(identity, requests))?;
             state.disks.reclaim(|request, take| {
-                let results = lane.ask(std::slice::from_ref(request))?;
+                let results = lane.ask(self.identity(), std::slice::from_ref(request))?;
                 let replies = parse_results(&results).unwrap_or_default();
                 take(replies.first().copied().unwrap_or(Reply::Done {}));
                 Ok(())
             })?;
             if welcome.resumed == resumed::REMEMBERED {
-                lane.exchange(&[Request::Reclaimed {}])?;
+                lane.exchange(self.identity(), &[Request::Reclaimed {}])?;
             }
         }
         out.messages.clear();

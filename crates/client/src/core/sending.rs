@@ -14,7 +14,7 @@ use std::task::Waker;
 use std::time::Duration;
 use towline_wire::header::request_flag;
 use towline_wire::limits::{HEADER_BYTES, INLINE_BYTES_MAX, TRANSFER_BYTES_MAX};
-use towline_wire::request::append_compound;
+use towline_wire::request::{CURRENT, append_compound};
 use towline_wire::{Errno, Header, Kind, Request};
 
 /// Inline data up to this length is copied into the message; longer inline data is sent from where
@@ -167,6 +167,7 @@ impl Core {
             _ => None,
         };
         slot.closes = Closing::of(requests);
+        slot.closes_opened = matches!(requests, [.., Request::Close { handle: CURRENT }]);
         if slot.alters {
             self.count_change();
         }

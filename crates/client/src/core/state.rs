@@ -39,6 +39,7 @@ impl Slot {
             alters: false,
             lock: None,
             closes: None,
+            closes_opened: false,
             indebted: false,
             abandoned: false,
             cancelled: false,

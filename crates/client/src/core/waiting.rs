@@ -485,12 +485,19 @@ impl Core {
             {
                 state.files.remember_lock(handle, &lock);
             }
+            if found.closes_opened
+                && result.is_ok()
+                && let Some(handle) = found.outcome.left_open()
+            {
+                state.closing.push(Closing::File(handle));
+            }
             let closed = found.closes.take();
             found.status = Status::Done(result);
             match closed {
                 Some(Closing::File(handle)) => state.files.forget(handle),
                 Some(Closing::Disk(disk)) => state.disks.forget(disk),
-                Some(Closing::Process(_)) | None => {}
+                Some(Closing::Process(owner)) => state.files.end_process(owner),
+                None => {}
             }
             // They are in no order, and a slot has at most one.
             let of_it = |(changing, ..): &(u16, _, _)| usize::from(*changing) == slot;

@@ -2,8 +2,9 @@
 
 use crate::common::{Random, Raw, message, request};
 use crate::setup::{SIZE, disks};
+use std::io::{IoSlice, IoSliceMut};
 use towline_wire::request::encode_compound;
-use towline_wire::{Header, Kind, Request};
+use towline_wire::{Errno, Header, Kind, Request};
 
 #[test]
 fn odd_numbers_end_no_server() {
@@ -82,4 +83,22 @@ fn odd_numbers_end_no_server() {
             disk.read_at(&mut [0; 512], 0).unwrap();
         }
     }
+}
+
+/// The second buffer would be for the start of the disk.
+#[test]
+fn buffers_that_reach_beyond_the_largest_offset_are_refused() {
+    let disks = disks();
+    let disk = disks.client().disk(b"memory").unwrap();
+    disk.write_at(&[1; 4096], 0).unwrap();
+    let (one, mut two, last) = ([2; 4096], [2; 4096], u64::MAX - 4095);
+    let sources = [IoSlice::new(&one), IoSlice::new(&one)];
+    let error = disk.write_vectored_at(&sources, last, false).unwrap_err();
+    assert_eq!(error.errno(), Errno::EINVAL);
+    let mut back = [0; 4096];
+    let mut targets = [IoSliceMut::new(&mut two), IoSliceMut::new(&mut back)];
+    let error = disk.read_vectored_at(&mut targets, last).unwrap_err();
+    assert_eq!(error.errno(), Errno::EINVAL);
+    disk.read_at(&mut back, 0).unwrap();
+    assert!(back == [1; 4096], "the start of the disk was written");
 }

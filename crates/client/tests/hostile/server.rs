@@ -8,8 +8,12 @@ use std::time::Duration;
 use towline_client::{Client, Error, File, Happenings, Options, Transport};
 use towline_wire::codec::Field;
 use towline_wire::event::{self, Event};
+use towline_wire::header::reply_flag;
 use towline_wire::hello::{MAGIC, VERSION, resumed};
-use towline_wire::limits::{EVENTS_BYTES_MAX, FRAGMENT_BYTES_MAX, HEADER_BYTES};
+use towline_wire::limits::{
+    EVENTS_BYTES_MAX, FRAGMENT_BYTES_MAX, HEADER_BYTES, TRANSFER_BYTES_MAX,
+};
+use towline_wire::request::open_flag;
 use towline_wire::{Attr, Header, Kind, Reply, Welcome};
 
 /// Long enough to need grants.
@@ -179,18 +183,71 @@ fn checksums_are_of_data_that_was_asked_for() {
     assert_illegal(read_summed(&[(4096, 1), (4096, 1), (4096, 1)]), "checksums");
 }
 
+/// A call that writes; returns how much.
+type Writing = fn(&File) -> Result<u64, Error>;
+
 #[test]
 fn no_more_is_written_than_was_to_be() {
+    let writes: [Writing; 4] = [
+        |file| file.write_at(&vec![1; LONG], 0).map(|count| count as u64),
+        |file| file.append(&vec![1; LONG]).map(|(count, _)| count as u64),
+        |file| file.start_write_at(vec![1; LONG], 0)?.wait().map(|(count, _)| count as u64),
+        |file| file.copy_range(0, file, 0, LONG as u64),
+    ];
     for length in [LONG as u32 + 1, u32::MAX] {
-        let (_client, file, serving) = served_by(move |peer| {
+        for (number, write) in writes.into_iter().enumerate() {
+            let (_client, file, serving) = served_by(move |peer| {
+                let request = peer.request();
+                let copied = Reply::Number { value: length.into() };
+                let wrote = Reply::Wrote { length, offset: 0 };
+                peer.answer(&request, &[if number == 3 { copied } else { wrote }]);
+                while peer.receive().is_some() {}
+            });
+            assert!(write(&file).is_err(), "write {number} of {length} bytes");
+            drop((file, _client));
+            serving.join().unwrap();
+        }
+    }
+}
+
+/// Callers divide by the sizes of blocks, and add blocks to the size of the disk.
+#[test]
+fn disks_that_cannot_be_are_not_opened() {
+    let shapes = [(0, 4096, 1 << 20), (3, 4096, 1 << 20), (512, 0, 1 << 20), (512, 4096, u64::MAX)];
+    for (block_minimum, block_preferred, size) in shapes {
+        let (client, file, serving) = served_by(move |peer| {
+            let (flags, identity, epoch) = (0, 1, 1);
+            let disk = Reply::Disk { size, block_minimum, block_preferred, flags, identity, epoch };
             let request = peer.request();
-            peer.answer(&request, &[Reply::Wrote { length, offset: 0 }]);
+            peer.answer(&request, &[disk]);
             while peer.receive().is_some() {}
         });
-        file.write_at(&vec![1; LONG], 0).unwrap_err();
-        drop((file, _client));
+        let opened = client.disk(b"disk").map(|disk| disk.info());
+        assert!(matches!(opened, Err(Error::Protocol(_))), "{opened:?}");
+        drop((client, file));
         serving.join().unwrap();
     }
+}
+
+/// Otherwise a program would write the rest again, behind what may have been appended.
+#[test]
+fn a_long_append_that_may_have_taken_effect_is_not_called_short() {
+    let (_client, file, serving) = served_by(|peer| {
+        let opening = peer.request();
+        peer.answer(&opening, &[Reply::Opened { handle: 2, attr: Attr::default() }]);
+        let first = peer.request();
+        let length = TRANSFER_BYTES_MAX as u32;
+        peer.answer(&first, &[Reply::Wrote { length, offset: 0 }]);
+        let mut unknown = header_of(Kind::Reply, &peer.request(), 0, 0);
+        unknown.flags = reply_flag::UNKNOWN;
+        peer.send(&unknown.to_bytes());
+        while peer.receive().is_some() {}
+    });
+    let log = file.open(b"log", open_flag::APPEND | 1, 0).unwrap();
+    let written = log.write_at(&vec![1; TRANSFER_BYTES_MAX + 1], 0);
+    assert_eq!(written, Err(Error::Unknown));
+    drop((log, file, _client));
+    serving.join().unwrap();
 }
 
 /// The file was opened, but the server could not read its first byte.
