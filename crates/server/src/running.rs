@@ -215,7 +215,7 @@ impl Core {
 
     /// Releases all locks of an open file or a process.
     pub(crate) fn release_locks(&self, owner: Owner) {
-        let released = self.shared.locks.lock().release(|other| *other == owner);
+        let released = self.shared.locks.lock().release(owner);
         self.shared.notify(released.granted);
         self.shared.ask_again(released.orphaned);
     }
