@@ -8,6 +8,7 @@ use common::{Raw, eventually, hello, hello_message, request};
 use std::any::Any;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 use towline_client::{Client, Error, File, Options, Transport};
 use towline_mem::{Aggregate, Segment};
 use towline_net::address::Address;
@@ -27,6 +28,8 @@ struct Brittle {
     /// All calls are made by threads that may wait.
     may_hang: bool,
     witnesses: Witnesses,
+    /// Who asks for `stuck` waits as long as this is locked.
+    gate: Arc<Mutex<()>>,
 }
 
 /// The watchers of a file.
@@ -86,6 +89,10 @@ impl FileStore for Brittle {
     }
 
     fn stat(&self, _: &Caller, (_, path): Source<'_>, _: bool) -> Result<Attr, Errno> {
+        if path == b"stuck" {
+            drop(self.gate.lock().unwrap());
+            return Ok(attr());
+        }
         careful(path == b"sound");
         Ok(attr())
     }
@@ -313,6 +320,33 @@ fn a_request_that_panics_takes_no_other_along() {
         }
         server.stop();
     }
+}
+
+/// They stay in the listen queue meanwhile.
+#[test]
+fn who_comes_while_every_core_waits_for_a_device_is_served_afterwards() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("s");
+    let store = Brittle::default();
+    let gate = store.gate.clone();
+    let server = Server::start(&config_of(store, Address::Unix(path.clone()), 1)).unwrap();
+    let transport = Transport::Unix(path);
+    let connect = || Client::connect(&transport, Options::default());
+    let root = connect().unwrap().attach(b"b").unwrap();
+    std::thread::scope(|scope| {
+        let closed = gate.lock().unwrap();
+        scope.spawn(|| root.stat_path(b"stuck", true).unwrap());
+        eventually("the core is known to wait", || {
+            server.statistics_json().contains("\"cores_waiting\":1")
+        });
+        let newcomer = scope.spawn(connect);
+        // Connections are now accepted by another thread, if at all, twenty times a second.
+        std::thread::sleep(Duration::from_millis(500));
+        assert!(!newcomer.is_finished(), "{:?}", newcomer.join().unwrap().err());
+        drop(closed);
+        newcomer.join().unwrap().unwrap().attach(b"b").unwrap();
+    });
+    server.stop();
 }
 
 /// The reply that announced the pages has left by then: the lane ends, and the client asks again
