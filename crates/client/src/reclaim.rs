@@ -104,6 +104,15 @@ impl OpenFiles {
         self.stale.remove(&handle);
     }
 
+    /// Notes that these files could not be reopened, unless they are closed by now.
+    pub(crate) fn lose(&mut self, stale: &HashSet<u64>) {
+        for handle in stale {
+            if self.open.remove(handle).is_some() {
+                self.stale.insert(*handle);
+            }
+        }
+    }
+
     pub(crate) fn knows(&self, handle: u64) -> bool {
         self.open.contains_key(&handle)
     }
@@ -125,7 +134,7 @@ impl OpenFiles {
         &mut self,
         mut each: impl FnMut(&[Request<'_>]) -> io::Result<bool>,
     ) -> io::Result<()> {
-        let mut stale = Vec::new();
+        let mut stale = HashSet::new();
         for (&handle, open) in &self.open {
             let request = Request::Reclaim {
                 handle,
@@ -149,13 +158,10 @@ impl OpenFiles {
                     }])?;
             }
             if !again {
-                stale.push(handle);
+                stale.insert(handle);
             }
         }
-        for handle in stale {
-            self.open.remove(&handle);
-            self.stale.insert(handle);
-        }
+        self.lose(&stale);
         Ok(())
     }
 }

@@ -6,10 +6,10 @@ mod common;
 
 use common::{Raw, eventually, hello, hello_message, request};
 use std::any::Any;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use towline_client::{Client, Error, File, Options, Transport};
+use towline_client::{Client, Error, File, Lock, Options, Transport};
 use towline_mem::{Aggregate, Segment};
 use towline_net::address::Address;
 use towline_server::{Config, Export, ExportKind, OwnStore, Server};
@@ -19,7 +19,7 @@ use towline_store::{
 };
 use towline_wire::event;
 use towline_wire::reply::parse_results;
-use towline_wire::request::{CURRENT, sync_kind};
+use towline_wire::request::{CURRENT, lock, sync_kind};
 use towline_wire::{Attr, Errno, Header, Hello, Kind, Reply, Request, StatFs};
 
 /// A directory in which every name is a file. Calls on `sound` work, all others panic.
@@ -28,8 +28,21 @@ struct Brittle {
     /// All calls are made by threads that may wait.
     may_hang: bool,
     witnesses: Witnesses,
-    /// Who asks for `stuck` waits as long as this is locked.
-    gate: Arc<Mutex<()>>,
+    gate: Arc<Gate>,
+}
+
+/// Who asks for `stuck` waits as long as this is locked.
+#[derive(Default)]
+struct Gate {
+    lock: Mutex<()>,
+    knocks: AtomicUsize,
+}
+
+impl Gate {
+    fn pass(&self) {
+        self.knocks.fetch_add(1, Ordering::Relaxed);
+        drop(self.lock.lock().unwrap());
+    }
 }
 
 /// The watchers of a file.
@@ -48,6 +61,8 @@ struct Node {
     torn: bool,
     /// What was written could not be stored, which is reported once.
     unstored: AtomicBool,
+    /// In the way of those who ask for its attributes.
+    gate: Option<Arc<Gate>>,
 }
 
 impl Drop for Node {
@@ -68,7 +83,8 @@ impl FileStore for Brittle {
     fn root(&self) -> Result<Arc<dyn OpenFile>, Errno> {
         let unstored = AtomicBool::new(false);
         let witnesses = self.witnesses.clone();
-        Ok(Arc::new(Node { sound: true, witnesses, clings: false, torn: false, unstored }))
+        let (sound, clings, torn, gate) = (true, false, false, None);
+        Ok(Arc::new(Node { sound, witnesses, clings, torn, unstored, gate }))
     }
 
     fn below(&self, _: &Caller, _: &[u8]) -> Result<Arc<dyn FileStore>, Errno> {
@@ -83,14 +99,15 @@ impl FileStore for Brittle {
     ) -> Result<(Arc<dyn OpenFile>, Attr), Errno> {
         let torn = path == b"torn";
         let unstored = AtomicBool::new(path == b"unstored");
-        let sound = torn || path == b"sound" || path == b"unstored";
+        let gate = (path == b"stuck").then(|| self.gate.clone());
+        let sound = torn || gate.is_some() || path == b"sound" || path == b"unstored";
         let (witnesses, clings) = (self.witnesses.clone(), path == b"clinging");
-        Ok((Arc::new(Node { sound, witnesses, clings, torn, unstored }), attr()))
+        Ok((Arc::new(Node { sound, witnesses, clings, torn, unstored, gate }), attr()))
     }
 
     fn stat(&self, _: &Caller, (_, path): Source<'_>, _: bool) -> Result<Attr, Errno> {
         if path == b"stuck" {
-            drop(self.gate.lock().unwrap());
+            self.gate.pass();
             return Ok(attr());
         }
         careful(path == b"sound");
@@ -182,6 +199,7 @@ impl OpenFile for Node {
     }
 
     fn stat(&self) -> Result<Attr, Errno> {
+        self.gate.iter().for_each(|gate| gate.pass());
         Ok(attr())
     }
 
@@ -322,6 +340,31 @@ fn a_request_that_panics_takes_no_other_along() {
     }
 }
 
+/// Like two threads of a program of a `towline run`, of which one finds that the server has restarted.
+#[test]
+fn what_is_locked_while_others_are_reopened_is_remembered() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("s");
+    let store = Brittle { may_hang: true, ..Brittle::default() };
+    let gate = store.gate.clone();
+    let server = Server::start(&config_of(store, Address::Unix(path.clone()), 1)).unwrap();
+    let client = Client::connect(&Transport::Unix(path), Options::default()).unwrap();
+    let root = client.attach(b"b").unwrap();
+    let _stuck = root.open(b"stuck", 0, 0).unwrap();
+    let whole = Lock { family: lock::FLOCK, kind: lock::EXCLUSIVE, owner: 0, start: 0, length: 0 };
+    let closed = gate.lock.lock().unwrap();
+    std::thread::scope(|scope| {
+        let reopening = scope.spawn(|| client.reclaim());
+        eventually("a file is being reopened", || gate.knocks.load(Ordering::Relaxed) > 0);
+        let file = root.open(b"sound", 0, 0).unwrap();
+        file.lock(&whole, false).unwrap();
+        drop(closed);
+        reopening.join().unwrap().unwrap();
+        assert!(client.has_locked(file.handle()), "it would be lost with the next server");
+    });
+    server.stop();
+}
+
 /// They stay in the listen queue meanwhile.
 #[test]
 fn who_comes_while_every_core_waits_for_a_device_is_served_afterwards() {
@@ -334,7 +377,7 @@ fn who_comes_while_every_core_waits_for_a_device_is_served_afterwards() {
     let connect = || Client::connect(&transport, Options::default());
     let root = connect().unwrap().attach(b"b").unwrap();
     std::thread::scope(|scope| {
-        let closed = gate.lock().unwrap();
+        let closed = gate.lock.lock().unwrap();
         scope.spawn(|| root.stat_path(b"stuck", true).unwrap());
         eventually("the core is known to wait", || {
             server.statistics_json().contains("\"cores_waiting\":1")
