@@ -20,7 +20,7 @@ use towline_store::{
 use towline_wire::event;
 use towline_wire::reply::parse_results;
 use towline_wire::request::{CURRENT, lock, sync_kind};
-use towline_wire::{Attr, Errno, Header, Hello, Kind, Reply, Request, StatFs};
+use towline_wire::{Attr, Errno, Header, Hello, Kind, Reply, Request, StatFs, Welcome};
 
 /// A directory in which every name is a file. Calls on `sound` work, all others panic.
 #[derive(Default)]
@@ -518,5 +518,79 @@ fn what_a_process_asked_for_before_it_ended_is_done_by_stores_that_may_hang() {
         eventually("it is closed", || file.sync(sync_kind::DATA).is_err_and(is_closed));
         let _ = file.into_handle();
     }
+    server.stop();
+}
+
+/// A peer of a server with two cores, whose session lives on core `core`.
+fn peer_on(core: u64, port: u16, family: u64) -> Raw {
+    loop {
+        let mut peer = Raw::connect(port);
+        peer.send(&hello_message(&Hello { family, ..hello() }));
+        let (_, body) = peer.receive().unwrap();
+        // Connections are distributed to the cores in turn.
+        if Welcome::parse(&body).unwrap().session % 2 == core {
+            return peer;
+        }
+    }
+}
+
+/// Sends a request and returns the error of its last operation, or what that opened.
+fn ask(peer: &mut Raw, sequence: u32, requests: &[Request<'_>]) -> Result<u64, Errno> {
+    peer.send(&request(0, sequence, requests, 0));
+    answer(peer)
+}
+
+fn answer(peer: &mut Raw) -> Result<u64, Errno> {
+    let (_, body) = peer.receive().unwrap();
+    match parse_results(&body).unwrap().last() {
+        Some(Reply::Opened { handle, .. }) => Ok(*handle),
+        Some(Reply::Failed { errno }) => Err(Errno(*errno)),
+        _ => Ok(0),
+    }
+}
+
+/// A member of a family closes a file, on one core, after another member has asked for a lock on it
+/// and before the other core has taken that lock.
+#[test]
+fn a_lock_asked_for_while_its_file_is_closed_does_not_stay() {
+    let (store, local) = (Brittle { may_hang: true, ..Brittle::default() }, Brittle::default());
+    let (gate, core_gate) = (store.gate.clone(), local.gate.clone());
+    let mut config = config_of(store, Address::parse("tcp://127.0.0.1:0").unwrap(), 2);
+    let local = OwnStore(Arc::new(local) as Arc<dyn FileStore>);
+    config.exports.push(Export::new("local", ExportKind::Own(local)));
+    let server = Server::start(&config).unwrap();
+    let Some(Address::Tcp(at)) = server.addresses().first().cloned() else { panic!() };
+    let [mut locking, mut closing] = [0, 1].map(|core| peer_on(core, at.port(), 0x5eed));
+    let mut blocking = peer_on(0, at.port(), 0);
+    let mut stranger = peer_on(1, at.port(), 0);
+    let attached = |peer: &mut Raw, name| ask(peer, 1, &[Request::Attach { name }]).unwrap();
+    let (root, local) = (attached(&mut locking, b"b"), attached(&mut blocking, b"local"));
+    let open = |base| Request::Open { base, flags: 2, mode: 0, path: b"sound" };
+    let lock = |handle| Request::Lock {
+        handle,
+        owner: 0,
+        family: lock::FLOCK,
+        kind: lock::EXCLUSIVE,
+        wait: 0,
+        start: 0,
+        length: 0,
+    };
+    let stuck = |base| Request::Stat { base, flags: 0, path: b"stuck" };
+    let handle = ask(&mut locking, 2, &[open(root)]).unwrap();
+
+    // A thread of the store runs the request up to the lock, while the core waits for a device.
+    let (closed, core_closed) = (gate.lock.lock().unwrap(), core_gate.lock.lock().unwrap());
+    locking.send(&request(0, 3, &[stuck(root), lock(handle)], 0));
+    eventually("a thread has the request", || gate.knocks.load(Ordering::Relaxed) > 0);
+    blocking.send(&request(0, 2, &[stuck(local)], 0));
+    eventually("the core waits", || core_gate.knocks.load(Ordering::Relaxed) > 0);
+    drop(closed);
+    std::thread::sleep(Duration::from_millis(200));
+    ask(&mut closing, 1, &[Request::Close { handle }]).unwrap();
+    drop(core_closed);
+    assert_eq!(answer(&mut locking), Err(Errno::EBADF));
+    let root = attached(&mut stranger, b"b");
+    let opened = ask(&mut stranger, 2, &[open(root)]).unwrap();
+    assert_eq!(ask(&mut stranger, 3, &[lock(opened)]), Ok(0), "somebody has the lock");
     server.stop();
 }
