@@ -414,13 +414,13 @@ impl Compound {
             Some(handle) => {
                 // Another session of the family may have been faster. The flags need not match: one
                 // session attaches the root of an export, and a path leads others there.
-                let same = context
-                    .files
-                    .find(handle)
-                    .is_ok_and(|known| known.file.identity() == opened.file.identity());
-                if !same {
-                    context.files.with(|files| files.insert_at(handle, opened))?;
-                }
+                let inode = opened.file.identity();
+                let spare = context.files.with(|files| match files.find(handle) {
+                    Ok(known) if known.file.identity() == inode => Ok(Some(opened)),
+                    _ => files.insert_at(handle, opened).map(|()| None),
+                });
+                // Not while the table is locked for it, since closing may take long.
+                drop(spare?);
                 handle
             }
             None => context.files.with(|files| files.insert(opened))?,

@@ -178,6 +178,32 @@ fn what_is_open_already_is_reclaimed_and_closed_in_one_request() {
     assert_eq!(world.files.lock().len(), 1, "only the root is open");
 }
 
+/// As when the members of a family come back after a restart, to a store that may hang: threads of that
+/// store open the file for them.
+#[test]
+fn what_several_threads_reclaim_at_once_all_have() {
+    let mut world = World::in_memory();
+    let file = world.open(b"f", READ_WRITE | open_flag::CREATE).handle();
+    let inode = world.files.lock().find(file).unwrap().file.stat().unwrap().identity();
+    let reclaim = |handle| {
+        let again = Request::Reclaim { handle, flags: READ_WRITE, inode, export: b"x", path: b"f" };
+        let body = encode_compound(&[again]);
+        let mut compound = Compound::new(0, 1, &body, &[], 0).unwrap();
+        let (files, caller) = (Table::Shared(&world.files), caller());
+        let mut context = Context { files, exports: &world.export, caller: &caller, session: 1 };
+        let step = compound.run(None, &mut context);
+        assert!(matches!(step, Step::Finished));
+        let results = std::mem::take(compound.reply().0);
+        assert_eq!(Outcome { results, undecided: false }.failed(), None, "{handle:x}");
+    };
+    let all = || (0..20_000).for_each(|number| reclaim(7 << 32 | number));
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(all);
+        }
+    });
+}
+
 /// What `mount -o ro` allows is allowed, and what is missing is missing.
 #[test]
 fn a_read_only_export_is_like_a_read_only_mount() {
