@@ -316,7 +316,8 @@ impl Core {
             }
         });
         if reclaimed.is_ok() {
-            self.state.lock().files = files;
+            // Other threads have opened, locked and closed files meanwhile.
+            self.state.lock().files.lose(&files.stale);
         }
         lost.map_or(Ok(()), Err)
     }

@@ -117,6 +117,15 @@ impl OpenFiles {
         self.stale.remove(&handle);
     }
 
+    /// Notes that these files could not be reopened, unless they are closed by now.
+    pub(crate) fn lose(&mut self, stale: &HashSet<u64>) {
+        for handle in stale {
+            if self.open.remove(handle).is_some() {
+                self.stale.insert(*handle);
+            }
+        }
+    }
+
     pub(crate) fn knows(&self, handle: u64) -> bool {
         self.open.contains_key(&handle)
     }
@@ -143,7 +152,7 @@ impl OpenFiles {
         &mut self,
         mut each: impl FnMut((u32, u32), &[Request<'_>]) -> io::Result<bool>,
     ) -> io::Result<()> {
-        let mut stale = Vec::new();
+        let mut stale = HashSet::new();
         for (&handle, open) in &self.open {
             let request = Request::Reclaim {
                 handle,
@@ -162,13 +171,10 @@ impl OpenFiles {
                 again = again && each(open.identity, &[request])?;
             }
             if !again {
-                stale.push(handle);
+                stale.insert(handle);
             }
         }
-        for handle in stale {
-            self.open.remove(&handle);
-            self.stale.insert(handle);
-        }
+        self.lose(&stale);
         Ok(())
     }
 }
@@ -182,7 +188,12 @@ pub(crate) struct FirstUse<'a> {
     pub(crate) limit: Duration,
 }
 
-struct Answer(Option<Vec<u8>>);
+/// Takes the answer to one request.
+struct Answer {
+    slot: u16,
+    sequence: u32,
+    results: Option<Vec<u8>>,
+}
 
 impl Sink for Answer {
     fn message(
@@ -191,9 +202,12 @@ impl Sink for Answer {
         body: &[u8],
         _payload: &[u8],
     ) -> Result<(), ProtocolError> {
-        if header.kind == Kind::Reply {
+        // The session may still be answering requests of the connection before this one, if their file
+        // system hung.
+        let is_awaited = (header.slot, header.sequence) == (self.slot, self.sequence);
+        if header.kind == Kind::Reply && is_awaited {
             parse_results(body)?;
-            self.0 = Some(body.to_vec());
+            self.results = Some(body.to_vec());
         }
         Ok(())
     }
@@ -243,17 +257,17 @@ impl FirstUse<'_> {
                 Err(error) => return Err(error),
             }
         }
-        let (mut input, mut answer, mut scratch) =
-            (Input::default(), Answer(None), vec![0; 96 * 1024]);
+        let mut answer = Answer { slot: self.slot, sequence: self.sequence, results: None };
+        let (mut input, mut scratch) = (Input::default(), vec![0; 96 * 1024]);
         let asked = Instant::now();
         loop {
-            if let Some(results) = answer.0.take() {
+            if let Some(results) = answer.results.take() {
                 return Ok(results);
             }
             match input.receive(self.link, &mut scratch, None, &mut answer, &counters)? {
                 Incoming::Closed => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Incoming::Progress => {}
-                Incoming::Drained if answer.0.is_some() => {}
+                Incoming::Drained if answer.results.is_some() => {}
                 Incoming::Drained => {
                     let left = self.limit.saturating_sub(asked.elapsed());
                     if left.is_zero() {
@@ -270,6 +284,9 @@ impl FirstUse<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::Write;
+    use towline_net::LinkKind;
+    use towline_wire::codec::Field;
 
     /// Returns the locks that are asked for again: handle, owner, kind, start, length.
     fn asked(files: &mut OpenFiles) -> Vec<(u64, u64, u8, u64, u64)> {
@@ -282,6 +299,31 @@ mod tests {
         };
         files.reclaim(each).unwrap();
         locks
+    }
+
+    /// A server whose file system hung may answer a request of the connection before this one.
+    #[test]
+    fn answers_to_other_requests_are_not_taken_for_the_awaited_one() {
+        let (near, far) = std::os::unix::net::UnixStream::pair().unwrap();
+        near.set_nonblocking(true).unwrap();
+        let answer = |sequence, reply: &Reply<'_>| {
+            let mut body = Vec::new();
+            reply.encode(&mut body);
+            let mut header = Header::new(Kind::Reply, 7, sequence);
+            header.body_bytes = body.len() as u32;
+            (&far).write_all(&[&header.to_bytes()[..], &body].concat()).unwrap();
+        };
+        let link = Link::Socket(near.into(), LinkKind::Unix);
+        let limit = Duration::from_secs(60);
+        let mut lane = FirstUse { link: &link, identity: (0, 0), slot: 7, sequence: 0, limit };
+        answer(5, &Reply::Failed { errno: 5 });
+        answer(1, &Reply::Done {});
+        answer(5, &Reply::Failed { errno: 5 });
+        assert!(lane.exchange(&[Request::Reclaimed {}]).unwrap());
+        answer(1, &Reply::Done {});
+        answer(2, &Reply::Failed { errno: 5 });
+        answer(1, &Reply::Done {});
+        assert!(!lane.exchange(&[Request::Reclaimed {}]).unwrap());
     }
 
     #[test]

@@ -6,9 +6,10 @@ mod common;
 
 use common::{Raw, eventually, hello, hello_message, request};
 use std::any::Any;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use towline_client::{Client, Error, File, Options, Transport};
+use std::time::Duration;
+use towline_client::{Client, Error, File, Lock, Options, Transport};
 use towline_mem::{Aggregate, Segment};
 use towline_net::address::Address;
 use towline_server::{Config, Export, ExportKind, OwnStore, Server};
@@ -18,8 +19,8 @@ use towline_store::{
 };
 use towline_wire::event;
 use towline_wire::reply::parse_results;
-use towline_wire::request::{CURRENT, sync_kind};
-use towline_wire::{Attr, Errno, Header, Hello, Kind, Reply, Request, StatFs};
+use towline_wire::request::{CURRENT, lock, sync_kind};
+use towline_wire::{Attr, Errno, Header, Hello, Kind, Reply, Request, StatFs, Welcome};
 
 /// A directory in which every name is a file. Calls on `sound` work, all others panic.
 #[derive(Default)]
@@ -27,6 +28,21 @@ struct Brittle {
     /// All calls are made by threads that may wait.
     may_hang: bool,
     witnesses: Witnesses,
+    gate: Arc<Gate>,
+}
+
+/// Who asks for `stuck` waits as long as this is locked.
+#[derive(Default)]
+struct Gate {
+    lock: Mutex<()>,
+    knocks: AtomicUsize,
+}
+
+impl Gate {
+    fn pass(&self) {
+        self.knocks.fetch_add(1, Ordering::Relaxed);
+        drop(self.lock.lock().unwrap());
+    }
 }
 
 /// The watchers of a file.
@@ -45,6 +61,8 @@ struct Node {
     torn: bool,
     /// What was written could not be stored, which is reported once.
     unstored: AtomicBool,
+    /// In the way of those who ask for its attributes.
+    gate: Option<Arc<Gate>>,
 }
 
 impl Drop for Node {
@@ -65,7 +83,8 @@ impl FileStore for Brittle {
     fn root(&self) -> Result<Arc<dyn OpenFile>, Errno> {
         let unstored = AtomicBool::new(false);
         let witnesses = self.witnesses.clone();
-        Ok(Arc::new(Node { sound: true, witnesses, clings: false, torn: false, unstored }))
+        let (sound, clings, torn, gate) = (true, false, false, None);
+        Ok(Arc::new(Node { sound, witnesses, clings, torn, unstored, gate }))
     }
 
     fn below(&self, _: &Caller, _: &[u8]) -> Result<Arc<dyn FileStore>, Errno> {
@@ -80,12 +99,17 @@ impl FileStore for Brittle {
     ) -> Result<(Arc<dyn OpenFile>, Attr), Errno> {
         let torn = path == b"torn";
         let unstored = AtomicBool::new(path == b"unstored");
-        let sound = torn || path == b"sound" || path == b"unstored";
+        let gate = (path == b"stuck").then(|| self.gate.clone());
+        let sound = torn || gate.is_some() || path == b"sound" || path == b"unstored";
         let (witnesses, clings) = (self.witnesses.clone(), path == b"clinging");
-        Ok((Arc::new(Node { sound, witnesses, clings, torn, unstored }), attr()))
+        Ok((Arc::new(Node { sound, witnesses, clings, torn, unstored, gate }), attr()))
     }
 
     fn stat(&self, _: &Caller, (_, path): Source<'_>, _: bool) -> Result<Attr, Errno> {
+        if path == b"stuck" {
+            self.gate.pass();
+            return Ok(attr());
+        }
         careful(path == b"sound");
         Ok(attr())
     }
@@ -175,6 +199,7 @@ impl OpenFile for Node {
     }
 
     fn stat(&self) -> Result<Attr, Errno> {
+        self.gate.iter().for_each(|gate| gate.pass());
         Ok(attr())
     }
 
@@ -315,6 +340,58 @@ fn a_request_that_panics_takes_no_other_along() {
     }
 }
 
+/// Like two threads of a program of a `towline run`, of which one finds that the server has restarted.
+#[test]
+fn what_is_locked_while_others_are_reopened_is_remembered() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("s");
+    let store = Brittle { may_hang: true, ..Brittle::default() };
+    let gate = store.gate.clone();
+    let server = Server::start(&config_of(store, Address::Unix(path.clone()), 1)).unwrap();
+    let client = Client::connect(&Transport::Unix(path), Options::default()).unwrap();
+    let root = client.attach(b"b").unwrap();
+    let _stuck = root.open(b"stuck", 0, 0).unwrap();
+    let whole = Lock { family: lock::FLOCK, kind: lock::EXCLUSIVE, owner: 0, start: 0, length: 0 };
+    let closed = gate.lock.lock().unwrap();
+    std::thread::scope(|scope| {
+        let reopening = scope.spawn(|| client.reclaim());
+        eventually("a file is being reopened", || gate.knocks.load(Ordering::Relaxed) > 0);
+        let file = root.open(b"sound", 0, 0).unwrap();
+        file.lock(&whole, false).unwrap();
+        drop(closed);
+        reopening.join().unwrap().unwrap();
+        assert!(client.has_locked(file.handle()), "it would be lost with the next server");
+    });
+    server.stop();
+}
+
+/// They stay in the listen queue meanwhile.
+#[test]
+fn who_comes_while_every_core_waits_for_a_device_is_served_afterwards() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("s");
+    let store = Brittle::default();
+    let gate = store.gate.clone();
+    let server = Server::start(&config_of(store, Address::Unix(path.clone()), 1)).unwrap();
+    let transport = Transport::Unix(path);
+    let connect = || Client::connect(&transport, Options::default());
+    let root = connect().unwrap().attach(b"b").unwrap();
+    std::thread::scope(|scope| {
+        let closed = gate.lock.lock().unwrap();
+        scope.spawn(|| root.stat_path(b"stuck", true).unwrap());
+        eventually("the core is known to wait", || {
+            server.statistics_json().contains("\"cores_waiting\":1")
+        });
+        let newcomer = scope.spawn(connect);
+        // Connections are now accepted by another thread, if at all, twenty times a second.
+        std::thread::sleep(Duration::from_millis(500));
+        assert!(!newcomer.is_finished(), "{:?}", newcomer.join().unwrap().err());
+        drop(closed);
+        newcomer.join().unwrap().unwrap().attach(b"b").unwrap();
+    });
+    server.stop();
+}
+
 /// The reply that announced the pages has left by then: the lane ends, and the client asks again
 /// and gets the error.
 #[test]
@@ -441,5 +518,79 @@ fn what_a_process_asked_for_before_it_ended_is_done_by_stores_that_may_hang() {
         eventually("it is closed", || file.sync(sync_kind::DATA).is_err_and(is_closed));
         let _ = file.into_handle();
     }
+    server.stop();
+}
+
+/// A peer of a server with two cores, whose session lives on core `core`.
+fn peer_on(core: u64, port: u16, family: u64) -> Raw {
+    loop {
+        let mut peer = Raw::connect(port);
+        peer.send(&hello_message(&Hello { family, ..hello() }));
+        let (_, body) = peer.receive().unwrap();
+        // Connections are distributed to the cores in turn.
+        if Welcome::parse(&body).unwrap().session % 2 == core {
+            return peer;
+        }
+    }
+}
+
+/// Sends a request and returns the error of its last operation, or what that opened.
+fn ask(peer: &mut Raw, sequence: u32, requests: &[Request<'_>]) -> Result<u64, Errno> {
+    peer.send(&request(0, sequence, requests, 0));
+    answer(peer)
+}
+
+fn answer(peer: &mut Raw) -> Result<u64, Errno> {
+    let (_, body) = peer.receive().unwrap();
+    match parse_results(&body).unwrap().last() {
+        Some(Reply::Opened { handle, .. }) => Ok(*handle),
+        Some(Reply::Failed { errno }) => Err(Errno(*errno)),
+        _ => Ok(0),
+    }
+}
+
+/// A member of a family closes a file, on one core, after another member has asked for a lock on it
+/// and before the other core has taken that lock.
+#[test]
+fn a_lock_asked_for_while_its_file_is_closed_does_not_stay() {
+    let (store, local) = (Brittle { may_hang: true, ..Brittle::default() }, Brittle::default());
+    let (gate, core_gate) = (store.gate.clone(), local.gate.clone());
+    let mut config = config_of(store, Address::parse("tcp://127.0.0.1:0").unwrap(), 2);
+    let local = OwnStore(Arc::new(local) as Arc<dyn FileStore>);
+    config.exports.push(Export::new("local", ExportKind::Own(local)));
+    let server = Server::start(&config).unwrap();
+    let Some(Address::Tcp(at)) = server.addresses().first().cloned() else { panic!() };
+    let [mut locking, mut closing] = [0, 1].map(|core| peer_on(core, at.port(), 0x5eed));
+    let mut blocking = peer_on(0, at.port(), 0);
+    let mut stranger = peer_on(1, at.port(), 0);
+    let attached = |peer: &mut Raw, name| ask(peer, 1, &[Request::Attach { name }]).unwrap();
+    let (root, local) = (attached(&mut locking, b"b"), attached(&mut blocking, b"local"));
+    let open = |base| Request::Open { base, flags: 2, mode: 0, path: b"sound" };
+    let lock = |handle| Request::Lock {
+        handle,
+        owner: 0,
+        family: lock::FLOCK,
+        kind: lock::EXCLUSIVE,
+        wait: 0,
+        start: 0,
+        length: 0,
+    };
+    let stuck = |base| Request::Stat { base, flags: 0, path: b"stuck" };
+    let handle = ask(&mut locking, 2, &[open(root)]).unwrap();
+
+    // A thread of the store runs the request up to the lock, while the core waits for a device.
+    let (closed, core_closed) = (gate.lock.lock().unwrap(), core_gate.lock.lock().unwrap());
+    locking.send(&request(0, 3, &[stuck(root), lock(handle)], 0));
+    eventually("a thread has the request", || gate.knocks.load(Ordering::Relaxed) > 0);
+    blocking.send(&request(0, 2, &[stuck(local)], 0));
+    eventually("the core waits", || core_gate.knocks.load(Ordering::Relaxed) > 0);
+    drop(closed);
+    std::thread::sleep(Duration::from_millis(200));
+    ask(&mut closing, 1, &[Request::Close { handle }]).unwrap();
+    drop(core_closed);
+    assert_eq!(answer(&mut locking), Err(Errno::EBADF));
+    let root = attached(&mut stranger, b"b");
+    let opened = ask(&mut stranger, 2, &[open(root)]).unwrap();
+    assert_eq!(ask(&mut stranger, 3, &[lock(opened)]), Ok(0), "somebody has the lock");
     server.stop();
 }

@@ -4,7 +4,10 @@
 
 mod common;
 
-use common::{CREATE, EXCLUSIVE, no_faster, pattern, proxy::Proxy, seed, transports};
+use common::proxy::Proxy;
+use common::{
+    CREATE, EXCLUSIVE, Raw, message, no_faster, pattern, port, request, seed, transports,
+};
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -12,8 +15,9 @@ use tempfile::TempDir;
 use towline_client::{Client, Error, File, Group, Lock, Options, Transport};
 use towline_net::address::Address;
 use towline_server::{Config, Export, ExportKind, RateLimit, Server};
-use towline_wire::Errno;
+use towline_wire::reply::parse_results;
 use towline_wire::request::lock;
+use towline_wire::{Errno, Header, Kind, Reply, Request};
 
 const MIB: usize = 1 << 20;
 
@@ -210,6 +214,51 @@ fn a_lock_that_waits_is_given_up() {
             other => panic!("{other:?}"),
         }
     }
+}
+
+/// Returns a peer and the handle of an export's root.
+fn raw(world: &World, exports: [&[u8]; 2]) -> (Raw, [u64; 2]) {
+    let (mut peer, _) = Raw::greeted(port(&world.transports));
+    let mut sequence = 0;
+    let roots = exports.map(|name| {
+        sequence += 1;
+        peer.send(&request(1, sequence, &[Request::Attach { name }], 0));
+        let (_, body) = peer.receive().expect("a reply");
+        match parse_results(&body).unwrap()[..] {
+            [Reply::Opened { handle, .. }] => handle,
+            ref other => panic!("{other:?}"),
+        }
+    });
+    (peer, roots)
+}
+
+fn stat(base: u64) -> Request<'static> {
+    Request::Stat { base, flags: 0, path: b"" }
+}
+
+#[test]
+fn giving_up_a_request_does_not_let_it_overtake_the_limit() {
+    let world = limited(50, 0);
+    let (mut peer, [root, _]) = raw(&world, [b"mem", b"free"]);
+    let start = Instant::now();
+    for sequence in 1..=40 {
+        let cancel = message(Header::new(Kind::Cancel, 0, sequence), &[], &[]);
+        peer.send(&[request(0, sequence, &[stat(root)], 0), cancel].concat());
+        assert!(peer.receive().is_some());
+    }
+    no_faster(start, 40.0, 50.0);
+}
+
+#[test]
+fn a_request_that_begins_in_another_export_is_limited() {
+    let world = limited(50, 0);
+    let (mut peer, [limited, free]) = raw(&world, [b"mem", b"free"]);
+    let start = Instant::now();
+    for sequence in 1..=40 {
+        peer.send(&request(0, sequence, &[stat(free), stat(limited)], 0));
+        assert!(peer.receive().is_some());
+    }
+    no_faster(start, 40.0, 50.0);
 }
 
 /// Under the limit, requests would wait for a week; they are overtaken by those that need not wait.

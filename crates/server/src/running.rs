@@ -172,16 +172,27 @@ impl Core {
                     Ok(Locked::Waiting)
                 };
                 drop(locks);
+                // As in the kernel, checked afterwards: others may have closed the file since the request was
+                // run, and released its locks before this one was taken.
+                let owner = waiter.owner;
+                let is_closed =
+                    !owner.process && served.session.files.lock().find(owner.id).is_err();
                 match outcome {
                     Ok(Locked::Done(granted)) => {
                         self.shared.notify(granted);
-                        running.compound.locked(Ok(()));
+                        if is_closed {
+                            self.release_locks(owner);
+                        } else {
+                            running.compound.locked(Ok(()));
+                        }
                         return Some(running);
                     }
                     Err(errno) => {
                         running.compound.locked(Err(errno));
                         return Some(running);
                     }
+                    // The request is run again.
+                    Ok(Locked::Waiting) if is_closed => self.release_locks(owner),
                     Ok(Locked::Waiting) => {}
                 }
             }
@@ -215,7 +226,7 @@ impl Core {
 
     /// Releases all locks of an open file or a process.
     pub(crate) fn release_locks(&self, owner: Owner) {
-        let released = self.shared.locks.lock().release(|other| *other == owner);
+        let released = self.shared.locks.lock().release(owner);
         self.shared.notify(released.granted);
         self.shared.ask_again(released.orphaned);
     }

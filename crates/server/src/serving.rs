@@ -168,7 +168,7 @@ impl Serving<'_> {
 
     fn cancel(&mut self, session: u64, header: &Header) {
         // Only a wait for a lock or an event can be cancelled, and it has to begin first.
-        if let Some(kept) = self.core.waiting.take(session, header) {
+        if let Some(kept) = self.core.waiting.take_given_up(session, header) {
             self.core.begin_kept(kept, false);
         }
         let awaited = self.running(session, header).map(|running| &mut running.compound);

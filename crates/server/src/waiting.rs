@@ -60,9 +60,13 @@ pub(crate) struct Kept {
 }
 
 impl Kept {
-    fn is(&self, session: u64, header: &Header) -> bool {
+    /// Returns true if this is the request that `header` gives up, and asks only for locks or events. A limit
+    /// cannot be overtaken by giving up anything else.
+    fn is_given_up(&self, session: u64, header: &Header) -> bool {
         let (slot, sequence) = (self.header.slot, self.header.sequence);
+        let waits = |request| matches!(request, Ok(Request::Lock { .. } | Request::Events { .. }));
         (self.session, slot, sequence) == (session, header.slot, header.sequence)
+            && Operations::of(&self.body).all(waits)
     }
 }
 
@@ -123,12 +127,13 @@ impl Waiting {
         self.take_all(session).iter().map(|kept| kept.header.slot).collect()
     }
 
-    /// Removes a request if it waits.
-    pub(crate) fn take(&mut self, session: u64, header: &Header) -> Option<Kept> {
-        if let Some(place) = self.low.iter().position(|kept| kept.is(session, header)) {
+    /// Removes a request for locks or events that is held back and was given up.
+    pub(crate) fn take_given_up(&mut self, session: u64, header: &Header) -> Option<Kept> {
+        let given_up = |kept: &Kept| kept.is_given_up(session, header);
+        if let Some(place) = self.low.iter().position(given_up) {
             return self.low.remove(place);
         }
-        let place = self.throttled.iter().position(|other| other.kept.is(session, header))?;
+        let place = self.throttled.iter().position(|other| given_up(&other.kept))?;
         self.throttled.remove(place).map(|throttled| throttled.kept)
     }
 }
@@ -259,15 +264,21 @@ impl Core {
         meter.is_some_and(|meter| self.waits_for(&meter, bytes_of(request), arrived))
     }
 
-    /// Returns the meter for a file request, if its export limits clients. The bytes that it reads are
-    /// charged when their number is known.
+    /// Returns the meter for a file request, if the export of one of its operations limits clients: that of the
+    /// first one which does. The bytes that it reads are charged when their number is known.
     pub(crate) fn file_meter(&mut self, arrived: &Arrived<'_>) -> Option<Arc<Meter>> {
-        let exports = &self.shared.exports;
-        if !exports.are_limited() {
+        if !self.shared.exports.are_limited() {
             return None;
         }
+        let mut requests = Operations::of(arrived.body).map_while(Result::ok);
+        requests.find_map(|request| self.meter_of(&request, arrived))
+    }
+
+    /// Does the same for one operation.
+    fn meter_of(&mut self, request: &Request<'_>, arrived: &Arrived<'_>) -> Option<Arc<Meter>> {
+        let exports = &self.shared.exports;
         let served = self.sessions.get_mut(arrived.session)?;
-        let terms = match Operations::of(arrived.body).next()?.ok()? {
+        let terms = match request {
             Request::Attach { name } | Request::Reclaim { export: name, .. } => {
                 exports.find(name.split(|byte| *byte == b'/').next()?)?.1
             }

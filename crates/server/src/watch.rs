@@ -155,10 +155,13 @@ fn look_at(index: usize, core: &CoreStatistics, seen: &mut Seen) {
     }
 }
 
-/// Accepts connections and hands them to cores that make progress.
+/// Accepts connections and hands them to cores that make progress. If there is none, clients stay in the
+/// listen queue.
 fn accept(shared: &Shared) {
     for (listener, protocol) in shared.listeners.read().iter() {
-        while let (Some(core), Ok(link)) = (shared.core_for_newcomer(), listener.accept()) {
+        while let Some(core) = shared.core_for_newcomer()
+            && let Ok(link) = listener.accept()
+        {
             let link: Arc<Link> = Arc::new(link);
             shared.mailboxes[core].send(match protocol {
                 Protocol::Towline => Mail::Lane(link),

@@ -117,6 +117,8 @@ pub struct Compound {
     operations: usize,
     /// Files that it opened and did not close.
     left_open: usize,
+    /// It closes a file that it has not opened.
+    closes: bool,
     /// Records what it does, if the session is kept.
     pen: Option<Box<Pen>>,
     /// It failed because it is unknown whether an operation was done.
@@ -165,7 +167,7 @@ impl Compound {
         let wrong = |what| Err(ProtocolError { what, at: 0 });
         let (mut operations, mut modifies, mut syncs) = (0, false, false);
         let (mut written, mut read, mut last) = (None, None, None);
-        let mut waits = false;
+        let (mut waits, mut closes) = (false, false);
         for request in Operations::of(body) {
             let request = *last.insert(request?);
             operations += 1;
@@ -183,6 +185,7 @@ impl Compound {
                 return wrong("more than one transfer in a request");
             }
             waits |= matches!(request, Request::Events { .. });
+            closes |= matches!(request, Request::Close { handle } if handle != CURRENT);
         }
         if operations == 0 {
             return wrong("request without operations");
@@ -200,7 +203,8 @@ impl Compound {
         self.body.extend_from_slice(body);
         self.payload.extend_from_slice(payload);
         (self.slot, self.sequence) = (slot, sequence);
-        (self.operations, self.modifies, self.syncs) = (operations, modifies, syncs);
+        (self.operations, self.closes) = (operations, closes);
+        (self.modifies, self.syncs) = (modifies, syncs);
         (self.offered, self.reads) = (offered, read.unwrap_or(0).into());
         Ok(last.filter(|_| operations == 1))
     }
@@ -227,6 +231,7 @@ impl Compound {
             sequence,
             operations,
             left_open,
+            closes,
             pen,
             undecided,
             elsewhere,
@@ -244,7 +249,7 @@ impl Compound {
         (*index, *at, *after, *operations, *left_open) = (0, 0, 0, 0, 0);
         (*slot, *sequence, *offered, *reads, *current) = (0, 0, 0, 0, None);
         (*data_of_file, *modifies, *failed, *undecided) = (false, false, false, false);
-        *syncs = false;
+        (*syncs, *closes) = (false, false);
         (*write, *pen, *elsewhere, *closed, *turn) = (None, None, None, None, None);
     }
 
@@ -381,6 +386,22 @@ impl Compound {
         Ok(opened)
     }
 
+    /// Finds the start of a path to what is to be changed; `EROFS` if its export is read-only and the path
+    /// leads to something.
+    fn changeable_at(
+        &mut self,
+        context: &Context<'_>,
+        base: u64,
+        path: &[u8],
+        follow: bool,
+    ) -> Result<Opened, Errno> {
+        let opened = self.at(context, base)?;
+        if opened.terms.read_only {
+            opened.store.stat(context.caller, (&*opened.file, path), follow)?;
+        }
+        self.writable_at(context, base)
+    }
+
     /// Adds an open file to the session and makes it the current one.
     fn opened(
         &mut self,
@@ -393,13 +414,13 @@ impl Compound {
             Some(handle) => {
                 // Another session of the family may have been faster. The flags need not match: one
                 // session attaches the root of an export, and a path leads others there.
-                let same = context
-                    .files
-                    .find(handle)
-                    .is_ok_and(|known| known.file.identity() == opened.file.identity());
-                if !same {
-                    context.files.with(|files| files.insert_at(handle, opened))?;
-                }
+                let inode = opened.file.identity();
+                let spare = context.files.with(|files| match files.find(handle) {
+                    Ok(known) if known.file.identity() == inode => Ok(Some(opened)),
+                    _ => files.insert_at(handle, opened).map(|()| None),
+                });
+                // Not while the table is locked for it, since closing may take long.
+                drop(spare?);
                 handle
             }
             None => context.files.with(|files| files.insert(opened))?,
@@ -452,3 +473,6 @@ impl Compound {
 fn waiting_store(opened: &Opened) -> Option<Arc<dyn FileStore>> {
     opened.store.may_block().then(|| opened.store.clone())
 }
+
+#[cfg(test)]
+mod tests;

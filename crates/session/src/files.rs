@@ -144,14 +144,20 @@ impl Files {
         self.open == 0
     }
 
+    /// Checks whether a file can be added.
+    ///
+    /// # Errors
+    /// `EMFILE` at the limit of open files of a session.
+    pub(crate) fn check_room(&self) -> Result<(), Errno> {
+        if self.open >= OPEN_FILES_MAX { Err(Errno::EMFILE) } else { Ok(()) }
+    }
+
     /// Adds a file and returns its handle.
     ///
     /// # Errors
     /// `EMFILE` at the limit of open files of a session.
     pub fn insert(&mut self, opened: Opened) -> Result<u64, Errno> {
-        if self.open >= OPEN_FILES_MAX {
-            return Err(Errno::EMFILE);
-        }
+        self.check_room()?;
         if let Some(index) = self.free.pop() {
             let (generation, entry) = &mut self.entries[index as usize];
             *generation = (generation.wrapping_add(1) & 0x7fff_ffff).max(1);
@@ -176,9 +182,7 @@ impl Files {
         if !is_possible || self.find(handle).is_ok() {
             return Err(Errno::EBADF);
         }
-        if self.open >= OPEN_FILES_MAX {
-            return Err(Errno::EMFILE);
-        }
+        self.check_room()?;
         self.reclaimed.insert(handle, opened);
         self.open += 1;
         Ok(())

@@ -54,7 +54,8 @@ struct FileLocks {
 const PROCESSES_MAX: usize = 1024;
 
 /// Most ranges of one file that a session or family may have locked. Every lock request for that file
-/// looks at each of them.
+/// looks at each of them. At the limit, a session cannot unlock the middle of a range either, which makes
+/// two of one.
 const RANGES_MAX: usize = 16 * 1024;
 
 /// All locks of a server.
@@ -101,14 +102,18 @@ impl Locks {
     ) -> Result<Locked, Errno> {
         self.speaks_for(waiter.session, waiter.owner)?;
         let locks = self.files.entry(file).or_default();
-        if waiter.range.kind == lock::UNLOCK {
+        let unlocks = waiter.range.kind == lock::UNLOCK;
+        if locks.held.len() >= RANGES_MAX
+            && locks.held_by(waiter.owner.session) >= RANGES_MAX
+            && (!unlocks || locks.is_within_one(waiter.owner, &waiter.range))
+        {
+            return Err(Errno::ENOLCK);
+        }
+        if unlocks {
             waiter.range.apply(waiter.owner, &mut locks.held);
             let granted = locks.grant();
             self.tidy(file);
             return Ok(Locked::Done(granted));
-        }
-        if locks.held.len() >= RANGES_MAX && locks.held_by(waiter.owner.session) >= RANGES_MAX {
-            return Err(Errno::ENOLCK);
         }
         if locks.conflict(waiter.owner, &waiter.range).is_none() {
             waiter.range.apply(waiter.owner, &mut locks.held);
@@ -171,7 +176,7 @@ impl Locks {
         self.withdraw(session);
         // No requests of other sessions are orphaned: those would speak for the processes, or belong to
         // the family.
-        self.release(|owner| ended.contains(owner) || Some(owner.session) == files).granted
+        self.release_all(|owner| ended.contains(owner) || Some(owner.session) == files).granted
     }
 
     /// Stops the waiting of a session that lost its lane, because it cannot be told when its requests
@@ -183,8 +188,15 @@ impl Locks {
         });
     }
 
+    /// Releases all locks of an open file that is closed, or of a process that has ended; its requests stop
+    /// waiting. No session speaks for the process any more.
+    pub fn release(&mut self, owner: Owner) -> Released {
+        self.processes.remove(&owner);
+        self.release_all(|other| *other == owner)
+    }
+
     /// Releases all locks of the owners for which `gone` is true; their requests stop waiting.
-    pub fn release(&mut self, gone: impl Fn(&Owner) -> bool) -> Released {
+    fn release_all(&mut self, gone: impl Fn(&Owner) -> bool) -> Released {
         let mut released = Released::default();
         self.files.retain(|_, locks| {
             let before = locks.held.len();
@@ -261,6 +273,12 @@ impl FileLocks {
             *other != owner && held.overlaps(range) && (exclusive(held) || exclusive(range))
         };
         self.held.iter().filter(in_the_way).map(|(other, _)| *other).collect()
+    }
+
+    /// Returns true if a range that this owner holds begins before this one and ends after it.
+    fn is_within_one(&self, owner: Owner, range: &Range) -> bool {
+        let around = |held: &Range| held.start < range.start && range.last < held.last;
+        self.held.iter().any(|(other, held)| *other == owner && around(held))
     }
 
     /// Returns the number of ranges that the owners of a session or family hold.
@@ -360,6 +378,32 @@ mod tests {
     }
 
     #[test]
+    fn unlocking_does_not_make_ranges_without_end() {
+        let mut locks = Locks::default();
+        let range = |place| Range::new(lock::SHARED, 4 * place, 3).unwrap();
+        let held = (0..RANGES_MAX as u64).map(|place| (owner(1), range(place))).collect();
+        locks.files.insert(FILE, FileLocks { held, waiting: Vec::new() });
+        let unlock = |start, length| waiter(1, lock::UNLOCK, start, length);
+        assert_eq!(locks.lock(FILE, unlock(1, 1), None), Err(Errno::ENOLCK), "one more range");
+        // The same number, or fewer.
+        for (start, length) in [(3, 1), (4, 1), (8, 3), (0, 0)] {
+            assert_eq!(locks.lock(FILE, unlock(start, length), None), Ok(Locked::Done(vec![])));
+        }
+        assert!(locks.files.is_empty());
+    }
+
+    #[test]
+    fn a_process_that_has_ended_takes_no_room() {
+        let mut locks = Locks::default();
+        for id in 0..2 * PROCESSES_MAX as u64 {
+            let taken = locks.lock(FILE, waiter(id, lock::EXCLUSIVE, 0, 10), None);
+            assert_eq!(taken, Ok(Locked::Done(vec![])), "process {id}");
+            assert_eq!(locks.release(owner(id)), Released::default());
+        }
+        assert!(locks.files.is_empty() && locks.processes.is_empty());
+    }
+
+    #[test]
     fn waiters_are_served_in_order_and_deadlocks_are_seen() {
         let mut locks = Locks::default();
         locks.lock(FILE, waiter(1, lock::EXCLUSIVE, 0, 10), here()).unwrap();
@@ -372,11 +416,11 @@ mod tests {
             locks.lock(FILE, waiter(1, lock::EXCLUSIVE, 20, 1), here()),
             Err(Errno::EDEADLK)
         );
-        let granted = locks.release(|o| *o == owner(1)).granted;
+        let granted = locks.release(owner(1)).granted;
         assert_eq!(granted, vec![waiter(2, lock::EXCLUSIVE, 0, 10)]);
         assert_eq!(locks.lock(FILE, waiter(3, lock::SHARED, 5, 1), here()), Ok(Locked::Waiting));
         assert!(locks.cancel(1, 3, 1));
-        assert_eq!(locks.release(|o| *o == owner(2)), Released::default());
+        assert_eq!(locks.release(owner(2)), Released::default());
         assert!(locks.files.is_empty());
     }
 

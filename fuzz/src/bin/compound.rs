@@ -78,7 +78,7 @@ fn run(mut compound: Compound, context: &mut Context<'_>, locks: &mut Locks) {
                 let conflict = locks.test(SESSION, file, owner, &range);
                 compound.tested(owner.session, conflict);
             }
-            Step::ReleaseLocks(owner) => drop(locks.release(|other| *other == owner)),
+            Step::ReleaseLocks(owner) => drop(locks.release(owner)),
             Step::Reclaimed => {}
             Step::Events(queue, turn) => {
                 assert!(queue.wait(turn, Box::new(|| {})), "nobody else asks, and nothing happens");

@@ -66,9 +66,14 @@ impl<'a> Change<'a> {
     /// Locates its names. `None` for names that no directory can contain; the change will fail for these.
     fn locate(&self, caller: &Caller) -> Result<Option<Vec<Located<'a>>>, Errno> {
         let store = &*self.opened.store;
-        let Some(first) = locate(store, caller, &self.opened.file, self.path)? else {
-            return Ok(None);
-        };
+        let first = locate(store, caller, &self.opened.file, self.path).or_else(|errno| {
+            // Errors of the old name are reported first.
+            if let Some(((file, path), follow)) = &self.source {
+                store.stat(caller, (&**file, path), *follow)?;
+            }
+            Err(errno)
+        });
+        let Some(first) = first? else { return Ok(None) };
         let Some((base, path)) = &self.second else { return Ok(Some(vec![first])) };
         Ok(locate(store, caller, base, path)?.map(|second| vec![first, second]))
     }
@@ -89,8 +94,21 @@ impl<'a> Change<'a> {
 /// A name in an open directory.
 struct Located<'a> {
     directory: Arc<dyn OpenFile>,
+    /// With the slashes at the end of the path.
     name: &'a [u8],
     place: Place,
+}
+
+impl Located<'_> {
+    /// Returns the attributes of what has this name. Without the slashes, as system calls that create or
+    /// remove a name look at it: a slash would make a file an error, and follow a symbolic link.
+    fn look(&self, store: &dyn FileStore, caller: &Caller) -> Result<Option<Attr>, Errno> {
+        match store.stat(caller, (&*self.directory, trim_slashes(self.name)), false) {
+            Ok(attr) => Ok(Some(attr)),
+            Err(Errno::ENOENT) => Ok(None),
+            Err(errno) => Err(errno),
+        }
+    }
 }
 
 fn trim_slashes(path: &[u8]) -> &[u8] {
@@ -122,14 +140,6 @@ fn locate<'a>(
     }
     let place = Place::named(directory.identity(), &[trimmed]);
     Ok(Some(Located { directory, name, place }))
-}
-
-fn look(store: &dyn FileStore, caller: &Caller, at: Source<'_>) -> Result<Option<Attr>, Errno> {
-    match store.stat(caller, at, false) {
-        Ok(attr) => Ok(Some(attr)),
-        Err(Errno::ENOENT) => Ok(None),
-        Err(errno) => Err(errno),
-    }
 }
 
 fn inode(found: Option<&Attr>) -> u64 {
@@ -210,14 +220,13 @@ impl Compound {
             *place = located.place;
         }
         let _guard = journal.state().guard(&places[..located.len()], store.may_hang());
-        for Located { directory, name, place } in &located {
-            journal.settle(self.slot, place, |intent| {
-                let now = look(&*store, &server(), (&**directory, name)).ok()?;
-                (intent.kind != Kind::Append).then(|| settle(intent, place, now))
+        for located in &located {
+            journal.settle(self.slot, &located.place, |intent| {
+                let now = located.look(&*store, &server()).ok()?;
+                (intent.kind != Kind::Append).then(|| settle(intent, &located.place, now))
             });
         }
-        let now: Result<Vec<_>, _> =
-            located.iter().map(|l| look(&*store, caller, (&*l.directory, l.name))).collect();
+        let now: Result<Vec<_>, _> = located.iter().map(|l| l.look(&*store, caller)).collect();
         let now = self.sure(now)?;
         match self.before() {
             Before::NotBegun => {}

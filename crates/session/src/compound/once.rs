@@ -72,7 +72,7 @@ impl Compound {
         if known.as_ref().is_none_or(|record| record.intent.is_none()) && recorded {
             journal.recall(self.slot);
         }
-        let answered = known.as_ref().filter(|record| record.complete);
+        let answered = known.as_ref().filter(|record| record.complete && !record.lost);
         if let Some(record) = answered {
             self.results.clone_from(&record.results);
             self.index = self.operations;
@@ -117,7 +117,9 @@ impl Compound {
         }
         let over = self.failed || self.index == self.operations;
         pen.draft.index = self.index as u8;
-        pen.draft.complete = over && self.left_open == 0 && self.data.is_empty();
+        // Whoever repeats it after a restart has the files open again that it has closed.
+        let leaves_files = self.left_open > 0 || self.closes;
+        pen.draft.complete = over && !leaves_files && self.data.is_empty();
         pen.draft.intent = None;
         pen.journal.write(self.slot, &mut pen.draft, &self.results);
         pen.written = Some(now);
@@ -181,8 +183,9 @@ impl Compound {
                 self.open_again(context, at, path, flags, attr.identity())?;
             }
             (Request::Close { handle }, _) if handle != CURRENT => {
-                if self.execute(request, context).is_err() && self.elsewhere.is_none() {
-                    self.result(&Reply::Done {});
+                match self.execute(request, context) {
+                    Err(_) if self.elsewhere.is_none() => self.result(&Reply::Done {}),
+                    done => return done,
                 }
             }
             (

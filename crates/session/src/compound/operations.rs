@@ -39,8 +39,10 @@ impl Compound {
                 self.opened(context, Opened::new(store, file, terms, 0), None, attr)?;
             }
             Request::Open { base, flags, mode, path } => {
+                // As in the kernel, before anything is created or shortened.
+                context.files.with(|files| files.check_room())?;
                 let at = self.at(context, base)?;
-                refuse_changes(at.terms.read_only, flags)?;
+                let flags = allowed_flags(&at, caller, path, flags)?;
                 let how = OpenHow { flags, mode };
                 if open_flag::creates_exclusively(flags) {
                     let change = Change::open(at.into_owned(), path, flags);
@@ -63,6 +65,7 @@ impl Compound {
                     let attr = known.file.stat()?;
                     if attr.identity() == inode {
                         self.current = Some(handle);
+                        self.left_open += 1;
                         self.result(&Reply::Opened { handle, attr });
                         return Ok(None);
                     }
@@ -123,7 +126,8 @@ impl Compound {
                 modified,
                 path,
             } => {
-                let opened = self.writable_at(context, base)?;
+                let follow = flags & NO_FOLLOW == 0;
+                let opened = self.changeable_at(context, base, path, follow)?;
                 let wanted = |bit| set & bit != 0;
                 let set = SetAttr {
                     mode: wanted(valid::MODE).then_some(mode),
@@ -132,12 +136,7 @@ impl Compound {
                     size: wanted(valid::SIZE).then_some(size),
                     times: wanted(valid::TIMES).then_some((accessed, modified)),
                 };
-                let attr = opened.store.set_attr(
-                    caller,
-                    (&*opened.file, path),
-                    flags & NO_FOLLOW == 0,
-                    &set,
-                )?;
+                let attr = opened.store.set_attr(caller, (&*opened.file, path), follow, &set)?;
                 self.result(&Reply::Attributes { attr });
             }
             Request::Read { handle, offset, length } => {
@@ -290,8 +289,8 @@ impl Compound {
                 self.result(&Reply::Bytes { value: &value });
             }
             Request::SetXattr { base, flags, how, path, name, value } => {
-                let opened = self.writable_at(context, base)?;
                 let follow = flags & NO_FOLLOW == 0;
+                let opened = self.changeable_at(context, base, path, follow)?;
                 let action = XattrAction::Set(name, value, how);
                 if how == xattr_how::CREATE {
                     return self.change_xattr(context, &opened, (path, follow), action);
@@ -310,9 +309,10 @@ impl Compound {
                 self.result(&Reply::Bytes { value: &value });
             }
             Request::RemoveXattr { base, flags, path, name } => {
-                let opened = self.writable_at(context, base)?;
-                let at = (path, flags & NO_FOLLOW == 0);
-                return self.change_xattr(context, &opened, at, XattrAction::Remove(name));
+                let follow = flags & NO_FOLLOW == 0;
+                let opened = self.changeable_at(context, base, path, follow)?;
+                let action = XattrAction::Remove(name);
+                return self.change_xattr(context, &opened, (path, follow), action);
             }
             Request::Lock { handle, owner, family, kind, wait, start, length } => {
                 let (file, owner, range) =
@@ -338,10 +338,10 @@ impl Compound {
             }
             Request::Access { base, mode, path } => {
                 let opened = self.at(context, base)?;
+                opened.store.access(caller, (&*opened.file, path), mode)?;
                 if mode & 2 != 0 && opened.terms.read_only {
                     return Err(Errno::EROFS);
                 }
-                opened.store.access(caller, (&*opened.file, path), mode)?;
                 self.result(&Reply::Done {});
             }
             Request::Inquire { what } => {
@@ -381,9 +381,25 @@ fn at_or_below(
     if path.is_empty() { Ok(store) } else { store.below(caller, path) }
 }
 
-fn refuse_changes(read_only: bool, flags: u32) -> Result<(), Errno> {
-    let writes = flags & 3 != 0 || flags & (open_flag::CREATE | open_flag::TRUNCATE) != 0;
-    if read_only && writes && flags & open_flag::PATH == 0 { Err(Errno::EROFS) } else { Ok(()) }
+/// Returns the flags with which a file may be opened: on a read-only export, without what would change
+/// anything. As on a read-only mount, a file that is there may be opened for reading even with `O_CREAT`.
+fn allowed_flags(at: &Opened, caller: &Caller, path: &[u8], flags: u32) -> Result<u32, Errno> {
+    let (creates, writes) = (
+        flags & open_flag::CREATE != 0,
+        flags & (ACCESS_MODE | open_flag::TRUNCATE | open_flag::TEMPORARY) != 0,
+    );
+    if !at.terms.read_only || flags & open_flag::PATH != 0 || !(creates || writes) {
+        return Ok(flags);
+    }
+    let exclusive = open_flag::creates_exclusively(flags);
+    let follow = !exclusive && flags & open_flag::NO_FOLLOW == 0;
+    match at.store.stat(caller, (&*at.file, path), follow) {
+        Err(Errno::ENOENT) if creates => Err(Errno::EROFS),
+        Err(errno) => Err(errno),
+        Ok(_) if exclusive => Err(Errno::EEXIST),
+        Ok(_) if writes => Err(Errno::EROFS),
+        Ok(_) => Ok(flags & !open_flag::CREATE),
+    }
 }
 
 /// Opens the root of a store: for listing if the caller may, otherwise only as the start of paths.

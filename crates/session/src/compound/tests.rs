@@ -1,0 +1,388 @@
+//! Compounds alone: on a store in memory, and on a directory with a state.
+
+use super::{Compound, Context, Step};
+use crate::files::{Files, Opened, SharedFiles, Table, Terms};
+use crate::locks::Owner;
+use crate::state::{Journal, STATE_BYTES, State};
+use crate::{Exports, Session};
+use rustix::fs::MemfdFlags;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use towline_mem::SharedMemory;
+use towline_store::directory::DirectoryStore;
+use towline_store::memory::MemoryStore;
+use towline_store::{Caller, FileStore, OpenHow};
+use towline_wire::limits::OPEN_FILES_MAX;
+use towline_wire::reply::parse_results;
+use towline_wire::request::{CURRENT, encode_compound, lock, open_flag, valid};
+use towline_wire::{Errno, Reply, Request, Timestamp};
+
+const READ_WRITE: u32 = 2;
+const BOOT: [u8; 16] = [7; 16];
+
+struct One(Arc<dyn FileStore>, Terms);
+
+impl Exports for One {
+    fn find(&self, _: &[u8]) -> Option<(Arc<dyn FileStore>, Terms)> {
+        Some((self.0.clone(), self.1))
+    }
+
+    fn find_again(&self, name: &[u8]) -> Option<(Arc<dyn FileStore>, Terms)> {
+        self.find(name)
+    }
+
+    fn names(&self) -> Vec<u8> {
+        Vec::new()
+    }
+
+    fn statistics(&self) -> Vec<u8> {
+        Vec::new()
+    }
+}
+
+fn caller() -> Caller {
+    Caller { uid: 0, gid: 0, groups: Arc::new([]), enforce: false }
+}
+
+/// A session with one export.
+struct World {
+    export: One,
+    files: SharedFiles,
+    /// Owners whose locks were to be released.
+    released: Vec<Owner>,
+    root: u64,
+}
+
+/// What came of a request.
+struct Outcome {
+    results: Vec<u8>,
+    undecided: bool,
+}
+
+impl Outcome {
+    fn failed(&self) -> Option<Errno> {
+        match parse_results(&self.results).unwrap().last() {
+            Some(Reply::Failed { errno }) => Some(Errno(*errno)),
+            Some(_) => None,
+            None => panic!("no result at all"),
+        }
+    }
+
+    fn handle(&self) -> u64 {
+        match parse_results(&self.results).unwrap().last() {
+            Some(Reply::Opened { handle, .. }) => *handle,
+            other => panic!("nothing was opened: {other:?}"),
+        }
+    }
+}
+
+impl World {
+    fn new(store: Arc<dyn FileStore>, read_only: bool) -> Self {
+        let export = One(store, Terms { read_only, account: 0 });
+        let files = Arc::new(Files::new(1, 1).into());
+        let mut world = Self { export, files, released: Vec::new(), root: 0 };
+        world.root = world.ask(&[Request::Attach { name: b"x" }]).handle();
+        world
+    }
+
+    fn in_memory() -> Self {
+        Self::new(MemoryStore::new("m", 64 << 20).unwrap(), false)
+    }
+
+    fn ask(&mut self, requests: &[Request<'_>]) -> Outcome {
+        let mut compound =
+            Compound::new(0, 1, &encode_compound(requests), &[], 0).expect("it is legal");
+        self.finish(&mut compound)
+    }
+
+    fn finish(&mut self, compound: &mut Compound) -> Outcome {
+        let (files, caller) = (self.files.clone(), caller());
+        loop {
+            let mut files = files.lock();
+            let files = Table::Held(&mut files);
+            let mut context = Context { files, exports: &self.export, caller: &caller, session: 1 };
+            match compound.run(None, &mut context) {
+                Step::Finished => break,
+                Step::Block(_, work, _) => compound.unblocked(work()),
+                Step::Lock(..) => compound.locked(Ok(())),
+                Step::ReleaseLocks(owner) => self.released.push(owner),
+                _ => panic!("none asked for"),
+            }
+        }
+        let undecided = compound.is_undecided();
+        let (results, ..) = compound.reply();
+        Outcome { results: std::mem::take(results), undecided }
+    }
+
+    fn open(&mut self, path: &[u8], flags: u32) -> Outcome {
+        self.ask(&[Request::Open { base: self.root, flags, mode: 0o644, path }])
+    }
+}
+
+/// Makes a file five bytes long.
+fn resize(base: u64, path: &[u8]) -> Request<'_> {
+    Request::SetAttr {
+        base,
+        flags: 0,
+        valid: valid::SIZE,
+        mode: 0,
+        uid: 0,
+        gid: 0,
+        size: 5,
+        accessed: Timestamp::default(),
+        modified: Timestamp::default(),
+        path,
+    }
+}
+
+/// As locally, where the descriptor is found before the file.
+#[test]
+fn nothing_is_created_or_shortened_without_room_for_an_open_file() {
+    let mut world = World::in_memory();
+    let file = world.open(b"old", READ_WRITE | open_flag::CREATE).handle();
+    assert_eq!(world.ask(&[resize(file, b"")]).failed(), None);
+    let known = world.files.lock().find(file).unwrap().clone();
+    {
+        let mut files = world.files.lock();
+        while files.len() < OPEN_FILES_MAX {
+            let Opened { store, file, terms, flags, .. } = known.clone();
+            files.insert(Opened::new(store, file, terms, flags)).unwrap();
+        }
+    }
+    let (create, exclusive) = (open_flag::CREATE, open_flag::CREATE | open_flag::EXCLUSIVE);
+    for (path, flags) in [
+        (&b"new"[..], READ_WRITE | create),
+        (b"new", READ_WRITE | exclusive),
+        (b"old", READ_WRITE | open_flag::TRUNCATE),
+    ] {
+        assert_eq!(world.open(path, flags).failed(), Some(Errno::EMFILE));
+    }
+    let stat = |path| Request::Stat { base: world.root, flags: 0, path };
+    let (new, old) = ([stat(b"new")], [stat(b"old")]);
+    assert_eq!(world.ask(&new).failed(), Some(Errno::ENOENT));
+    let kept = world.ask(&old);
+    match parse_results(&kept.results).unwrap()[..] {
+        [Reply::Attributes { attr }] => assert_eq!(attr.size, 5),
+        ref other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn what_is_open_already_is_reclaimed_and_closed_in_one_request() {
+    let mut world = World::in_memory();
+    let file = world.open(b"f", READ_WRITE | open_flag::CREATE).handle();
+    let inode = world.files.lock().find(file).unwrap().file.stat().unwrap().identity();
+    let again =
+        Request::Reclaim { handle: file, flags: READ_WRITE, inode, export: b"x", path: b"f" };
+    assert_eq!(world.ask(&[again, Request::Close { handle: CURRENT }]).failed(), None);
+    assert_eq!(world.files.lock().len(), 1, "only the root is open");
+}
+
+/// As when the members of a family come back after a restart, to a store that may hang: threads of that
+/// store open the file for them.
+#[test]
+fn what_several_threads_reclaim_at_once_all_have() {
+    let mut world = World::in_memory();
+    let file = world.open(b"f", READ_WRITE | open_flag::CREATE).handle();
+    let inode = world.files.lock().find(file).unwrap().file.stat().unwrap().identity();
+    let reclaim = |handle| {
+        let again = Request::Reclaim { handle, flags: READ_WRITE, inode, export: b"x", path: b"f" };
+        let body = encode_compound(&[again]);
+        let mut compound = Compound::new(0, 1, &body, &[], 0).unwrap();
+        let (files, caller) = (Table::Shared(&world.files), caller());
+        let mut context = Context { files, exports: &world.export, caller: &caller, session: 1 };
+        let step = compound.run(None, &mut context);
+        assert!(matches!(step, Step::Finished));
+        let results = std::mem::take(compound.reply().0);
+        assert_eq!(Outcome { results, undecided: false }.failed(), None, "{handle:x}");
+    };
+    let all = || (0..20_000).for_each(|number| reclaim(7 << 32 | number));
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(all);
+        }
+    });
+}
+
+/// What `mount -o ro` allows is allowed, and what is missing is missing.
+#[test]
+fn a_read_only_export_is_like_a_read_only_mount() {
+    let store = MemoryStore::new("m", 1 << 20).unwrap();
+    let top = store.root().unwrap();
+    let how = OpenHow { flags: READ_WRITE | open_flag::CREATE, mode: 0o644 };
+    store.open(&caller(), (&*top, b"f"), how).unwrap();
+    store.make_directory(&caller(), (&*top, b"d"), 0o755).unwrap();
+    let mut world = World::new(store, true);
+    let (create, exclusive) = (open_flag::CREATE, open_flag::EXCLUSIVE);
+    for (path, flags, failed) in [
+        (&b"f"[..], create, None),
+        (b"f", READ_WRITE | open_flag::PATH, None),
+        (b"f", READ_WRITE, Some(Errno::EROFS)),
+        (b"f", READ_WRITE | create, Some(Errno::EROFS)),
+        (b"f", open_flag::TRUNCATE, Some(Errno::EROFS)),
+        (b"f", create | exclusive, Some(Errno::EEXIST)),
+        (b"new", create, Some(Errno::EROFS)),
+        (b"new", create | exclusive, Some(Errno::EROFS)),
+        (b"new", READ_WRITE, Some(Errno::ENOENT)),
+        (b"f/new", READ_WRITE | create, Some(Errno::ENOTDIR)),
+        (b"d", open_flag::TEMPORARY | open_flag::DIRECTORY | READ_WRITE, Some(Errno::EROFS)),
+    ] {
+        let name = String::from_utf8_lossy(path);
+        assert_eq!(world.open(path, flags).failed(), failed, "{name}, {flags:o}");
+    }
+    let root = world.root;
+    let access = |path| Request::Access { base: root, mode: 2, path };
+    assert_eq!(world.ask(&[access(b"f")]).failed(), Some(Errno::EROFS));
+    assert_eq!(world.ask(&[access(b"new")]).failed(), Some(Errno::ENOENT));
+    assert_eq!(world.ask(&[resize(root, b"f")]).failed(), Some(Errno::EROFS));
+    assert_eq!(world.ask(&[resize(root, b"new")]).failed(), Some(Errno::ENOENT));
+    let forget = |path| Request::RemoveXattr { base: root, flags: 0, path, name: b"user.a" };
+    assert_eq!(world.ask(&[forget(b"f")]).failed(), Some(Errno::EROFS));
+    assert_eq!(world.ask(&[forget(b"new")]).failed(), Some(Errno::ENOENT));
+}
+
+/// The state of a server that can be killed.
+struct Memory(OwnedFd);
+
+impl Memory {
+    fn new() -> (Self, Arc<State>) {
+        let file = rustix::fs::memfd_create("state", MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&file, STATE_BYTES as u64).unwrap();
+        let this = Self(file);
+        let state = State::create(this.map(), &BOOT, 1).unwrap();
+        (this, Arc::new(state))
+    }
+
+    fn map(&self) -> SharedMemory {
+        SharedMemory::of_file(self.0.try_clone().unwrap(), STATE_BYTES).unwrap()
+    }
+
+    /// The session with number 5 after the server was killed.
+    fn restarted(&self) -> Session {
+        let state = Arc::new(State::open(self.map(), &BOOT, 2).unwrap());
+        let kept = state.claim(5, 50).unwrap();
+        Session::kept(5, 50, 2, kept)
+    }
+}
+
+impl World {
+    /// Asks in a session that is kept.
+    fn ask_kept(
+        &mut self,
+        journal: &Journal,
+        recorded: bool,
+        sequence: u32,
+        requests: &[Request<'_>],
+    ) -> Outcome {
+        let body = encode_compound(requests);
+        let mut compound = Compound::new(0, sequence, &body, &[], 0).expect("it is legal");
+        let _ = compound.keep(journal, recorded);
+        self.finish(&mut compound)
+    }
+}
+
+#[test]
+fn errors_of_names_are_the_same_with_and_without_a_state() {
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("file"), b"").unwrap();
+    let mut world = World::new(DirectoryStore::new(directory.path(), false).unwrap(), false);
+    let root = world.root;
+    let (_memory, state) = Memory::new();
+    let journal = state.begin(5, 50).unwrap();
+    let link =
+        |path, new_path| Request::Link { base: root, flags: 0, path, new_base: root, new_path };
+    let rename =
+        |path, new_path| Request::Rename { base: root, flags: 0, path, new_base: root, new_path };
+    let make = |path| Request::MakeDir { base: root, mode: 0o755, path };
+    let requests: [Request<'_>; 10] = [
+        make(b"file/"),
+        make(b"file//"),
+        make(b"missing/new"),
+        Request::MakeNode { base: root, mode: 0o100_644, rdev: 0, path: b"file/" },
+        Request::Symlink { base: root, path: b"file/", target: b"x" },
+        link(b"file", b"file/"),
+        link(b"missing", b"file/new"),
+        Request::Unlink { base: root, flags: 0, path: b"file/" },
+        rename(b"file", b"new/"),
+        rename(b"file/", b"new"),
+    ];
+    for (number, request) in requests.into_iter().enumerate() {
+        let without = world.ask(&[request]).failed();
+        let with = world.ask_kept(&journal, false, number as u32 + 1, &[request]).failed();
+        assert!(without.is_some(), "{request:?}");
+        assert_eq!(with, without, "{request:?}");
+    }
+}
+
+/// The client has the file open again when it repeats the request.
+#[test]
+fn a_file_that_a_recorded_request_closed_is_closed_again() {
+    let mut world = World::new(DirectoryStore::new(&std::env::temp_dir(), false).unwrap(), false);
+    let directory = tempfile::tempdir().unwrap();
+    let name = directory.path().file_name().unwrap().as_encoded_bytes();
+    let mut path = name.to_vec();
+    path.extend_from_slice(b"/f");
+    let (memory, state) = Memory::new();
+    let journal = state.begin(5, 50).unwrap();
+    let open = |world: &mut World| world.open(&path, READ_WRITE | open_flag::CREATE).handle();
+    let before = open(&mut world);
+    let requests = [
+        Request::MakeDir { base: world.root, mode: 0o700, path: name },
+        Request::Close { handle: before },
+    ];
+    // The first operation fails, so that nothing is recorded as done.
+    assert_eq!(world.ask_kept(&journal, false, 1, &requests).failed(), Some(Errno::EEXIST));
+    let mut made = name.to_vec();
+    made.extend_from_slice(b"/d");
+    let requests = [
+        Request::MakeDir { base: world.root, mode: 0o700, path: &made },
+        Request::Close { handle: before },
+    ];
+    assert_eq!(world.ask_kept(&journal, false, 2, &requests).failed(), None);
+    drop((journal, state));
+
+    let mut session = memory.restarted();
+    let inode = std::os::unix::fs::MetadataExt::ino(
+        &std::fs::metadata(directory.path().join("f")).unwrap(),
+    );
+    let again =
+        Request::Reclaim { handle: before, flags: READ_WRITE, inode, export: b"x", path: &path };
+    let retaken = Request::Lock {
+        handle: before,
+        owner: 0,
+        family: lock::FLOCK,
+        kind: lock::EXCLUSIVE,
+        wait: 0,
+        start: 0,
+        length: 0,
+    };
+    assert_eq!(world.ask(&[again, retaken]).failed(), None);
+    let recorded = session.take_recorded(0);
+    let journal = session.journal.clone().unwrap();
+    assert_eq!(world.ask_kept(&journal, recorded, 2, &requests).failed(), None);
+    assert!(world.files.lock().find(before).is_err(), "nobody would close it any more");
+    let released: Vec<_> = world.released.iter().map(|owner| owner.id).collect();
+    assert_eq!(released, [before], "its locks are released");
+}
+
+#[test]
+fn results_that_were_too_long_to_keep_are_not_made_up() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut world = World::new(DirectoryStore::new(directory.path(), false).unwrap(), false);
+    let (memory, state) = Memory::new();
+    let journal = state.begin(5, 50).unwrap();
+    let names: Vec<[u8; 1]> = (b'a'..=b'j').map(|name| [name]).collect();
+    let requests: Vec<_> =
+        names.iter().map(|path| Request::MakeDir { base: world.root, mode: 0o700, path }).collect();
+    let first = world.ask_kept(&journal, false, 1, &requests);
+    assert_eq!(first.failed(), None);
+    assert!(first.results.len() > towline_wire::limits::REPLAY_BYTES_MAX);
+    drop((journal, state));
+
+    let mut session = memory.restarted();
+    let recorded = session.take_recorded(0);
+    let journal = session.journal.clone().unwrap();
+    let again = world.ask_kept(&journal, recorded, 1, &requests);
+    assert!(again.undecided);
+    assert_eq!(again.failed(), Some(Errno::EIO));
+}
