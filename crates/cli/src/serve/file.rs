@@ -1,6 +1,8 @@
 //! The configuration file of a server.
 
 use super::exports::{parse_bytes, parse_disk};
+use super::metrics;
+use super::nbd::Front;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -27,7 +29,7 @@ pub(crate) struct FileSettings {
     pub(crate) exports: Vec<Export>,
     pub(crate) disks: Vec<DiskExport>,
     pub(crate) listen: Vec<Address>,
-    pub(crate) nbd: Vec<String>,
+    pub(crate) nbd: Vec<Front>,
     pub(crate) buffer_limit: Option<u64>,
     pub(crate) fragment: Option<u64>,
     pub(crate) cores: Option<usize>,
@@ -58,7 +60,7 @@ struct Raw {
     no_root_squash: bool,
     #[serde(default)]
     insecure: bool,
-    metrics: Option<SocketAddr>,
+    metrics: Option<String>,
     state: Option<PathBuf>,
     #[serde(default)]
     export: BTreeMap<String, RawExport>,
@@ -86,7 +88,7 @@ pub(crate) fn read(path: &Path) -> Result<FileSettings, String> {
 
 /// Parses the text of a configuration file.
 pub(crate) fn parse(text: &str) -> Result<FileSettings, String> {
-    let raw: Raw = toml::from_str(text).map_err(|e| e.to_string())?;
+    let raw: Raw = toml::from_str(text).map_err(|error| placed(text, &error))?;
     let (mut exports, mut disks) = (Vec::new(), Vec::new());
     for (name, export) in raw.export {
         let wrong = |what| format!("export \"{name}\": {what}");
@@ -117,7 +119,7 @@ pub(crate) fn parse(text: &str) -> Result<FileSettings, String> {
     Ok(FileSettings {
         exports,
         disks,
-        nbd: raw.nbd,
+        nbd: raw.nbd.iter().map(|front| front.parse()).collect::<Result<_, _>>()?,
         listen: raw.listen.iter().map(|a| Address::parse(a)).collect::<Result<_, _>>()?,
         buffer_limit: size_of("buffer-limit", raw.buffer_limit.as_deref())?,
         fragment: size_of("fragment", raw.fragment.as_deref())?,
@@ -127,9 +129,20 @@ pub(crate) fn parse(text: &str) -> Result<FileSettings, String> {
         identity: raw.identity,
         no_root_squash: raw.no_root_squash,
         insecure: raw.insecure,
-        metrics: raw.metrics,
+        metrics: raw.metrics.as_deref().map(metrics::parse_address).transpose()?,
         state: raw.state,
     })
+}
+
+/// Returns the message with its place, all on one line, as logs need it.
+fn placed(text: &str, error: &toml::de::Error) -> String {
+    let message = error.message().lines().collect::<Vec<_>>().join(", ");
+    let Some(before) = error.span().and_then(|span| text.get(..span.start)) else {
+        return message;
+    };
+    let line = before.matches('\n').count() + 1;
+    let column = before.chars().rev().take_while(|character| *character != '\n').count() + 1;
+    format!("line {line}, column {column}: {message}")
 }
 
 fn size_of(key: &str, text: Option<&str>) -> Result<Option<u64>, String> {
@@ -166,5 +179,22 @@ mod tests {
         assert!(parse("listem = []").err().unwrap().contains("listem"));
         assert!(parse("[export.a]\nmem = \"0\"\n").err().unwrap().contains("\"a\""));
         assert!(parse("[export.a]\n").err().unwrap().contains("\"a\""));
+        for address in ["nbd = [\"localhost\"]", "metrics = \"localhost\""] {
+            assert!(parse(address).err().unwrap().contains("\"localhost\": "), "{address}");
+        }
+    }
+
+    #[test]
+    fn mistakes_are_placed_on_one_line() {
+        for (text, place) in [
+            ("cores = 1\nspin-us = \"\u{e9}\", 2\n", "line 2, column 14: "),
+            ("listem = []", "line 1, column 1: unknown field `listem`, expected one of "),
+            ("\ncores = \"x\"", "line 2, column 9: invalid type: string \"x\", expected usize"),
+            ("[export.a]\nmem = \"1M\"\n[export.a]\n", "line 3, column 9: duplicate key"),
+            ("[export.a\n", "line 1, column 10: unclosed table"),
+        ] {
+            let said = parse(text).err().unwrap();
+            assert!(said.starts_with(place) && !said.contains('\n'), "{said}");
+        }
     }
 }

@@ -1,5 +1,6 @@
 //! Serves an HTTP page with the server's counters for Prometheus.
 
+use super::resolve;
 use rustix::event::{PollFd, PollFlags, poll};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -10,6 +11,11 @@ const REQUEST_BYTES_MAX: usize = 8192;
 /// Maximum number of clients that are sending their requests. Another one takes the place of the oldest, so
 /// that clients that connect and send nothing keep nobody out.
 const CLIENTS_MAX: usize = 64;
+
+/// Parses the address to listen on.
+pub(crate) fn parse_address(text: &str) -> Result<SocketAddr, String> {
+    resolve(text, "HOST:PORT")
+}
 
 /// Answers requests on a separate thread until the process ends.
 pub(crate) fn start(

@@ -15,7 +15,7 @@ use nbd::Front;
 use sd_notify::NotifyState;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -140,7 +140,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "DIR")]
     state: Option<PathBuf>,
     /// Serve metrics for Prometheus on this address: HOST:PORT.
-    #[arg(long, value_name = "HOST:PORT")]
+    #[arg(long, value_name = "HOST:PORT", value_parser = metrics::parse_address)]
     metrics: Option<SocketAddr>,
 }
 
@@ -165,6 +165,13 @@ impl Settings {
     }
 }
 
+/// Returns the address of a host and port. `expected` says what could be written.
+fn resolve(text: &str, expected: &str) -> Result<SocketAddr, String> {
+    let wrong = |what: &str| format!("address \"{text}\": {what}; expected {expected}");
+    let mut found = text.to_socket_addrs().map_err(|error| wrong(&error.to_string()))?;
+    found.next().ok_or_else(|| wrong("host has no address"))
+}
+
 /// Combines the flags and the configuration file.
 fn settings(args: &Args) -> Result<Settings, String> {
     let file = args.config.as_deref().map(file::read).transpose()?.unwrap_or_default();
@@ -180,9 +187,7 @@ fn settings(args: &Args) -> Result<Settings, String> {
         return Err(format!("export \"{}\": name is used twice", disk.name));
     }
     let mut fronts = args.nbd.clone();
-    for text in &file.nbd {
-        fronts.push(text.parse()?);
-    }
+    fronts.extend(file.nbd);
     if !fronts.is_empty() && disks.is_empty() {
         return Err("--nbd: there is no disk to serve; try --disk img=/srv/img.raw".into());
     }
