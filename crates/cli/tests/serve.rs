@@ -77,6 +77,16 @@ impl Drop for Serving {
     }
 }
 
+/// Returns a command that serves on this socket as a service manager starts it, and with these arguments.
+fn managed(listener: TcpListener, arguments: &[&str]) -> Command {
+    // Only the process itself knows its number.
+    let script = "export LISTEN_PID=$$; exec \"$0\" serve \"$@\" 3<&0 </dev/null";
+    let mut command = Command::new("sh");
+    command.args(["-c", script, TOWLINE]).args(arguments);
+    command.env("LISTEN_FDS", "1").stdin(Stdio::from(OwnedFd::from(listener)));
+    command
+}
+
 #[test]
 fn a_service_manager_gives_the_socket_and_is_told_what_happens() {
     let directory = TempDir::new().unwrap();
@@ -90,15 +100,7 @@ fn a_service_manager_gives_the_socket_and_is_told_what_happens() {
     };
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("towline://{}/", listener.local_addr().unwrap());
-    // Only the process itself knows its number.
-    let script = "export LISTEN_PID=$$; exec \"$0\" serve --mem m=1M 3<&0 </dev/null";
-    let server = Serving::new(
-        Command::new("sh")
-            .args(["-c", script, TOWLINE])
-            .env("LISTEN_FDS", "1")
-            .env("NOTIFY_SOCKET", &told)
-            .stdin(Stdio::from(OwnedFd::from(listener))),
-    );
+    let server = Serving::new(managed(listener, &["--mem", "m=1M"]).env("NOTIFY_SOCKET", &told));
     assert_eq!(message(), "READY=1\n");
     assert_eq!(text(&["ls", &url]), "m\n");
     server.signal(rustix::process::Signal::HUP);
@@ -110,6 +112,37 @@ fn a_service_manager_gives_the_socket_and_is_told_what_happens() {
     let rest = server.end();
     assert_eq!(message(), "STOPPING=1\n");
     assert!(rest.contains("shutting down"), "{rest}");
+}
+
+/// The socket of a service manager takes the place of addresses for the same protocol only.
+#[test]
+fn a_service_managers_socket_and_addresses_are_served_together() {
+    let directory = TempDir::new().unwrap();
+    let address = format!("unix://{}/socket", directory.path().display());
+    let of_socket = |kind: &str, path: &str| {
+        format!("{kind}+unix:///{path}?socket={}/socket", directory.path().display())
+    };
+    let start = |arguments: &[&str]| {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let managed_at = listener.local_addr().unwrap();
+        (Serving::new(&mut managed(listener, arguments)), managed_at)
+    };
+    let (server, at) = start(&["--disk", "d=mem:1M"]);
+    assert_eq!(text(&["ls", &format!("towline://{at}")]), "d\tdisk, memory\n");
+    server.end();
+
+    let (mut server, at) = start(&["--disk", "d=mem:1M", "--nbd", &address]);
+    server.says("listening for NBD on unix://");
+    assert!(text(&["disk", "info", &of_socket("nbd", "d")]).contains("size: 1048576 "));
+    assert_eq!(text(&["ls", &format!("towline://{at}")]), "d\tdisk, memory\n");
+    server.end();
+
+    let both = ["--disk", "d=mem:1M", "--mem", "m=1M", "--nbd", "-", "--listen", &address];
+    let (mut server, at) = start(&both);
+    server.says("listening on unix://");
+    assert!(text(&["disk", "info", &format!("nbd://{at}/d")]).contains("size: 1048576 "));
+    assert_eq!(text(&["ls", &of_socket("towline", "")]), "m\nd\tdisk, memory\n");
+    server.end();
 }
 
 /// Nor for known directories: their inotify queues are checked through a ring only where rings are allowed.

@@ -172,8 +172,8 @@ fn resolve(text: &str, expected: &str) -> Result<SocketAddr, String> {
     found.next().ok_or_else(|| wrong("host has no address"))
 }
 
-/// Combines the flags and the configuration file.
-fn settings(args: &Args) -> Result<Settings, String> {
+/// Combines the flags and the configuration file. `inherited`: a service manager has given sockets.
+fn settings(args: &Args, inherited: bool) -> Result<Settings, String> {
     let file = args.config.as_deref().map(file::read).transpose()?.unwrap_or_default();
     let defaults = Config::default();
     let mut exports = file.exports;
@@ -193,7 +193,7 @@ fn settings(args: &Args) -> Result<Settings, String> {
     }
     let mut listen = file.listen;
     listen.extend(args.listen.iter().cloned());
-    if fronts.is_empty() && listen.is_empty() && exports.is_empty() && !disks.is_empty() {
+    if fronts.is_empty() && listen.is_empty() && exports.is_empty() && !inherited {
         return Err("--disk: nobody could reach it; say where with --nbd 127.0.0.1:10809 or --listen tcp://127.0.0.1:7440".into());
     }
     let engine = match args.engine.or(file.engine) {
@@ -262,25 +262,25 @@ pub(crate) fn run(args: Args) -> ExitCode {
 }
 
 fn serve(args: &Args) -> Result<(), String> {
-    let at_start = settings(args)?;
+    let inherited = inherited_listeners()?;
+    let is_managed = !inherited.is_empty();
+    let at_start = settings(args, is_managed)?;
     let Settings { mut config, metrics, nbd_standard } = at_start.clone();
     // Before anything else, so that no signal is lost during the start.
     let mut signals =
         Signals::new([SIGTERM, SIGINT, SIGHUP]).map_err(|e| format!("signals: {e}"))?;
-    let inherited = inherited_listeners()?;
-    // If there are only disks, the user has given an address.
-    if inherited.is_empty() && config.listen.is_empty() && !config.exports.is_empty() {
+    let (for_files, for_disks) = match nbd_standard {
+        true => (Vec::new(), inherited),
+        false => (inherited, Vec::new()),
+    };
+    if !for_files.is_empty() {
+        config.listen.clear();
+    } else if config.listen.is_empty() && !config.exports.is_empty() {
         config.listen.push(Address::parse("tcp://127.0.0.1:7440")?);
     }
     crate::descriptors::raise_limit();
-    let standard = nbd_standard && inherited.is_empty();
-    let server = if inherited.is_empty() {
-        Server::start(&config)
-    } else if nbd_standard {
-        Server::start_on(&config, Vec::new(), inherited)
-    } else {
-        Server::start_on(&config, inherited, Vec::new())
-    };
+    let standard = nbd_standard && !is_managed;
+    let server = Server::start_on(&config, for_files, for_disks);
     let server = server.map_err(|error| error.to_string())?;
     let (handle, (tell, failure)) = (signals.handle(), std::sync::mpsc::channel());
     server.when_failed(move |why| {
@@ -330,7 +330,7 @@ fn serve(args: &Args) -> Result<(), String> {
             Ok(now) => notify(&[NotifyState::Reloading, now]),
             Err(error) => log::warn!("no time of the system's clock: {error}"),
         }
-        let again = settings(args).and_then(|next| {
+        let again = settings(args, is_managed).and_then(|next| {
             let Config { exports, disks, .. } = &next.config;
             server.replace(exports, disks).map_err(|e| e.to_string()).map(|()| next)
         });
