@@ -6,14 +6,13 @@ use super::nbd_client::{Client, Load, Order, Outcome, Place};
 use super::{paper, processor, several};
 use crate::report::say;
 use crate::serve::parse_bytes;
+use clap::ArgGroup;
 use std::sync::{Barrier, OnceLock};
 use std::time::{Duration, Instant};
 use towline_client::Url;
 
 /// Arguments that apply only to a load, and only to the experiments. `--span` and `--secs` apply to both.
-const OF_A_LOAD: [&str; 12] = [
-    "nbd",
-    "server",
+const OF_A_LOAD: [&str; 10] = [
     "export",
     "write",
     "random",
@@ -30,16 +29,17 @@ const OF_EXPERIMENTS: [&str; 8] =
 
 /// Arguments of `bench disk`.
 #[derive(clap::Args)]
+#[command(group = ArgGroup::new("what").args(["paper", "nbd", "server"]).required(true))]
 pub(super) struct Args {
     /// Run the experiments of the gmblock paper: bandwidth and latency by data path, request size and number
     /// of requests, over NBD, and how much a busy server slows down its neighbours.
-    #[arg(long, conflicts_with_all = OF_A_LOAD, required_unless_present_any = ["nbd", "server"])]
+    #[arg(long, conflicts_with_all = OF_A_LOAD)]
     paper: bool,
     /// Put a load on this NBD server: HOST:PORT or unix:///PATH.
     #[arg(long, value_name = "ADDRESS", conflicts_with = "coalesce", conflicts_with_all = OF_EXPERIMENTS)]
     nbd: Option<Place>,
     /// Put a load on this disk of a Towline server, over a Towline session.
-    #[arg(long, value_name = "URL", conflicts_with_all = ["nbd", "export", "structured", "threads"],
+    #[arg(long, value_name = "URL", conflicts_with_all = ["export", "structured", "threads"],
           conflicts_with_all = OF_EXPERIMENTS)]
     server: Option<String>,
     #[command(flatten)]
