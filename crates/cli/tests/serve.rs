@@ -154,13 +154,14 @@ fn a_server_on_epoll_makes_no_ring() {
     fs::write(served.join("a/b/file"), "text").unwrap();
     let mut server = Serving::new(
         Command::new(TOWLINE)
-            .args(["serve", "--engine", "epoll", "--listen"])
+            .args(["serve", "--engine", "epoll", "--cores", "1", "--listen"])
             .arg(format!("unix://{}", socket.display()))
             .arg("--dir")
             .arg(format!("d={}", served.display()))
             .stdin(Stdio::null()),
     );
-    server.says("listening on unix://");
+    let said = server.says("listening on unix://");
+    assert!(said.ends_with(" (epoll, 1 core)\n"), "{said}");
     let url = |path: &str| format!("towline+unix:///d/{path}?socket={}", socket.display());
     let opened = || {
         let all = fs::read_dir(format!("/proc/{}/fd", server.child.id())).unwrap();

@@ -304,16 +304,13 @@ fn serve(args: &Args) -> Result<(), String> {
         let bound = metrics::start(address, config.insecure, server.prometheus())?;
         note(format_args!("towline: metrics on http://{bound}/metrics"));
     }
+    let plural = if config.cores == 1 { "" } else { "s" };
+    let how = format!("{}, {} core{plural}", server.engine(), config.cores);
     for address in server.addresses() {
-        note(format_args!(
-            "towline: listening on {address} ({}, {} cores)",
-            server.engine(),
-            config.cores
-        ));
+        note(format_args!("towline: listening on {address} ({how})"));
     }
     for address in server.nbd_addresses() {
-        let (engine, cores) = (server.engine(), config.cores);
-        note(format_args!("towline: listening for NBD on {address} ({engine}, {cores} cores)"));
+        note(format_args!("towline: listening for NBD on {address} ({how})"));
     }
     if server.engine() == "epoll" && config.engine == EngineWish::Automatic {
         note(
