@@ -442,6 +442,8 @@ fn prometheus_is_answered() {
         let (name, value) = line.rsplit_once(' ').unwrap();
         assert!(name.starts_with("towline_") && value.parse::<f64>().is_ok(), "{line}");
     }
+    assert!(ask("GET /metrics?module=x HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 200 "));
+    assert!(ask("GET /metricsx HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 404 "));
     assert!(ask("GET / HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 404 "));
     assert!(ask("POST /metrics HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 405 "));
     assert!(ask("\r\n\r\n").starts_with("HTTP/1.1 405 "));
