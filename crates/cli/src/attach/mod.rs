@@ -110,13 +110,17 @@ pub(crate) fn run(args: &Args) -> ExitCode {
     } else if let Some(device) = &args.resume {
         resume(args, device, &report);
     } else if let Some(url) = &args.url {
-        let attached = kind(args).and_then(|kind| {
-            fits(args, kind)?;
-            if args.foreground { serve::attach(args, url, kind) } else { start(args, url, kind) }
-        });
-        report.check(url, attached);
+        report.check(url, attach(args, url));
     }
     report.status()
+}
+
+fn attach(args: &Args, url: &str) -> Outcome<()> {
+    // A mistake in the URL comes before what the kernel lacks.
+    let origin = serve::origin(url)?;
+    let kind = kind(args)?;
+    fits(args, kind)?;
+    if args.foreground { serve::attach(args, &origin, kind) } else { start(args, url, kind) }
 }
 
 /// The way that the flags and the kernel leave.

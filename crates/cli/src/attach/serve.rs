@@ -21,9 +21,8 @@ const TIMEOUT_SECONDS: u64 = 30;
 const QUEUES_MAX: usize = 4;
 
 /// Attaches a disk and serves it.
-pub(super) fn attach(args: &Args, url: &str, kind: Kind) -> Outcome<()> {
+pub(super) fn attach(args: &Args, origin: &Origin, kind: Kind) -> Outcome<()> {
     settle(args);
-    let origin = origin(url)?;
     let patience = args.dead_after.map(Duration::from_secs);
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let queues = args.queues.unwrap_or(processors.min(QUEUES_MAX) as u16);
@@ -40,7 +39,7 @@ pub(super) fn attach(args: &Args, url: &str, kind: Kind) -> Outcome<()> {
     };
     match kind {
         Kind::Nbd => {
-            let source = nbd(&origin)?;
+            let source = nbd(origin)?;
             let timeout = Duration::from_secs(args.timeout.unwrap_or(TIMEOUT_SECONDS));
             let options =
                 KernelOptions { number: args.number, connections: queues, timeout, patience };
@@ -67,7 +66,7 @@ pub(super) fn attach(args: &Args, url: &str, kind: Kind) -> Outcome<()> {
                 record.connections = options.queues;
                 record.size = geometry.size;
                 record.identity = identity;
-                serve(args, control, device, &origin, &record, Some(round_trip))
+                serve(args, control, device, origin, &record, Some(round_trip))
             };
             attached().map_err(|error| failure(&error))
         }
@@ -117,7 +116,7 @@ fn wait_for(origin: &Origin) -> Outcome<Found> {
     }
 }
 
-fn origin(url: &str) -> Outcome<Origin> {
+pub(super) fn origin(url: &str) -> Outcome<Origin> {
     Origin::parse(url).map_err(Failure::new)
 }
 
