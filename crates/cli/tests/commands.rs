@@ -297,6 +297,25 @@ fn what_cannot_be_printed_is_told() {
 }
 
 #[test]
+fn messages_take_one_line_whatever_the_names() {
+    let world = World::new();
+    let name = "no\nsuch\x1b[2J \\file";
+    for arguments in [
+        &["cp", name, &world.url("dir")][..],
+        &["sum", name],
+        &["check", name],
+        &["demo", name],
+        &["disk", "info", name],
+        &["serve", "--config", name],
+        &["bench", "file", "--server", &format!("/{name}"), "--op", "stat_same"],
+    ] {
+        let said = bad(1, arguments);
+        assert!(said.contains("no\\nsuch\\u{1b}[2J \\file"), "{said}");
+        assert_eq!(said.lines().count(), 1, "{said}");
+    }
+}
+
+#[test]
 fn what_is_not_there_is_told_with_what_to_do() {
     let world = World::new();
     let complaint = bad(1, &["ls", &world.url("nothing")]);
