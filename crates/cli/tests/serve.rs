@@ -405,6 +405,27 @@ fn disks_need_an_address_of_either_kind() {
     assert_eq!(output.status.code(), Some(1));
 }
 
+/// `towline ls` of a server lists both, so they are easily mistaken for each other.
+#[test]
+fn a_disk_used_for_files_is_told_as_such_and_the_other_way_round() {
+    let place = TempDir::new().unwrap();
+    let socket = place.path().join("socket");
+    let listen = format!("unix://{}", socket.display());
+    let arguments = ["serve", "--disk", "d=mem:1M", "--mem", "m=1M", "--listen", &listen];
+    let mut server = Serving::new(Command::new(TOWLINE).args(arguments).stdin(Stdio::null()));
+    server.says("listening on unix://");
+    let url = |name: &str| format!("towline+unix:///{name}?socket={}", socket.display());
+    for command in [&["ls", &url("d")][..], &["cp", TOWLINE, &url("d/x")], &["df", &url("d")]] {
+        let complaint = bad(1, command);
+        assert!(complaint.contains("\"d\" is a disk and has no files"), "{complaint}");
+    }
+    let complaint = bad(125, &["run", "--at", &format!("/r={}", url("d")), "--", "ls", "/r"]);
+    assert!(complaint.contains("\"d\" is a disk and has no files"), "{complaint}");
+    let complaint = bad(1, &["disk", "info", &url("m")]);
+    assert!(complaint.contains("the server has files by this name, not a disk"), "{complaint}");
+    server.end();
+}
+
 #[test]
 fn prometheus_is_answered() {
     let arguments = ["serve", "--mem", "m=1M", "--listen", "tcp://127.0.0.1:0"];

@@ -407,6 +407,9 @@ pub(super) fn remote(remotes: &Remotes, text: &str) -> Outcome<Disk> {
     client
         .disk(&url.export)
         .map_err(|error| match error.errno() {
+            Errno::ENOENT if client.exports().is_ok_and(|all| all.contains(&url.export)) => {
+                Failure::new("the server has files by this name, not a disk; see `towline ls`")
+            }
             Errno::ENOENT => {
                 Failure::new("the server has no such disk; `towline disk info` lists the disks")
             }
