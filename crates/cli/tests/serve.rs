@@ -349,6 +349,8 @@ fn what_cannot_be_is_refused_with_words() {
         (&["--cores", "3", "--buffer-limit", "1535K"], "3 cores need at least 1536K"),
         (&["--fragment", "1K"], "--fragment 1024: expected"),
         (&["--no-root-squash"], "--no-root-squash: needs --identity"),
+        (&["--listen", &socket], "socket: given twice"),
+        (&["--disk", "d=mem:1M", "--nbd", &socket], "socket: given twice"),
     ] {
         let complaint = refused(&[&["--listen", &socket], arguments].concat());
         assert!(complaint.contains(words), "{complaint}");

@@ -15,6 +15,7 @@ use nbd::Front;
 use sd_notify::NotifyState;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
+use std::collections::HashSet;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -231,6 +232,13 @@ fn check(config: &Config) -> Result<(), String> {
     }
     if config.no_root_squash && !config.identity {
         return Err("--no-root-squash: needs --identity; without it the server acts as its own user for everybody".into());
+    }
+    let mut seen = HashSet::new();
+    for address in config.listen.iter().chain(&config.nbd) {
+        let any_port = matches!(address, Address::Tcp(tcp) if tcp.port() == 0);
+        if !any_port && !seen.insert(address) {
+            return Err(format!("address {address}: given twice"));
+        }
     }
     if !(1..=CORES_MAX).contains(&config.cores) {
         return Err(format!("--cores {}: expected a number from 1 to {CORES_MAX}", config.cores));
