@@ -260,7 +260,10 @@ fn directories_that_were_replaced_are_opened_again() {
         server.says("read the configuration again");
     };
     // There is no directory at the path: the open one is kept.
-    again(&mut server);
+    server.signal(rustix::process::Signal::HUP);
+    let said = server.says("the one that was opened before");
+    assert!(said.contains("export \"d\": directory ") && said.contains("No such file"), "{said}");
+    server.says("read the configuration again");
     assert_eq!(text(&["ls", &url("d")]), "old\n");
     fs::create_dir_all(served.join("new")).unwrap();
     assert_eq!(text(&["ls", &url("d")]), "old\n");
