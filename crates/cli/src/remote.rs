@@ -151,6 +151,17 @@ pub(crate) fn no_export(error: towline_client::Error, url: &Url, client: &Client
     ))
 }
 
+/// Explains why a disk cannot be opened. Asks the server whether the name is that of an export of files.
+pub(crate) fn no_disk(error: towline_client::Error, url: &Url, client: &Client) -> Failure {
+    if error.errno() != Errno::ENOENT {
+        return Failure::from(error);
+    }
+    if client.exports().is_ok_and(|all| all.contains(&url.export)) {
+        return Failure::new("the server has files by this name, not a disk; see `towline ls`");
+    }
+    Failure::new("the server has no such disk; `towline disk info` lists the disks")
+}
+
 impl Place {
     /// The path below `base`, or `.` for `base` itself.
     pub(crate) fn path(&self) -> &[u8] {

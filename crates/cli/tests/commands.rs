@@ -323,6 +323,9 @@ fn what_is_not_there_is_told_with_what_to_do() {
     let complaint = bad(1, &["disk", "info", &world.url("nothing")]);
     assert!(complaint.contains(&world.url("nothing")), "{complaint}");
     assert!(complaint.contains("no such disk; `towline disk info` lists"), "{complaint}");
+    let complaint = bad(1, &["disk", "bench", &world.url("nothing")]);
+    assert_eq!(complaint.matches(&world.url("nothing")).count(), 1, "{complaint}");
+    assert!(complaint.contains("no such disk; `towline disk info` lists"), "{complaint}");
     for url in ["nbd+unix:///d?socket=/no/socket", "towline+unix:///d?socket=/no/socket"] {
         let complaint = bad(1, &["disk", "info", url]);
         assert!(complaint.contains("cannot connect"), "{complaint}");

@@ -7,6 +7,7 @@ use super::{paper, processor, several};
 use crate::report::say;
 use crate::serve::parse_bytes;
 use clap::ArgGroup;
+use std::fmt::Display;
 use std::sync::{Barrier, OnceLock};
 use std::time::{Duration, Instant};
 use towline_client::Url;
@@ -100,6 +101,15 @@ pub(crate) enum On<'a> {
     Towline(&'a Url, u32),
 }
 
+impl Display for On<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Nbd(place, ..) => place.fmt(f),
+            Self::Towline(url, _) => url.fmt(f),
+        }
+    }
+}
+
 /// What to request from a disk.
 pub(crate) struct Asked<'a> {
     pub(crate) requests: &'a Requests,
@@ -151,15 +161,16 @@ pub(crate) fn put(
             )
         }
         On::Towline(url, coalesce) => {
-            let failed = |error: towline_client::Error| format!("{url}: {error}");
+            let failed = |error: &dyn Display| format!("{url}: {error}");
             load(
                 asked,
                 8 << 20,
                 mark,
-                || DiskClient::connect(url, *coalesce).map_err(failed),
+                || DiskClient::connect(url, *coalesce).map_err(|error| failed(&error)),
                 DiskClient::size,
                 |clients, load| {
-                    clients.iter_mut().map(|client| client.run(load).map_err(failed)).collect()
+                    let run = |client: &mut DiskClient| client.run(load).map_err(|e| failed(&e));
+                    clients.iter_mut().map(run).collect()
                 },
             )
         }

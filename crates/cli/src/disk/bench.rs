@@ -42,7 +42,10 @@ pub(super) fn run(args: &Args) -> Outcome<String> {
     };
     let span = args.span.unwrap_or(u64::MAX);
     let asked = Asked { requests: &args.requests, threads: None, span, secs: args.secs };
-    let found = put(&on, &asked, |_| Ok(())).map_err(Failure::new)?;
+    // The disk is named when the failure is printed.
+    let about_disk =
+        |text: String| Failure::new(text.strip_prefix(&format!("{on}: ")).unwrap_or(&text));
+    let found = put(&on, &asked, |_| Ok(())).map_err(about_disk)?;
     Ok(if args.json { format!("{found}\n") } else { text(&found, args.requests.write) })
 }
 

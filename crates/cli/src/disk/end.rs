@@ -2,7 +2,7 @@
 
 use super::noted::Stamp;
 use super::pieces::PIECE_BYTES;
-use crate::remote::Remotes;
+use crate::remote::{Remotes, no_disk};
 use crate::report::{Failure, Outcome};
 use crate::serve::parse_bytes;
 use rustix::fs::FlockOperation;
@@ -404,18 +404,7 @@ pub(super) fn remote(remotes: &Remotes, text: &str) -> Outcome<Disk> {
     if !url.path.is_empty() {
         return Err(Failure::new("a disk has no path in it: towline://HOST/DISK").about(text));
     }
-    client
-        .disk(&url.export)
-        .map_err(|error| match error.errno() {
-            Errno::ENOENT if client.exports().is_ok_and(|all| all.contains(&url.export)) => {
-                Failure::new("the server has files by this name, not a disk; see `towline ls`")
-            }
-            Errno::ENOENT => {
-                Failure::new("the server has no such disk; `towline disk info` lists the disks")
-            }
-            _ => Failure::from(error),
-        })
-        .map_err(|failure| failure.about(text))
+    client.disk(&url.export).map_err(|error| no_disk(error, &url, &client).about(text))
 }
 
 /// Why an NBD server is of no use. The text says of which server, and so will who prints it.
