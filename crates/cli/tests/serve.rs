@@ -358,6 +358,12 @@ fn what_cannot_be_is_refused_with_words() {
         let complaint = refused(&[&["--listen", &socket], arguments].concat());
         assert!(complaint.contains(words), "{complaint}");
     }
+    let file = image("@/towline.toml");
+    for wrong in ["nbd = [\"localhost\"]", "metrics = \"localhost\""] {
+        fs::write(&file, format!("{wrong}\n[export.d]\ndisk = \"mem:1M\"\n")).unwrap();
+        let complaint = refused(&["--listen", &socket, "--config", &file]);
+        assert!(complaint.contains("towline.toml: address \"localhost\": "), "{complaint}");
+    }
     let script = "ulimit -v 400000; exec \"$0\" serve --mem large=2G --listen \"$1\"";
     let mut limited = Command::new("sh");
     limited.args(["-c", script, TOWLINE, &socket]).stdin(Stdio::null());

@@ -9,7 +9,7 @@ use crate::report::note;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 pub(crate) use exports::parse_bytes;
 use exports::{parse_directory, parse_disk, parse_memory};
-use file::Engine;
+use file::{Engine, FileSettings};
 use listenfd::ListenFd;
 use nbd::Front;
 use sd_notify::NotifyState;
@@ -18,7 +18,7 @@ use signal_hook::iterator::Signals;
 use std::collections::HashSet;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 use towline_net::address::{Address, Listener};
@@ -173,9 +173,20 @@ fn resolve(text: &str, expected: &str) -> Result<SocketAddr, String> {
     found.next().ok_or_else(|| wrong("host has no address"))
 }
 
+/// Reads a configuration file, with its addresses for NBD and for metrics.
+fn read_file(path: &Path) -> Result<(FileSettings, Vec<Front>, Option<SocketAddr>), String> {
+    let wrong = |what: String| format!("configuration {}: {what}", path.display());
+    let text = std::fs::read_to_string(path).map_err(|e| wrong(e.to_string()))?;
+    let file = file::parse(&text).map_err(wrong)?;
+    let fronts = file.nbd.iter().map(|text| text.parse()).collect::<Result<_, _>>();
+    let metrics = file.metrics.as_deref().map(metrics::parse_address).transpose();
+    Ok((file, fronts.map_err(wrong)?, metrics.map_err(wrong)?))
+}
+
 /// Combines the flags and the configuration file. `inherited`: a service manager has given sockets.
 fn settings(args: &Args, inherited: bool) -> Result<Settings, String> {
-    let file = args.config.as_deref().map(file::read).transpose()?.unwrap_or_default();
+    let read = args.config.as_deref().map(read_file).transpose()?;
+    let (file, fronts_of_file, metrics) = read.unwrap_or_default();
     let defaults = Config::default();
     let mut exports = file.exports;
     exports.extend(args.dir.iter().chain(&args.mem).cloned());
@@ -188,7 +199,7 @@ fn settings(args: &Args, inherited: bool) -> Result<Settings, String> {
         return Err(format!("export \"{}\": name is used twice", disk.name));
     }
     let mut fronts = args.nbd.clone();
-    fronts.extend(file.nbd);
+    fronts.extend(fronts_of_file);
     if !fronts.is_empty() && disks.is_empty() {
         return Err("--nbd: there is no disk to serve; try --disk img=/srv/img.raw".into());
     }
@@ -222,7 +233,7 @@ fn settings(args: &Args, inherited: bool) -> Result<Settings, String> {
     };
     check(&config)?;
     let nbd_standard = fronts.iter().any(|front| front.address().is_none());
-    Ok(Settings { config, metrics: args.metrics.or(file.metrics), nbd_standard })
+    Ok(Settings { config, metrics: args.metrics.or(metrics), nbd_standard })
 }
 
 /// Checks the values of flags and keys. Returns a message for an invalid one.
