@@ -76,7 +76,11 @@ fn json_lines(rows: &[(String, StatFs)]) -> String {
     rows.iter().map(line).collect()
 }
 
+/// The table; as with df(1), nothing if there is no row.
 fn table(rows: &[(String, StatFs)], args: &Args) -> String {
+    if rows.is_empty() {
+        return String::new();
+    }
     let mut cells = vec![if args.inodes {
         ["Inodes", "IUsed", "IFree", "IUse%", "Export"].map(str::to_owned)
     } else if args.human_readable {

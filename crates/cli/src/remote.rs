@@ -101,7 +101,8 @@ impl Remotes {
             Some(root) => root.clone(),
             None => {
                 let client = self.client(url)?;
-                let base = client.attach(&url.export).map_err(|error| no_export(error, url))?;
+                let base =
+                    client.attach(&url.export).map_err(|error| no_export(error, url, &client))?;
                 let origin = Origin {
                     transport: url.transport.clone(),
                     export: url.export.clone(),
@@ -131,18 +132,34 @@ impl Drop for Remotes {
     }
 }
 
-/// Explains why an export cannot be opened.
-pub(crate) fn no_export(error: towline_client::Error, url: &Url) -> Failure {
+/// Explains why an export cannot be opened. Asks the server whether the name is that of a disk.
+pub(crate) fn no_export(error: towline_client::Error, url: &Url, client: &Client) -> Failure {
     let name = crate::text::escaped(&url.export);
     let missing = error.errno() == Errno::ENOENT;
     let failure = Failure::from(error);
-    if missing {
-        failure.with(format_args!(
-            "the server has no export \"{name}\"; `towline ls` of the server lists what it has"
-        ))
-    } else {
-        failure.with(format_args!("opening export \"{name}\""))
+    if !missing {
+        return failure.with(format_args!("opening export \"{name}\""));
     }
+    let disks = client.disks().unwrap_or_default();
+    if disks.iter().any(|(disk, _)| disk.as_bytes() == url.export) {
+        return failure.with(format_args!(
+            "\"{name}\" is a disk and has no files; see `towline disk` and `towline attach`"
+        ));
+    }
+    failure.with(format_args!(
+        "the server has no export \"{name}\"; `towline ls` of the server lists what it has"
+    ))
+}
+
+/// Explains why a disk cannot be opened. Asks the server whether the name is that of an export of files.
+pub(crate) fn no_disk(error: towline_client::Error, url: &Url, client: &Client) -> Failure {
+    if error.errno() != Errno::ENOENT {
+        return Failure::from(error);
+    }
+    if client.exports().is_ok_and(|all| all.contains(&url.export)) {
+        return Failure::new("the server has files by this name, not a disk; see `towline ls`");
+    }
+    Failure::new("the server has no such disk; `towline disk info` lists the disks")
 }
 
 impl Place {

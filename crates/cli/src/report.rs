@@ -1,5 +1,6 @@
 //! How commands report failures: one line each on standard error, and the exit status.
 
+use crate::text::on_one_line;
 use indicatif::ProgressBar;
 use rustix::fs::OFlags;
 use std::fmt::{self, Display};
@@ -134,10 +135,12 @@ pub(crate) fn writable() -> io::Result<()> {
     if *is_writable { Ok(()) } else { Err(rustix::io::Errno::BADF.into()) }
 }
 
-/// Prints a line on standard error in one write, since programs of a run write there, too. If the line cannot
-/// be written, it is lost: the program continues even if the disk with its log is full.
+/// Prints a line on standard error in one write, since programs of a run write there, too. Names in it may
+/// contain anything; what could break the line or upset a terminal is escaped. If the line cannot be written,
+/// it is lost: the program continues even if the disk with its log is full.
 pub(crate) fn note(text: impl Display) {
-    let _ = io::stderr().write_all(format!("{text}\n").as_bytes());
+    let line = on_one_line(&text.to_string()) + "\n";
+    let _ = io::stderr().write_all(line.as_bytes());
 }
 
 /// Prints the failures of one command, from any thread, and remembers whether there were any.

@@ -184,15 +184,14 @@ fn joined(name: &str, key: &str) -> String {
     if name.is_empty() { key.to_owned() } else { format!("{name}.{key}") }
 }
 
-/// Formats whole numbers without decimals, numbers below 1 with two decimals and all others with one.
+/// Formats whole numbers without decimals, and all others with one decimal or, below 1, with two significant
+/// digits, so that a slow rate is not shown as zero.
 fn figure(number: f64) -> String {
     if number.fract() == 0.0 && number.abs() < 1e15 {
-        format!("{number:.0}")
-    } else if number.abs() < 1.0 {
-        format!("{number:.2}")
-    } else {
-        format!("{number:.1}")
+        return format!("{number:.0}");
     }
+    let decimals = (1.0 - number.abs().log10().floor()).clamp(1.0, 9.0);
+    format!("{number:.*}", decimals as usize)
 }
 
 /// Aligns names to the left and figures to the right.
@@ -251,6 +250,23 @@ mod tests {
         let before = Numbers::from([("counters.requests".to_owned(), 10.0)]);
         let text = found.tables(Some((Duration::from_secs(2), &before)));
         assert!(text.contains("30  10/s\n"), "{text}");
+    }
+
+    #[test]
+    fn small_figures_are_not_shown_as_zero() {
+        for (number, shown) in [
+            (0.0, "0"),
+            (1e15, "1000000000000000.0"),
+            (1234.56, "1234.6"),
+            (9.25, "9.2"),
+            (0.5, "0.50"),
+            (-0.25, "-0.25"),
+            (0.042, "0.042"),
+            (1.0 / 86_400.0, "0.000012"),
+            (1e-300, "0.000000000"),
+        ] {
+            assert_eq!(figure(number), shown);
+        }
     }
 
     #[test]

@@ -16,20 +16,27 @@ pub(crate) fn shown(name: &[u8], terminal: bool) -> Vec<u8> {
 pub(crate) fn escaped(name: &[u8]) -> String {
     let mut text = String::with_capacity(name.len());
     for chunk in name.utf8_chunks() {
-        for character in chunk.valid().chars() {
-            match character {
-                '\\' => text.push_str("\\\\"),
-                '\n' => text.push_str("\\n"),
-                '\t' => text.push_str("\\t"),
-                c if c.is_control() => text.extend(c.escape_unicode()),
-                c => text.push(c),
-            }
-        }
+        text.push_str(&on_one_line(&chunk.valid().replace('\\', "\\\\")));
         for byte in chunk.invalid() {
             text.push_str(&format!("\\x{byte:02x}"));
         }
     }
     text
+}
+
+/// Returns the text with control characters escaped as in C. Backslashes stay as they are, since messages
+/// contain them.
+pub(crate) fn on_one_line(text: &str) -> String {
+    let mut line = String::with_capacity(text.len());
+    for character in text.chars() {
+        match character {
+            '\n' => line.push_str("\\n"),
+            '\t' => line.push_str("\\t"),
+            c if c.is_control() => line.extend(c.escape_unicode()),
+            c => line.push(c),
+        }
+    }
+    line
 }
 
 /// Formats a number of bytes with a unit (powers of 1024) as `ls -h` does: rounded up, with one decimal below

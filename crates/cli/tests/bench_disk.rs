@@ -170,12 +170,13 @@ fn lengths_of_fragments_are_swept() {
 
 #[test]
 fn what_cannot_be_measured_is_refused() {
-    refused(&[], "--paper");
+    refused(&[], "<--paper|--nbd <ADDRESS>|--server <URL>>");
     refused(&["--paper", "--sizes", "5K"], "--sizes");
     refused(&["--paper", "--fragments", "1M"], "256K");
     refused(&["--paper", "--dir", "/no/such/place"], "/no/such/place");
     refused(&["--nbd", "unix:///no/such/socket"], "/no/such/socket");
     refused(&["--nbd", "nowhere"], "HOST:PORT");
+    refused(&["--nbd", "nbd://127.0.0.1/d"], "HOST:PORT");
     refused(&["--server", "towline+unix:///d?socket=/no/such/socket"], "/no/such/socket");
     refused(&["--server", "towline://h/d", "--size", "16M"], "8M");
     refused(&["--paper", "--fragments", "64K", "--disks", "stripe"], "plain and delay");

@@ -300,12 +300,34 @@ fn what_cannot_be_printed_is_told() {
 }
 
 #[test]
+fn messages_take_one_line_whatever_the_names() {
+    let world = World::new();
+    let name = "no\nsuch\x1b[2J \\file";
+    for arguments in [
+        &["cp", name, &world.url("dir")][..],
+        &["sum", name],
+        &["check", name],
+        &["demo", name],
+        &["disk", "info", name],
+        &["serve", "--config", name],
+        &["bench", "file", "--server", &format!("/{name}"), "--op", "stat_same"],
+    ] {
+        let said = bad(1, arguments);
+        assert!(said.contains("no\\nsuch\\u{1b}[2J \\file"), "{said}");
+        assert_eq!(said.lines().count(), 1, "{said}");
+    }
+}
+
+#[test]
 fn what_is_not_there_is_told_with_what_to_do() {
     let world = World::new();
     let complaint = bad(1, &["ls", &world.url("nothing")]);
     assert!(complaint.contains("no export \"nothing\"; `towline ls`"), "{complaint}");
     let complaint = bad(1, &["disk", "info", &world.url("nothing")]);
     assert!(complaint.contains(&world.url("nothing")), "{complaint}");
+    assert!(complaint.contains("no such disk; `towline disk info` lists"), "{complaint}");
+    let complaint = bad(1, &["disk", "bench", &world.url("nothing")]);
+    assert_eq!(complaint.matches(&world.url("nothing")).count(), 1, "{complaint}");
     assert!(complaint.contains("no such disk; `towline disk info` lists"), "{complaint}");
     for url in ["nbd+unix:///d?socket=/no/socket", "towline+unix:///d?socket=/no/socket"] {
         let complaint = bad(1, &["disk", "info", url]);
@@ -357,6 +379,8 @@ fn every_command_has_help_with_examples_and_refuses_nonsense() {
     for command in ["ls", "stat", "cat", "cp", "rm", "mkdir", "mv", "ln", "df", "sum", "stats"] {
         bad(2, &[command]);
     }
+    assert!(bad(1, &["attach", "/etc/passwd"]).contains("expected nbd://"));
+    assert_eq!(run(&["df", "/etc/passwd"]).stdout, b"", "a heading of nothing");
     for wrong in ["x", "towline://", "towline+unix:///x", "/etc/passwd"] {
         assert!(bad(1, &["stat", wrong]).contains("expected towline://"), "{wrong}");
         // Whatever the kernel has.

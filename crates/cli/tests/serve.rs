@@ -78,6 +78,16 @@ impl Drop for Serving {
     }
 }
 
+/// Returns a command that serves on this socket as a service manager starts it, and with these arguments.
+fn managed(listener: TcpListener, arguments: &[&str]) -> Command {
+    // Only the process itself knows its number.
+    let script = "export LISTEN_PID=$$; exec \"$0\" serve \"$@\" 3<&0 </dev/null";
+    let mut command = Command::new("sh");
+    command.args(["-c", script, TOWLINE]).args(arguments);
+    command.env("LISTEN_FDS", "1").stdin(Stdio::from(OwnedFd::from(listener)));
+    command
+}
+
 #[test]
 fn a_service_manager_gives_the_socket_and_is_told_what_happens() {
     let directory = TempDir::new().unwrap();
@@ -91,15 +101,7 @@ fn a_service_manager_gives_the_socket_and_is_told_what_happens() {
     };
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("towline://{}/", listener.local_addr().unwrap());
-    // Only the process itself knows its number.
-    let script = "export LISTEN_PID=$$; exec \"$0\" serve --mem m=1M 3<&0 </dev/null";
-    let server = Serving::new(
-        Command::new("sh")
-            .args(["-c", script, TOWLINE])
-            .env("LISTEN_FDS", "1")
-            .env("NOTIFY_SOCKET", &told)
-            .stdin(Stdio::from(OwnedFd::from(listener))),
-    );
+    let server = Serving::new(managed(listener, &["--mem", "m=1M"]).env("NOTIFY_SOCKET", &told));
     assert_eq!(message(), "READY=1\n");
     assert_eq!(text(&["ls", &url]), "m\n");
     server.signal(rustix::process::Signal::HUP);
@@ -113,6 +115,37 @@ fn a_service_manager_gives_the_socket_and_is_told_what_happens() {
     assert!(rest.contains("shutting down"), "{rest}");
 }
 
+/// The socket of a service manager takes the place of addresses for the same protocol only.
+#[test]
+fn a_service_managers_socket_and_addresses_are_served_together() {
+    let directory = TempDir::new().unwrap();
+    let address = format!("unix://{}/socket", directory.path().display());
+    let of_socket = |kind: &str, path: &str| {
+        format!("{kind}+unix:///{path}?socket={}/socket", directory.path().display())
+    };
+    let start = |arguments: &[&str]| {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let managed_at = listener.local_addr().unwrap();
+        (Serving::new(&mut managed(listener, arguments)), managed_at)
+    };
+    let (server, at) = start(&["--disk", "d=mem:1M"]);
+    assert_eq!(text(&["ls", &format!("towline://{at}")]), "d\tdisk, memory\n");
+    server.end();
+
+    let (mut server, at) = start(&["--disk", "d=mem:1M", "--nbd", &address]);
+    server.says("listening for NBD on unix://");
+    assert!(text(&["disk", "info", &of_socket("nbd", "d")]).contains("size: 1048576 "));
+    assert_eq!(text(&["ls", &format!("towline://{at}")]), "d\tdisk, memory\n");
+    server.end();
+
+    let both = ["--disk", "d=mem:1M", "--mem", "m=1M", "--nbd", "-", "--listen", &address];
+    let (mut server, at) = start(&both);
+    server.says("listening on unix://");
+    assert!(text(&["disk", "info", &format!("nbd://{at}/d")]).contains("size: 1048576 "));
+    assert_eq!(text(&["ls", &of_socket("towline", "")]), "m\nd\tdisk, memory\n");
+    server.end();
+}
+
 /// Nor for known directories: their inotify queues are checked through a ring only where rings are allowed.
 #[test]
 fn a_server_on_epoll_makes_no_ring() {
@@ -122,13 +155,14 @@ fn a_server_on_epoll_makes_no_ring() {
     fs::write(served.join("a/b/file"), "text").unwrap();
     let mut server = Serving::new(
         Command::new(TOWLINE)
-            .args(["serve", "--engine", "epoll", "--listen"])
+            .args(["serve", "--engine", "epoll", "--cores", "1", "--listen"])
             .arg(format!("unix://{}", socket.display()))
             .arg("--dir")
             .arg(format!("d={}", served.display()))
             .stdin(Stdio::null()),
     );
-    server.says("listening on unix://");
+    let said = server.says("listening on unix://");
+    assert!(said.ends_with(" (epoll, 1 core)\n"), "{said}");
     let url = |path: &str| format!("towline+unix:///d/{path}?socket={}", socket.display());
     let opened = || {
         let all = fs::read_dir(format!("/proc/{}/fd", server.child.id())).unwrap();
@@ -173,8 +207,8 @@ fn a_configuration_file_is_read_and_read_again() {
     // After a mistake, everything stays as it was. Without one, memory exports keep their contents.
     fs::write(&file, format!("{head}{data}{more}nonsense = 1\n")).unwrap();
     server.signal(rustix::process::Signal::HUP);
-    server.says("keeping the old configuration");
-    server.says("nonsense");
+    let said = server.says("keeping the old configuration");
+    assert!(said.contains("towline.toml: line 8, column 1: unknown field `nonsense`"), "{said}");
     let new = "[export.new]\nmem = \"1M\"\n[export.vm]\ndisk = \"/nowhere\"\n";
     fs::write(&file, format!("{head}{new}")).unwrap();
     server.signal(rustix::process::Signal::HUP);
@@ -227,7 +261,10 @@ fn directories_that_were_replaced_are_opened_again() {
         server.says("read the configuration again");
     };
     // There is no directory at the path: the open one is kept.
-    again(&mut server);
+    server.signal(rustix::process::Signal::HUP);
+    let said = server.says("the one that was opened before");
+    assert!(said.contains("export \"d\": directory ") && said.contains("No such file"), "{said}");
+    server.says("read the configuration again");
     assert_eq!(text(&["ls", &url("d")]), "old\n");
     fs::create_dir_all(served.join("new")).unwrap();
     assert_eq!(text(&["ls", &url("d")]), "old\n");
@@ -319,9 +356,17 @@ fn what_cannot_be_is_refused_with_words() {
         (&["--cores", "3", "--buffer-limit", "1535K"], "3 cores need at least 1536K"),
         (&["--fragment", "1K"], "--fragment 1024: expected"),
         (&["--no-root-squash"], "--no-root-squash: needs --identity"),
+        (&["--listen", &socket], "socket: given twice"),
+        (&["--disk", "d=mem:1M", "--nbd", &socket], "socket: given twice"),
     ] {
         let complaint = refused(&[&["--listen", &socket], arguments].concat());
         assert!(complaint.contains(words), "{complaint}");
+    }
+    let file = image("@/towline.toml");
+    for wrong in ["nbd = [\"localhost\"]", "metrics = \"localhost\""] {
+        fs::write(&file, format!("{wrong}\n[export.d]\ndisk = \"mem:1M\"\n")).unwrap();
+        let complaint = refused(&["--listen", &socket, "--config", &file]);
+        assert!(complaint.contains("towline.toml: address \"localhost\": "), "{complaint}");
     }
     let script = "ulimit -v 400000; exec \"$0\" serve --mem large=2G --listen \"$1\"";
     let mut limited = Command::new("sh");
@@ -375,13 +420,34 @@ fn disks_need_an_address_of_either_kind() {
     assert_eq!(output.status.code(), Some(1));
 }
 
+/// `towline ls` of a server lists both, so they are easily mistaken for each other.
+#[test]
+fn a_disk_used_for_files_is_told_as_such_and_the_other_way_round() {
+    let place = TempDir::new().unwrap();
+    let socket = place.path().join("socket");
+    let listen = format!("unix://{}", socket.display());
+    let arguments = ["serve", "--disk", "d=mem:1M", "--mem", "m=1M", "--listen", &listen];
+    let mut server = Serving::new(Command::new(TOWLINE).args(arguments).stdin(Stdio::null()));
+    server.says("listening on unix://");
+    let url = |name: &str| format!("towline+unix:///{name}?socket={}", socket.display());
+    for command in [&["ls", &url("d")][..], &["cp", TOWLINE, &url("d/x")], &["df", &url("d")]] {
+        let complaint = bad(1, command);
+        assert!(complaint.contains("\"d\" is a disk and has no files"), "{complaint}");
+    }
+    let complaint = bad(125, &["run", "--at", &format!("/r={}", url("d")), "--", "ls", "/r"]);
+    assert!(complaint.contains("\"d\" is a disk and has no files"), "{complaint}");
+    let complaint = bad(1, &["disk", "info", &url("m")]);
+    assert!(complaint.contains("the server has files by this name, not a disk"), "{complaint}");
+    server.end();
+}
+
 #[test]
 fn prometheus_is_answered() {
     let arguments = ["serve", "--mem", "m=1M", "--listen", "tcp://127.0.0.1:0"];
     let mut server = Serving::new(
         Command::new(TOWLINE)
             .args(arguments)
-            .args(["--metrics", "127.0.0.1:0"])
+            .args(["--metrics", "localhost:0"])
             .stdin(Stdio::null()),
     );
     let line = server.says("/metrics");
@@ -412,6 +478,8 @@ fn prometheus_is_answered() {
         let (name, value) = line.rsplit_once(' ').unwrap();
         assert!(name.starts_with("towline_") && value.parse::<f64>().is_ok(), "{line}");
     }
+    assert!(ask("GET /metrics?module=x HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 200 "));
+    assert!(ask("GET /metricsx HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 404 "));
     assert!(ask("GET / HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 404 "));
     assert!(ask("POST /metrics HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 405 "));
     assert!(ask("\r\n\r\n").starts_with("HTTP/1.1 405 "));

@@ -315,15 +315,15 @@ mod tests {
         };
         let link = Link::Socket(near.into(), LinkKind::Unix);
         let limit = Duration::from_secs(60);
-        let mut lane = FirstUse { link: &link, identity: (0, 0), slot: 7, sequence: 0, limit };
+        let mut lane = FirstUse { link: &link, slot: 7, sequence: 0, limit };
         answer(5, &Reply::Failed { errno: 5 });
         answer(1, &Reply::Done {});
         answer(5, &Reply::Failed { errno: 5 });
-        assert!(lane.exchange(&[Request::Reclaimed {}]).unwrap());
+        assert!(lane.exchange((0, 0), &[Request::Reclaimed {}]).unwrap());
         answer(1, &Reply::Done {});
         answer(2, &Reply::Failed { errno: 5 });
         answer(1, &Reply::Done {});
-        assert!(!lane.exchange(&[Request::Reclaimed {}]).unwrap());
+        assert!(!lane.exchange((0, 0), &[Request::Reclaimed {}]).unwrap());
     }
 
     #[test]

@@ -63,7 +63,7 @@ impl Disks {
             };
             if name.is_empty() || name.contains('\0') || name.len() > DISK_NAME_BYTES_MAX {
                 let limit =
-                    format!("the the name is empty or longer than {DISK_NAME_BYTES_MAX} bytes");
+                    format!("the the the name is empty or longer than {DISK_NAME_BYTES_MAX} bytes");
                 return Err(wrong(limit));
             }
             if next.iter().any(|other| other.export.name == *name) {

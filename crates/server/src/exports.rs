@@ -81,7 +81,7 @@ impl Exports {
             let old =
                 self.active.read().iter().find(|a| a.export == *export).map(|a| a.store.clone());
             let old = old.filter(|store| match &export.kind {
-                ExportKind::Directory(path) => !is_replaced(store.as_ref(), path),
+                ExportKind::Directory(path) => !is_replaced(name, store.as_ref(), path),
                 _ => true,
             });
             let (store, memory) = match (old, &export.kind) {
@@ -188,12 +188,20 @@ impl Exports {
     }
 }
 
-/// Returns true if the directory at this path is no longer the root of its store, because of a mount or
-/// rename. A file system that does not answer in time is taken to be unchanged.
-fn is_replaced(store: &dyn FileStore, path: &Path) -> bool {
-    let path = path.to_owned();
-    match (in_time(move || DirectoryStore::identity_at(&path)), store.root()) {
+/// Returns true if the directory at this path is no longer the root of the export's store, because of a mount
+/// or rename. A file system that does not answer in time is taken to be unchanged. If nothing is there, the
+/// store stays, but the next start would fail, so a warning says so.
+fn is_replaced(name: &str, store: &dyn FileStore, path: &Path) -> bool {
+    let wanted = path.to_owned();
+    match (in_time(move || DirectoryStore::identity_at(&wanted)), store.root()) {
         (Some(Ok(now)), Ok(root)) => now != root.identity(),
+        (Some(Err(error)), _) => {
+            let path = path.display();
+            log::warn!(
+                "export \"{name}\": directory {path}: {error}; serving the one that was opened before"
+            );
+            false
+        }
         _ => false,
     }
 }

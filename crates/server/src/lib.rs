@@ -30,6 +30,7 @@ mod nbd;
 mod offload;
 mod pools;
 mod priority;
+mod prometheus;
 mod running;
 mod server;
 mod serving;

@@ -116,32 +116,29 @@ impl Server {
     /// # Errors
     /// See [`StartError`].
     pub fn start(config: &Config) -> Result<Self, StartError> {
-        let mut listeners = Vec::new();
-        for address in &config.listen {
-            let listener =
-                Listener::bind(address).map_err(|e| StartError::Listen(address.clone(), e))?;
-            listeners.push(listener);
-        }
-        let mut nbd = Vec::new();
-        for address in &config.nbd {
-            let listener =
-                Listener::bind(address).map_err(|e| StartError::Listen(address.clone(), e))?;
-            nbd.push(listener);
-        }
-        Self::start_on(config, listeners, nbd)
+        Self::start_on(config, Vec::new(), Vec::new())
     }
 
-    /// Starts serving on sockets that already listen (from a service manager): Towline's protocol on
-    /// `listeners`, NBD on `nbd`. If there are none, the server serves only the connections from
-    /// [`Server::serve_nbd`].
+    /// Starts serving also on sockets that already listen (from a service manager): Towline's protocol on
+    /// `listeners`, NBD on `nbd`. If there are neither sockets nor addresses, the server serves only the
+    /// connections from [`Server::serve_nbd`].
     ///
     /// # Errors
     /// See [`StartError`].
     pub fn start_on(
         config: &Config,
-        listeners: Vec<Listener>,
-        nbd: Vec<Listener>,
+        mut listeners: Vec<Listener>,
+        mut nbd: Vec<Listener>,
     ) -> Result<Self, StartError> {
+        let bind = |address: &Address| {
+            Listener::bind(address).map_err(|e| StartError::Listen(address.clone(), e))
+        };
+        for address in &config.listen {
+            listeners.push(bind(address)?);
+        }
+        for address in &config.nbd {
+            nbd.push(bind(address)?);
+        }
         std::fs::metadata(PROC).map_err(StartError::NoProc)?;
         let ours = listeners.into_iter().map(|listener| (listener, Protocol::Towline));
         let nbd = nbd.into_iter().map(|listener| (listener, Protocol::Nbd));

@@ -4,6 +4,7 @@
 //! Each core records into its own histograms, under a lock that only readers of statistics contend for.
 
 use crate::disks::Disks;
+use crate::prometheus;
 use crate::watch::Turns;
 use hdrhistogram::Histogram;
 use parking_lot::Mutex;
@@ -29,18 +30,6 @@ const NBD_NAMES: [&str; 8] = [
     "nbd_cache",
     "nbd_write_zeroes",
     "nbd_block_status",
-];
-
-/// Counters that show a current or highest value; all others only grow.
-const GAUGES: [&str; 8] = [
-    "buffer_bytes_in_use",
-    "buffer_bytes_peak",
-    "bytes_on_loan",
-    "cores_waiting",
-    "cores_waiting_seconds_max",
-    "disks_failed",
-    "lanes",
-    "sessions",
 ];
 
 fn operation_name(tag: usize) -> &'static str {
@@ -185,24 +174,26 @@ pub(crate) struct Statistics {
     pub(crate) engine: Mutex<&'static str>,
 }
 
+/// The times of one stage of all requests.
 #[derive(Serialize)]
-struct Stage {
-    count: u64,
-    mean_us: f64,
-    p50_us: f64,
-    p99_us: f64,
-    p999_us: f64,
-    max_us: f64,
+pub(crate) struct Stage {
+    pub(crate) count: u64,
+    pub(crate) mean_us: f64,
+    pub(crate) p50_us: f64,
+    pub(crate) p99_us: f64,
+    pub(crate) p999_us: f64,
+    pub(crate) max_us: f64,
 }
 
+/// The counters and times at one moment.
 #[derive(Serialize)]
-struct Snapshot {
-    uptime_seconds: f64,
+pub(crate) struct Snapshot {
+    pub(crate) uptime_seconds: f64,
     engine: &'static str,
     cores: usize,
-    counters: BTreeMap<&'static str, u64>,
-    operations: BTreeMap<&'static str, u64>,
-    stages: BTreeMap<&'static str, Stage>,
+    pub(crate) counters: BTreeMap<&'static str, u64>,
+    pub(crate) operations: BTreeMap<&'static str, u64>,
+    pub(crate) stages: BTreeMap<&'static str, Stage>,
 }
 
 impl Statistics {
@@ -298,71 +289,6 @@ impl Statistics {
 
     /// Returns everything in the text format of Prometheus.
     pub(crate) fn to_prometheus(&self) -> String {
-        use std::fmt::Write;
-        let snapshot = self.snapshot();
-        let mut out = String::new();
-        let mut line = |text: std::fmt::Arguments<'_>| {
-            // Writing to a string cannot fail.
-            let _ = writeln!(out, "{text}");
-        };
-        line(format_args!("# TYPE towline_uptime_seconds gauge"));
-        line(format_args!("towline_uptime_seconds {}", snapshot.uptime_seconds));
-        for (name, value) in &snapshot.counters {
-            let kind = if GAUGES.contains(name) { "gauge" } else { "counter" };
-            line(format_args!("# TYPE towline_{name} {kind}"));
-            line(format_args!("towline_{name} {value}"));
-        }
-        line(format_args!("# TYPE towline_operations_total counter"));
-        for (name, value) in &snapshot.operations {
-            line(format_args!("towline_operations_total{{operation=\"{name}\"}} {value}"));
-        }
-        line(format_args!("# TYPE towline_stage_seconds summary"));
-        for (name, stage) in &snapshot.stages {
-            for (quantile, value) in
-                [("0.5", stage.p50_us), ("0.99", stage.p99_us), ("0.999", stage.p999_us)]
-            {
-                let seconds = value / 1e6;
-                line(format_args!(
-                    "towline_stage_seconds{{stage=\"{name}\",quantile=\"{quantile}\"}} {seconds:.9}"
-                ));
-            }
-            line(format_args!("towline_stage_seconds_count{{stage=\"{name}\"}} {}", stage.count));
-            let sum = stage.mean_us * stage.count as f64 / 1e6;
-            line(format_args!("towline_stage_seconds_sum{{stage=\"{name}\"}} {sum:.9}"));
-        }
-        out
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::{GAUGES, Stages, Statistics};
-    use std::collections::HashMap;
-
-    #[test]
-    fn each_sample_for_prometheus_has_a_type_before_it() {
-        let statistics = Statistics::new(2);
-        statistics.cores[1].record(0, Stages::default());
-        let text = statistics.to_prometheus();
-        let mut types = HashMap::new();
-        for line in text.lines() {
-            if let Some(said) = line.strip_prefix("# TYPE ") {
-                let (name, kind) = said.split_once(' ').unwrap();
-                assert_eq!(types.insert(name, kind), None, "{name} twice");
-                continue;
-            }
-            let name = line.split(['{', ' ']).next().unwrap();
-            let of_summary = name.strip_suffix("_sum").or(name.strip_suffix("_count"));
-            let name =
-                of_summary.filter(|name| types.get(name) == Some(&"summary")).unwrap_or(name);
-            assert!(types.contains_key(name), "{line}");
-        }
-        assert_eq!(types["towline_stage_seconds"], "summary");
-        assert_eq!(types["towline_requests"], "counter");
-        assert_eq!(types["towline_lanes"], "gauge");
-        // The gauges of pools are missing here.
-        for name in GAUGES.map(|name| format!("towline_{name}")) {
-            assert!(types.get(&*name).is_none_or(|kind| *kind == "gauge"), "{name}");
-        }
+        prometheus::page(&self.snapshot())
     }
 }

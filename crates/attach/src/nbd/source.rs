@@ -5,7 +5,7 @@ use super::handshake::{Agreed, agree};
 use crate::{Error, Geometry};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 use std::fmt;
-use std::io;
+use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -201,16 +201,52 @@ impl Connection {
 fn patiently<T>(
     socket: OwnedFd,
     patience: Duration,
-    work: impl FnOnce(&mut UnixStream) -> T,
-) -> std::io::Result<(T, OwnedFd)> {
+    work: impl FnOnce(&mut Patient) -> T,
+) -> io::Result<(T, OwnedFd)> {
     // Reads, writes and time-outs are the same for all stream sockets.
-    let mut stream = UnixStream::from(socket);
+    let stream = UnixStream::from(socket);
     stream.set_read_timeout(Some(patience))?;
     stream.set_write_timeout(Some(patience))?;
-    let done = work(&mut stream);
+    let mut patient = Patient { stream, patience };
+    let done = work(&mut patient);
+    let Patient { stream, .. } = patient;
     stream.set_read_timeout(None)?;
     stream.set_write_timeout(None)?;
     Ok((done, stream.into()))
+}
+
+/// A stream with time-outs, which the kernel reports as `EAGAIN`.
+struct Patient {
+    stream: UnixStream,
+    patience: Duration,
+}
+
+impl Patient {
+    fn told(&self, error: io::Error) -> io::Error {
+        match error.kind() {
+            io::ErrorKind::WouldBlock => {
+                let what = format!("no answer within {:?}", self.patience);
+                io::Error::new(io::ErrorKind::TimedOut, what)
+            }
+            _ => error,
+        }
+    }
+}
+
+impl Read for Patient {
+    fn read(&mut self, target: &mut [u8]) -> io::Result<usize> {
+        self.stream.read(target).map_err(|error| self.told(error))
+    }
+}
+
+impl Write for Patient {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.stream.write(bytes).map_err(|error| self.told(error))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.stream.flush()
+    }
 }
 
 impl fmt::Display for Source {
@@ -232,6 +268,16 @@ impl fmt::Display for Source {
 #[cfg(test)]
 mod tests {
     use super::Source;
+    use std::net::TcpListener;
+    use std::time::Duration;
+
+    #[test]
+    fn a_server_that_is_silent_is_told_as_such() {
+        let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+        let source = Source::parse(&format!("nbd://{}/x", silent.local_addr().unwrap())).unwrap();
+        let error = source.open(false, Duration::from_millis(20)).err().unwrap().to_string();
+        assert_eq!(error, format!("{source}: no answer within 20ms"));
+    }
 
     #[test]
     fn urls_survive_a_round_trip() {

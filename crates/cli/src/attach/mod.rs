@@ -10,7 +10,7 @@ use crate::serve::parse_bytes;
 use crate::text::human;
 use std::io::{BufRead, BufReader, IsTerminal, Write};
 use std::process::{Command, ExitCode, Stdio};
-use towline_attach::{Kind, Origin, Record, read_ahead, ublk};
+use towline_attach::{Kind, Record, read_ahead, ublk};
 
 const EXAMPLES: &str = "\
 The disk becomes /dev/ublkbN (--ublk: requests go to a process of ours) or /dev/nbdN (--nbd: the
@@ -123,10 +123,10 @@ pub(crate) fn run(args: &Args) -> ExitCode {
 
 fn attach(args: &Args, url: &str) -> Outcome<()> {
     // First, so that the kernel is not blamed for a mistyped URL.
-    Origin::parse(url).map_err(Failure::new)?;
+    let origin = serve::origin(url)?;
     let kind = kind(args)?;
     fits(args, kind)?;
-    if args.foreground { serve::attach(args, url, kind) } else { start(args, url, kind) }
+    if args.foreground { serve::attach(args, &origin, kind) } else { start(args, url, kind) }
 }
 
 /// Chooses between ublk and NBD, by the flags and by what the kernel has.

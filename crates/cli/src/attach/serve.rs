@@ -20,9 +20,8 @@ const TIMEOUT_SECONDS: u64 = 30;
 const QUEUES_MAX: usize = 4;
 
 /// Attaches a disk and serves it.
-pub(super) fn attach(args: &Args, url: &str, kind: Kind) -> Outcome<()> {
+pub(super) fn attach(args: &Args, origin: &Origin, kind: Kind) -> Outcome<()> {
     settle(args);
-    let origin = origin(url)?;
     let patience = args.dead_after.map(Duration::from_secs);
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let queues = args.queues.unwrap_or(processors.min(QUEUES_MAX) as u16);
@@ -39,7 +38,7 @@ pub(super) fn attach(args: &Args, url: &str, kind: Kind) -> Outcome<()> {
     };
     match kind {
         Kind::Nbd => {
-            let source = nbd(&origin)?;
+            let source = nbd(origin)?;
             let timeout = Duration::from_secs(args.timeout.unwrap_or(TIMEOUT_SECONDS));
             let options =
                 KernelOptions { number: args.number, connections: queues, timeout, patience };
@@ -71,7 +70,7 @@ pub(super) fn attach(args: &Args, url: &str, kind: Kind) -> Outcome<()> {
                 record.identity = identity;
                 // Without a record it could not be detached.
                 let claim = record.claim().inspect_err(|_| drop(control.delete(record.number)))?;
-                serve(args, control, device, &origin, &record, claim, Some(round_trip))
+                serve(args, control, device, origin, &record, claim, Some(round_trip))
             };
             attached().map_err(|error| failure(&error))
         }
@@ -122,7 +121,7 @@ fn wait_for(origin: &Origin) -> Outcome<Found> {
     }
 }
 
-fn origin(url: &str) -> Outcome<Origin> {
+pub(super) fn origin(url: &str) -> Outcome<Origin> {
     Origin::parse(url).map_err(Failure::new)
 }
 

@@ -4,17 +4,16 @@
 use super::disk_client::DiskClient;
 use super::nbd_client::{Client, Load, Order, Outcome, Place};
 use super::{paper, processor, several};
-use crate::disk::not_opened;
 use crate::report::say;
 use crate::serve::parse_bytes;
+use clap::ArgGroup;
+use std::fmt::Display;
 use std::sync::{Barrier, OnceLock};
 use std::time::{Duration, Instant};
 use towline_client::Url;
 
 /// Arguments that apply only to a load, and only to the experiments. `--span` and `--secs` apply to both.
-const OF_A_LOAD: [&str; 12] = [
-    "nbd",
-    "server",
+const OF_A_LOAD: [&str; 10] = [
     "export",
     "write",
     "random",
@@ -31,16 +30,17 @@ const OF_EXPERIMENTS: [&str; 8] =
 
 /// Arguments of `bench disk`.
 #[derive(clap::Args)]
+#[command(group = ArgGroup::new("what").args(["paper", "nbd", "server"]).required(true))]
 pub(super) struct Args {
     /// Run the experiments of the gmblock paper: bandwidth and latency by data path, request size and number
     /// of requests, over NBD, and how much a busy server slows down its neighbours.
-    #[arg(long, conflicts_with_all = OF_A_LOAD, required_unless_present_any = ["nbd", "server"])]
+    #[arg(long, conflicts_with_all = OF_A_LOAD)]
     paper: bool,
     /// Put a load on this NBD server: HOST:PORT or unix:///PATH.
     #[arg(long, value_name = "ADDRESS", conflicts_with = "coalesce", conflicts_with_all = OF_EXPERIMENTS)]
     nbd: Option<Place>,
     /// Put a load on this disk of a Towline server, over a Towline session.
-    #[arg(long, value_name = "URL", conflicts_with_all = ["nbd", "export", "structured", "threads"],
+    #[arg(long, value_name = "URL", conflicts_with_all = ["export", "structured", "threads"],
           conflicts_with_all = OF_EXPERIMENTS)]
     server: Option<String>,
     #[command(flatten)]
@@ -101,6 +101,15 @@ pub(crate) enum On<'a> {
     Towline(&'a Url, u32),
 }
 
+impl Display for On<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Nbd(place, ..) => place.fmt(f),
+            Self::Towline(url, _) => url.fmt(f),
+        }
+    }
+}
+
 /// What to request from a disk.
 pub(crate) struct Asked<'a> {
     pub(crate) requests: &'a Requests,
@@ -152,18 +161,16 @@ pub(crate) fn put(
             )
         }
         On::Towline(url, coalesce) => {
-            let failed = |error: towline_client::Error| format!("{url}: {error}");
+            let failed = |error: &dyn Display| format!("{url}: {error}");
             load(
                 asked,
                 8 << 20,
                 mark,
-                || {
-                    let connected = DiskClient::connect(url, *coalesce);
-                    connected.map_err(|error| format!("{url}: {}", not_opened(error)))
-                },
+                || DiskClient::connect(url, *coalesce).map_err(|error| failed(&error)),
                 DiskClient::size,
                 |clients, load| {
-                    clients.iter_mut().map(|client| client.run(load).map_err(failed)).collect()
+                    let run = |client: &mut DiskClient| client.run(load).map_err(|e| failed(&e));
+                    clients.iter_mut().map(run).collect()
                 },
             )
         }

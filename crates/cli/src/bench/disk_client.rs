@@ -1,6 +1,8 @@
 //! Puts a load on a disk over a Towline session.
 
 use super::nbd_client::{Load, Offsets, Outcome};
+use crate::remote::no_disk;
+use crate::report::Failure;
 use std::time::Instant;
 use towline_client::{Client, Disk, Error, Group, Operation, Options, Url};
 
@@ -12,11 +14,11 @@ pub(super) struct DiskClient {
 
 impl DiskClient {
     /// Connects. Up to `coalesce` requests may wait to be sent together.
-    pub(super) fn connect(url: &Url, coalesce: u32) -> Result<Self, Error> {
+    pub(super) fn connect(url: &Url, coalesce: u32) -> Result<Self, Failure> {
         let mut options = Options::default();
         options.coalesce = coalesce;
         let client = Client::connect(&url.transport, options)?;
-        let disk = client.disk(&url.export)?;
+        let disk = client.disk(&url.export).map_err(|error| no_disk(error, url, &client))?;
         Ok(Self { client, disk })
     }
 

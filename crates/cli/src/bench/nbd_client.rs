@@ -42,7 +42,7 @@ impl std::str::FromStr for Place {
     fn from_str(text: &str) -> Result<Self, String> {
         match text.strip_prefix("unix://") {
             Some(path) if path.starts_with('/') => Ok(Self::Unix(path.into())),
-            None if text.contains(':') => Ok(Self::Tcp(text.to_owned())),
+            None if text.contains(':') && !text.contains("://") => Ok(Self::Tcp(text.to_owned())),
             _ => Err(format!("\"{text}\": expected HOST:PORT or unix:///PATH")),
         }
     }

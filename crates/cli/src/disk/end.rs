@@ -2,7 +2,7 @@
 
 use super::noted::Stamp;
 use super::pieces::PIECE_BYTES;
-use crate::remote::Remotes;
+use crate::remote::{Remotes, no_disk};
 use crate::report::{Failure, Outcome};
 use crate::serve::parse_bytes;
 use rustix::fs::FlockOperation;
@@ -406,7 +406,7 @@ fn at(callers: &[Caller], offset: u64) -> &Caller {
 pub(super) fn remote(remotes: &Remotes, text: &str) -> Outcome<Disk> {
     let opened = remotes.server(text).and_then(|(url, client)| {
         named(&url)?;
-        client.disk(&url.export).map_err(not_opened)
+        client.disk(&url.export).map_err(|error| no_disk(error, &url, &client))
     });
     opened.map_err(|failure| failure.about(text))
 }
@@ -422,16 +422,6 @@ pub(super) fn named(url: &Url) -> Outcome<()> {
     match url.path.is_empty() {
         true => Ok(()),
         false => Err(Failure::new("a disk has no path in it: towline://HOST/DISK")),
-    }
-}
-
-/// Explains why a server did not open a disk.
-pub(crate) fn not_opened(error: towline_client::Error) -> Failure {
-    match error.errno() {
-        Errno::ENOENT => {
-            Failure::new("the server has no such disk; `towline disk info` lists the disks")
-        }
-        _ => Failure::from(error),
     }
 }
 

@@ -13,8 +13,6 @@ mod stream;
 mod transfer;
 mod verify;
 
-pub(crate) use end::not_opened;
-
 use crate::remote::Remotes;
 use crate::report::Report;
 use clap::Subcommand;

@@ -400,7 +400,7 @@ fn meet(url: Url, family: u64, met: &[Met]) -> Outcome<Met> {
     };
     // The parent of the prefix is local, whatever the parent of that directory on the server is.
     let root = client.attach(&url.root()).map_err(|error| match url.path.is_empty() {
-        true => no_export(error, &url).about(&url),
+        true => no_export(error, &url, &client).about(&url),
         false => about(error),
     })?;
     Ok(Met { url, client, root })

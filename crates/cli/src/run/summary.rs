@@ -215,7 +215,7 @@ fn list(out: &mut String, counts: &BTreeMap<String, u64>) {
 pub(super) fn print(directory: &Path, format: Format) {
     match gather(directory) {
         Ok(summary) if format == Format::Json => note(summary.json()),
-        Ok(summary) => note(summary.text().trim_end()),
+        Ok(summary) => summary.text().lines().for_each(note),
         Err(error) => log::warn!("no report: {error}"),
     }
 }

@@ -3,9 +3,8 @@
 use super::exports::{parse_bytes, parse_disk};
 use serde::Deserialize;
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
 use std::num::NonZeroU64;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use towline_net::address::Address;
 use towline_server::{DiskExport, Export, ExportKind, RateLimit};
 
@@ -27,6 +26,7 @@ pub(crate) struct FileSettings {
     pub(crate) exports: Vec<Export>,
     pub(crate) disks: Vec<DiskExport>,
     pub(crate) listen: Vec<Address>,
+    /// Text, as `metrics`: this module is fuzzed without those that read them.
     pub(crate) nbd: Vec<String>,
     pub(crate) buffer_limit: Option<u64>,
     pub(crate) fragment: Option<u64>,
@@ -36,7 +36,7 @@ pub(crate) struct FileSettings {
     pub(crate) identity: bool,
     pub(crate) no_root_squash: bool,
     pub(crate) insecure: bool,
-    pub(crate) metrics: Option<SocketAddr>,
+    pub(crate) metrics: Option<String>,
     pub(crate) state: Option<PathBuf>,
 }
 
@@ -58,7 +58,7 @@ struct Raw {
     no_root_squash: bool,
     #[serde(default)]
     insecure: bool,
-    metrics: Option<SocketAddr>,
+    metrics: Option<String>,
     state: Option<PathBuf>,
     #[serde(default)]
     export: BTreeMap<String, RawExport>,
@@ -77,16 +77,9 @@ struct RawExport {
     read_only: bool,
 }
 
-/// Reads a configuration file.
-pub(crate) fn read(path: &Path) -> Result<FileSettings, String> {
-    let wrong = |what: String| format!("configuration {}: {what}", path.display());
-    let text = std::fs::read_to_string(path).map_err(|e| wrong(e.to_string()))?;
-    parse(&text).map_err(wrong)
-}
-
 /// Parses the text of a configuration file.
 pub(crate) fn parse(text: &str) -> Result<FileSettings, String> {
-    let raw: Raw = toml::from_str(text).map_err(|e| e.to_string())?;
+    let raw: Raw = toml::from_str(text).map_err(|error| placed(text, &error))?;
     let (mut exports, mut disks) = (Vec::new(), Vec::new());
     for (name, export) in raw.export {
         let wrong = |what| format!("export \"{name}\": {what}");
@@ -132,13 +125,25 @@ pub(crate) fn parse(text: &str) -> Result<FileSettings, String> {
     })
 }
 
+/// Returns the message with its place, all on one line, as logs need it.
+fn placed(text: &str, error: &toml::de::Error) -> String {
+    let message = error.message().lines().collect::<Vec<_>>().join(", ");
+    let Some(before) = error.span().and_then(|span| text.get(..span.start)) else {
+        return message;
+    };
+    let line = before.matches('\n').count() + 1;
+    let column = before.chars().rev().take_while(|character| *character != '\n').count() + 1;
+    format!("line {line}, column {column}: {message}")
+}
+
 fn size_of(key: &str, text: Option<&str>) -> Result<Option<u64>, String> {
     text.map(parse_bytes).transpose().map_err(|error| format!("{key}: {error}"))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Path, parse};
+    use super::parse;
+    use std::path::Path;
 
     #[test]
     fn a_file_says_all_that_flags_say() {
@@ -166,5 +171,19 @@ mod tests {
         assert!(parse("listem = []").err().unwrap().contains("listem"));
         assert!(parse("[export.a]\nmem = \"0\"\n").err().unwrap().contains("\"a\""));
         assert!(parse("[export.a]\n").err().unwrap().contains("\"a\""));
+    }
+
+    #[test]
+    fn mistakes_are_placed_on_one_line() {
+        for (text, place) in [
+            ("cores = 1\nspin-us = \"\u{e9}\", 2\n", "line 2, column 14: "),
+            ("listem = []", "line 1, column 1: unknown field `listem`, expected one of "),
+            ("\ncores = \"x\"", "line 2, column 9: invalid type: string \"x\", expected usize"),
+            ("[export.a]\nmem = \"1M\"\n[export.a]\n", "line 3, column 9: duplicate key"),
+            ("[export.a\n", "line 1, column 10: unclosed table"),
+        ] {
+            let said = parse(text).err().unwrap();
+            assert!(said.starts_with(place) && !said.contains('\n'), "{said}");
+        }
     }
 }

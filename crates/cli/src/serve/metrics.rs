@@ -1,5 +1,6 @@
 //! Serves an HTTP page with the server's counters for Prometheus.
 
+use super::resolve;
 use rustix::event::{PollFd, PollFlags, poll};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -10,6 +11,11 @@ const REQUEST_BYTES_MAX: usize = 8192;
 /// Maximum number of clients that are sending their requests. Another one takes the place of the oldest, so
 /// that clients that connect and send nothing keep nobody out.
 const CLIENTS_MAX: usize = 64;
+
+/// Parses the address to listen on.
+pub(crate) fn parse_address(text: &str) -> Result<SocketAddr, String> {
+    resolve(text, "HOST:PORT")
+}
 
 /// Answers requests on a separate thread until the process ends.
 pub(crate) fn start(
@@ -96,9 +102,12 @@ impl Asking {
     fn answer(&mut self, page: &dyn Fn() -> String) -> std::io::Result<()> {
         let request = String::from_utf8_lossy(&self.request);
         let line = request.lines().next().unwrap_or_default();
-        let (status, body) = match line.split(' ').take(2).collect::<Vec<_>>()[..] {
-            ["GET", "/metrics"] => ("200 OK", page()),
-            ["GET", _] => ("404 Not Found", "try /metrics\n".to_owned()),
+        let mut words = line.split(' ');
+        // Prometheus adds a query if its configuration has parameters; there is nothing to choose here.
+        let is_page = |target: &str| target.split('?').next() == Some("/metrics");
+        let (status, body) = match (words.next(), words.next()) {
+            (Some("GET"), Some(target)) if is_page(target) => ("200 OK", page()),
+            (Some("GET"), Some(_)) => ("404 Not Found", "try /metrics\n".to_owned()),
             _ => ("405 Method Not Allowed", "only GET\n".to_owned()),
         };
         let length = body.len();

@@ -9,15 +9,16 @@ use crate::report::note;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 pub(crate) use exports::parse_bytes;
 use exports::{parse_directory, parse_disk, parse_memory};
-use file::Engine;
+use file::{Engine, FileSettings};
 use listenfd::ListenFd;
 use nbd::Front;
 use sd_notify::NotifyState;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
-use std::net::SocketAddr;
+use std::collections::HashSet;
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 use towline_net::address::{Address, Listener};
@@ -140,7 +141,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "DIR")]
     state: Option<PathBuf>,
     /// Serve metrics for Prometheus on this address: HOST:PORT.
-    #[arg(long, value_name = "HOST:PORT")]
+    #[arg(long, value_name = "HOST:PORT", value_parser = metrics::parse_address)]
     metrics: Option<SocketAddr>,
 }
 
@@ -165,9 +166,27 @@ impl Settings {
     }
 }
 
-/// Combines the flags and the configuration file.
-fn settings(args: &Args) -> Result<Settings, String> {
-    let file = args.config.as_deref().map(file::read).transpose()?.unwrap_or_default();
+/// Returns the address of a host and port. `expected` says what could be written.
+fn resolve(text: &str, expected: &str) -> Result<SocketAddr, String> {
+    let wrong = |what: &str| format!("address \"{text}\": {what}; expected {expected}");
+    let mut found = text.to_socket_addrs().map_err(|error| wrong(&error.to_string()))?;
+    found.next().ok_or_else(|| wrong("host has no address"))
+}
+
+/// Reads a configuration file, with its addresses for NBD and for metrics.
+fn read_file(path: &Path) -> Result<(FileSettings, Vec<Front>, Option<SocketAddr>), String> {
+    let wrong = |what: String| format!("configuration {}: {what}", path.display());
+    let text = std::fs::read_to_string(path).map_err(|e| wrong(e.to_string()))?;
+    let file = file::parse(&text).map_err(wrong)?;
+    let fronts = file.nbd.iter().map(|text| text.parse()).collect::<Result<_, _>>();
+    let metrics = file.metrics.as_deref().map(metrics::parse_address).transpose();
+    Ok((file, fronts.map_err(wrong)?, metrics.map_err(wrong)?))
+}
+
+/// Combines the flags and the configuration file. `inherited`: a service manager has given sockets.
+fn settings(args: &Args, inherited: bool) -> Result<Settings, String> {
+    let read = args.config.as_deref().map(read_file).transpose()?;
+    let (file, fronts_of_file, metrics) = read.unwrap_or_default();
     let defaults = Config::default();
     let mut exports = file.exports;
     exports.extend(args.dir.iter().chain(&args.mem).cloned());
@@ -180,15 +199,13 @@ fn settings(args: &Args) -> Result<Settings, String> {
         return Err(format!("export \"{}\": the name is used twice", disk.name));
     }
     let mut fronts = args.nbd.clone();
-    for text in &file.nbd {
-        fronts.push(text.parse()?);
-    }
+    fronts.extend(fronts_of_file);
     if !fronts.is_empty() && disks.is_empty() {
         return Err("--nbd: there is no disk to serve; try --disk img=/srv/img.raw".into());
     }
     let mut listen = file.listen;
     listen.extend(args.listen.iter().cloned());
-    if fronts.is_empty() && listen.is_empty() && exports.is_empty() && !disks.is_empty() {
+    if fronts.is_empty() && listen.is_empty() && exports.is_empty() && !inherited {
         return Err("--disk: no client could reach it; add --nbd 127.0.0.1:10809 or --listen tcp://127.0.0.1:7440".into());
     }
     let engine = match args.engine.or(file.engine) {
@@ -216,7 +233,7 @@ fn settings(args: &Args) -> Result<Settings, String> {
     };
     check(&config)?;
     let nbd_standard = fronts.iter().any(|front| front.address().is_none());
-    Ok(Settings { config, metrics: args.metrics.or(file.metrics), nbd_standard })
+    Ok(Settings { config, metrics: args.metrics.or(metrics), nbd_standard })
 }
 
 /// Checks the values of flags and keys. Returns a message for an invalid one.
@@ -226,6 +243,13 @@ fn check(config: &Config) -> Result<(), String> {
     }
     if config.no_root_squash && !config.identity {
         return Err("--no-root-squash: needs --identity; without it the server acts as its own user for everybody".into());
+    }
+    let mut seen = HashSet::new();
+    for address in config.listen.iter().chain(&config.nbd) {
+        let any_port = matches!(address, Address::Tcp(tcp) if tcp.port() == 0);
+        if !any_port && !seen.insert(address) {
+            return Err(format!("address {address}: given twice"));
+        }
     }
     if !(1..=CORES_MAX).contains(&config.cores) {
         return Err(format!("--cores {}: expected a number from 1 to {CORES_MAX}", config.cores));
@@ -257,25 +281,25 @@ pub(crate) fn run(args: Args) -> ExitCode {
 }
 
 fn serve(args: &Args) -> Result<(), String> {
-    let at_start = settings(args)?;
+    let inherited = inherited_listeners()?;
+    let is_managed = !inherited.is_empty();
+    let at_start = settings(args, is_managed)?;
     let Settings { mut config, metrics, nbd_standard } = at_start.clone();
     // Before anything else, so that no signal is lost during the start.
     let mut signals =
         Signals::new([SIGTERM, SIGINT, SIGHUP]).map_err(|e| format!("signals: {e}"))?;
-    let inherited = inherited_listeners()?;
-    // If there are only disks, the user has given an address.
-    if inherited.is_empty() && config.listen.is_empty() && !config.exports.is_empty() {
+    let (for_files, for_disks) = match nbd_standard {
+        true => (Vec::new(), inherited),
+        false => (inherited, Vec::new()),
+    };
+    if !for_files.is_empty() {
+        config.listen.clear();
+    } else if config.listen.is_empty() && !config.exports.is_empty() {
         config.listen.push(Address::parse("tcp://127.0.0.1:7440")?);
     }
     crate::descriptors::raise_limit();
-    let standard = nbd_standard && inherited.is_empty();
-    let server = if inherited.is_empty() {
-        Server::start(&config)
-    } else if nbd_standard {
-        Server::start_on(&config, Vec::new(), inherited)
-    } else {
-        Server::start_on(&config, inherited, Vec::new())
-    };
+    let standard = nbd_standard && !is_managed;
+    let server = Server::start_on(&config, for_files, for_disks);
     let server = server.map_err(|error| error.to_string())?;
     let (handle, (tell, failure)) = (signals.handle(), std::sync::mpsc::channel());
     server.when_failed(move |why| {
@@ -299,16 +323,13 @@ fn serve(args: &Args) -> Result<(), String> {
         let bound = metrics::start(address, config.insecure, server.prometheus())?;
         note(format_args!("towline: metrics on http://{bound}/metrics"));
     }
+    let plural = if config.cores == 1 { "" } else { "s" };
+    let how = format!("{}, {} core{plural}", server.engine(), config.cores);
     for address in server.addresses() {
-        note(format_args!(
-            "towline: listening on {address} ({}, {} cores)",
-            server.engine(),
-            config.cores
-        ));
+        note(format_args!("towline: listening on {address} ({how})"));
     }
     for address in server.nbd_addresses() {
-        let (engine, cores) = (server.engine(), config.cores);
-        note(format_args!("towline: listening for NBD on {address} ({engine}, {cores} cores)"));
+        note(format_args!("towline: listening for NBD on {address} ({how})"));
     }
     if server.engine() == "epoll" && config.engine == EngineWish::Automatic {
         note(
@@ -325,7 +346,7 @@ fn serve(args: &Args) -> Result<(), String> {
             Ok(now) => notify(&[NotifyState::Reloading, now]),
             Err(error) => log::warn!("cannot read the system's clock: {error}"),
         }
-        let again = settings(args).and_then(|next| {
+        let again = settings(args, is_managed).and_then(|next| {
             let Config { exports, disks, .. } = &next.config;
             server.replace(exports, disks).map_err(|e| e.to_string()).map(|()| next)
         });

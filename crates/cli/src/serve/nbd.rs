@@ -1,8 +1,8 @@
 //! The sources of NBD clients.
 
+use super::resolve;
 use rustix::fs::FileType;
 use std::io::{Read, Write};
-use std::net::ToSocketAddrs;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::str::FromStr;
@@ -38,12 +38,7 @@ impl FromStr for Front {
         if text.contains("://") {
             return Address::parse(text).map(Self::Address);
         }
-        let wrong = |what: &str| {
-            format!("address \"{text}\": {what}; expected HOST:PORT, unix:///PATH or -")
-        };
-        let mut found = text.to_socket_addrs().map_err(|error| wrong(&error.to_string()))?;
-        let address = found.next().ok_or_else(|| wrong("host has no address"))?;
-        Ok(Self::Address(Address::Tcp(address)))
+        resolve(text, "HOST:PORT, unix:///PATH or -").map(|tcp| Self::Address(Address::Tcp(tcp)))
     }
 }
 
