@@ -15,9 +15,9 @@ Examples:
 
 Exit status: 0 all written, 1 something could not be read, 2 wrong usage.";
 
-/// Bytes of one request; several are under way at once.
+/// Bytes of one request; several are outstanding at once.
 const READ_BYTES: usize = 1024 * 1024;
-/// Requests under way.
+/// Outstanding requests.
 const READS: usize = 4;
 
 /// Arguments of `cat`.
@@ -49,14 +49,14 @@ pub(crate) fn run(args: &Args) -> ExitCode {
     report.status()
 }
 
-/// Reads these bytes of a file, or to its end if that comes before, some requests ahead, and hands
+/// Reads these bytes of a file, or up to its end, some requests ahead, and hands
 /// them over in order.
 pub(crate) fn read_through(
     file: &File,
     bytes: Range<u64>,
     mut sink: impl FnMut(&[u8]) -> Outcome<()>,
 ) -> Outcome<()> {
-    // Files whose size says nothing, as in /proc, are read one request at a time.
+    // Files of unknown size, as in /proc, are read one request at a time.
     let ahead = (file.attr().size / READ_BYTES as u64 + 1).min(READS as u64) as usize;
     let mut spare: Vec<Vec<u8>> = Vec::new();
     let mut offset = bytes.start;
@@ -79,7 +79,7 @@ pub(crate) fn read_through(
             offset += wanted as u64;
             spare.push(buffer);
             if count < READ_BYTES {
-                // The end, or a short read: what was asked for behind it lies elsewhere now.
+                // The end, or a short read: the requests behind it have other offsets now.
                 break;
             }
         }

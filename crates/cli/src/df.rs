@@ -20,19 +20,19 @@ Exit status: 0 all shown, 1 some could not be, 2 wrong usage.";
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES, disable_help_flag = true)]
 pub(crate) struct Args {
-    /// Sizes with units.
+    /// Show sizes with units.
     #[arg(short, long)]
     human_readable: bool,
-    /// Files (inodes) instead of bytes.
+    /// Show files (inodes) instead of bytes.
     #[arg(short, long)]
     inodes: bool,
-    /// One JSON object a line.
+    /// Print one JSON object per line.
     #[arg(long)]
     json: bool,
     /// Print help.
     #[arg(long, action = ArgAction::Help)]
     help: Option<bool>,
-    /// Exports, or servers for all of their exports.
+    /// Exports, or servers to show all of their exports.
     #[arg(required = true, value_name = "URL")]
     urls: Vec<String>,
 }
@@ -76,7 +76,7 @@ fn json_lines(rows: &[(String, StatFs)]) -> String {
     rows.iter().map(line).collect()
 }
 
-/// The table; as with df(1), nothing if there is no row.
+/// Returns the table; as with df(1), nothing if there is no row.
 fn table(rows: &[(String, StatFs)], args: &Args) -> String {
     if rows.is_empty() {
         return String::new();
@@ -106,7 +106,7 @@ fn table(rows: &[(String, StatFs)], args: &Args) -> String {
     cells.iter().map(line).collect()
 }
 
-/// All, used and free: bytes or files.
+/// Total, used and free: bytes or files.
 fn amounts(statfs: &StatFs, inodes: bool) -> (u64, u64, u64) {
     if inodes {
         let used = statfs.files.saturating_sub(statfs.files_free);
@@ -117,7 +117,7 @@ fn amounts(statfs: &StatFs, inodes: bool) -> (u64, u64, u64) {
     (bytes(statfs.blocks), bytes(used), bytes(statfs.blocks_available))
 }
 
-/// As `df` does: of what is used and what this user may still use, rounded up.
+/// Computes the percentage as `df` does: of used plus available to this user, rounded up.
 fn percent(used: u64, free: u64) -> String {
     let all = u128::from(used) + u128::from(free);
     if all == 0 { "-".to_owned() } else { format!("{}%", (u128::from(used) * 100).div_ceil(all)) }

@@ -1,4 +1,4 @@
-//! `towline ls`: listings like those of `ls`, of remote directories; of servers their exports and disks.
+//! `towline ls`: lists remote directories as `ls` does, and the exports and disks of servers.
 
 use crate::remote::{Place, Remotes};
 use crate::report::{Failure, Outcome, Report};
@@ -19,35 +19,35 @@ Examples:
 
 Exit status: 0 all listed, 1 something was not, 2 wrong usage.";
 
-/// Directories of a tree that are asked for before it is their turn: their round trips overlap.
+/// Directories of a tree that are requested ahead, so that their round trips overlap.
 const AHEAD: usize = 16;
 
 /// Arguments of `ls`.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES, disable_help_flag = true)]
 pub(crate) struct Args {
-    /// One line each: mode, links, owner, group, size, time, name.
+    /// Print one line each: mode, links, owner, group, size, time, name.
     #[arg(short)]
     long: bool,
-    /// Directories below, too.
+    /// List directories recursively.
     #[arg(short = 'R', long)]
     recursive: bool,
-    /// Names that begin with a dot, too.
+    /// Show names that begin with a dot, too.
     #[arg(short, long)]
     all: bool,
-    /// A directory itself, not what is in it.
+    /// Show a directory itself, not its contents.
     #[arg(short, long)]
     directory: bool,
-    /// Sizes with units.
+    /// Show sizes with units.
     #[arg(short, long)]
     human_readable: bool,
-    /// Numbers instead of names for owner and group.
+    /// Show owner and group as numbers.
     #[arg(short, long)]
     numeric: bool,
-    /// Not sorted: names appear as the server sends them.
+    /// Do not sort: print names as the server sends them.
     #[arg(short = 'U', long)]
     unsorted: bool,
-    /// One JSON object a line, with all attributes.
+    /// Print one JSON object per line, with all attributes.
     #[arg(long)]
     json: bool,
     /// Print help.
@@ -64,7 +64,7 @@ impl Args {
     }
 }
 
-/// A directory that is to be listed, and its listing if that is under way.
+/// A directory still to be listed, and its listing if it was started.
 struct Pending {
     place: Place,
     started: Option<Operation<(Vec<DirEntry>, bool)>>,
@@ -78,7 +78,7 @@ struct Listing<'a> {
     owners: Owners,
     zone: Zone,
     now: i64,
-    /// Something was printed: the next heading needs a line between, and standard output has to take it.
+    /// Something was printed, so an empty line goes before the next heading, and standard output must accept it.
     printed: bool,
 }
 
@@ -167,7 +167,7 @@ impl Listing<'_> {
         Ok(())
     }
 
-    /// A directory and, if asked for, all below it, each listed when its turn comes.
+    /// Lists a directory and, if requested, all directories below it in order.
     fn tree(&mut self, place: Place, headings: bool) {
         let mut stack = vec![Pending { place, started: None }];
         while !stack.is_empty() {
@@ -184,7 +184,7 @@ impl Listing<'_> {
         }
     }
 
-    /// Starts the listings that come next. There is nothing to gain for a single directory.
+    /// Starts the next listings ahead of time. For a single directory there is nothing to gain.
     fn start_ahead(&mut self, stack: &mut [Pending]) {
         let busy = stack.iter().filter(|pending| pending.started.is_some()).count();
         let room = (2 * AHEAD).saturating_sub(busy);
@@ -192,7 +192,7 @@ impl Listing<'_> {
         let next = stack.iter_mut().rev().take(AHEAD);
         for pending in next.filter(|pending| pending.started.is_none()).take(room) {
             let Ok(place) = pending.place.clone().shortened(0) else { continue };
-            // What cannot be started now fails again, and is reported, when its turn comes.
+            // A listing that cannot be started now fails again in its turn, and is reported then.
             pending.started = place.base.start_list_path(place.path(), attributes).ok();
             pending.place = place;
         }
@@ -216,7 +216,7 @@ impl Listing<'_> {
         loop {
             let cookie = entries.last().map_or(0, |entry| entry.cookie);
             if !end && !self.args.unsorted {
-                // Sorting needs all of them.
+                // Sorting needs all entries.
                 let open = open_once(&mut directory, &place)?;
                 let (more, last) = open.list(cookie, attributes)?;
                 entries.extend(more);
@@ -314,7 +314,7 @@ struct Row {
     name: Vec<u8>,
 }
 
-/// Columns of numbers are aligned to the right.
+/// Aligns columns of numbers to the right.
 const RIGHT: [bool; 6] = [false, true, false, false, true, true];
 
 fn widths(rows: &[Row]) -> [usize; 6] {
@@ -355,13 +355,13 @@ fn escaped_url(place: &Place) -> String {
     escaped(place.to_string().as_bytes())
 }
 
-/// What an argument names. A link is followed where asked for, and where a slash is at its end.
+/// Looks up an argument. A link is followed if requested, or if the argument ends in a slash.
 fn argument(remotes: &Remotes, text: &str, follow: bool) -> Outcome<(Place, Attr)> {
     let place = remotes.place(text)?;
     let follow = follow || place.full().ends_with(b"/");
     let leads_nowhere = [Errno::ENOENT, Errno::EXDEV, Errno::ELOOP];
     let attr = match place.base.stat_path(place.path(), follow) {
-        // A link that leads nowhere, or to where the export ends, is listed itself.
+        // A dangling link, or one that leads out of the export, is listed itself.
         Err(error) if leads_nowhere.contains(&error.errno()) => {
             place.base.stat_path(place.path(), false).map_err(Failure::from)?
         }

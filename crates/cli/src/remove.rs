@@ -17,9 +17,10 @@ Examples:
 
 Exit status: 0 all removed, 1 something was not, 2 wrong usage.";
 
-/// Removals under way at once.
+/// Removals outstanding at once.
 const AHEAD: usize = 32;
-/// Errors of removing a file that say neither that it is none nor that it is there: a read-only file system does not look.
+/// Errors of unlinking that do not tell whether the name is a directory, or exists at all: a read-only file system
+/// does not look.
 const LOOK_AGAIN: [Errno; 3] = [Errno::EISDIR, Errno::EPERM, Errno::EROFS];
 /// `DT_DIR`.
 const KIND_DIRECTORY: u8 = 4;
@@ -30,13 +31,13 @@ const KIND_UNKNOWN: u8 = 0;
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Directories with all that is in them, too.
+    /// Remove directories with all their contents.
     #[arg(short, long, visible_short_alias = 'R')]
     recursive: bool,
-    /// It is no error if there is no such file.
+    /// Ignore missing files.
     #[arg(short, long)]
     force: bool,
-    /// Empty directories, too.
+    /// Remove empty directories.
     #[arg(short, long)]
     dir: bool,
     /// What to remove.
@@ -81,18 +82,18 @@ fn remove(place: &Place, args: &Args, report: &Report) -> Outcome<()> {
     }
 }
 
-/// A directory on the way down: what is open, and the directories in it still to be removed.
+/// A directory on the way down, and the directories in it that are still to be removed.
 struct Level {
-    /// By which it is removed.
+    /// Where it is removed from.
     place: Place,
-    /// The same by way of the open directory, whatever is moved or replaced above it meanwhile.
+    /// The open directory, which stays the same if something above it is moved or replaced.
     inside: Place,
     directory: Arc<File>,
     below: Vec<Vec<u8>>,
     complete: bool,
 }
 
-/// Removes what is below, then the directory. What fails is reported, the rest goes on.
+/// Removes the contents, then the directory. Failures are reported, and the rest is still removed.
 fn remove_tree(top: &Place, report: &Report) -> Outcome<()> {
     let mut levels = vec![enter(top.clone(), report)?];
     while let Some(level) = levels.last_mut() {
@@ -108,7 +109,7 @@ fn remove_tree(top: &Place, report: &Report) -> Outcome<()> {
             }
             continue;
         }
-        // The loop runs only while there is a last level.
+        // The loop only runs while there is a level.
         let Some(level) = levels.pop() else { break };
         let Level { place, inside, directory, complete, .. } = level;
         drop((inside, directory));
@@ -117,7 +118,7 @@ fn remove_tree(top: &Place, report: &Report) -> Outcome<()> {
             above.complete &= removed;
         }
     }
-    // Whatever is left was reported where it was met.
+    // Anything left was reported when it failed.
     Ok(())
 }
 
@@ -137,7 +138,7 @@ fn enter(place: Place, report: &Report) -> Outcome<Level> {
     let directory = Arc::new(open_directory(&place)?);
     let inside = place.clone().opened(directory.clone());
     let mut level = Level { place, inside, directory, below: Vec::new(), complete: true };
-    // Names are gathered first: removing while listing may skip some.
+    // All names are collected first: removing while listing may skip some.
     let entries = level.directory.list_all(false)?;
     let mut files = Vec::with_capacity(entries.len());
     for entry in entries {

@@ -1,4 +1,4 @@
-//! `towline mkdir`, `mv` and `ln`: names are made, changed and added.
+//! `towline mkdir`, `mv` and `ln`: create, rename and link.
 
 use crate::remote::{Place, Remotes, flag};
 use crate::report::{Failure, Outcome, Report};
@@ -18,10 +18,10 @@ const NO_REPLACE: u32 = 1;
 Examples:
   towline mkdir -p towline://host/data/a/b/c\n\n{EXIT}"))]
 pub(crate) struct MkdirArgs {
-    /// Make missing directories above, too; it is no error if one exists.
+    /// Create missing parents, too; ignore directories that exist.
     #[arg(short, long)]
     parents: bool,
-    /// Permission bits, octal; those of missing directories above are 777 less the mask.
+    /// Permission bits in octal; created parents get 777 less the umask.
     #[arg(short, long, value_parser = octal)]
     mode: Option<u32>,
     /// Directories.
@@ -39,10 +39,10 @@ Examples:
   towline mv towline://host/data/a towline://host/data/b towline://host/data/dir\n\n{EXIT}"),
     override_usage = "towline mv [OPTIONS] SOURCE... TARGET")]
 pub(crate) struct MvArgs {
-    /// Fail where the target exists instead of replacing it.
+    /// Fail if the target exists instead of replacing it.
     #[arg(short, long)]
     no_clobber: bool,
-    /// Sources, then the target; a directory takes them in.
+    /// Sources, then the target; if that is a directory, they are moved into it.
     #[arg(required = true, num_args = 2.., value_name = "URL")]
     urls: Vec<String>,
 }
@@ -54,15 +54,15 @@ Examples:
   towline ln towline://host/data/file towline://host/data/another-name
   towline ln -s ../file towline://host/data/dir/link\n\n{EXIT}"))]
 pub(crate) struct LnArgs {
-    /// A symbolic link: TARGET is the text of the link, not a URL.
+    /// Make a symbolic link: TARGET is its text, not a URL.
     #[arg(short, long)]
     symbolic: bool,
-    /// Replace what has the name.
+    /// Replace an existing file of that name.
     #[arg(short, long)]
     force: bool,
-    /// The file, or with -s the text.
+    /// The file, or with -s the text of the link.
     target: String,
-    /// The link; a directory takes it in under the same name.
+    /// The link; in a directory, it gets the name of the target.
     link: String,
 }
 
@@ -74,7 +74,7 @@ fn octal(text: &str) -> Result<u32, String> {
 }
 
 fn umask() -> u32 {
-    // The mask can only be read by setting it; there is no other thread.
+    // The umask can only be read by setting it; there is no other thread.
     let mask = rustix::process::umask(rustix::fs::Mode::empty());
     rustix::process::umask(mask);
     mask.as_raw_mode()
@@ -102,7 +102,7 @@ pub(crate) fn make_directories(args: &MkdirArgs) -> ExitCode {
     report.status()
 }
 
-/// `mkdir(2)` does not set these: what is asked for is done by a second request.
+/// Bits that `mkdir(2)` does not set; a second request sets them.
 const SET_IDS: u32 = 0o6000;
 
 fn make(place: &Place, mode: u32) -> Outcome<()> {
@@ -121,9 +121,9 @@ fn make_with_parents(
     mode: u32,
     usual: u32,
 ) -> Outcome<()> {
-    // Whatever the umask takes away, the next one is to be made in it.
+    // Whatever the umask is, the next directory has to be created in it.
     let between = usual & !(0o300 << UMASK_SHIFT);
-    // Usually only the last is missing, or nothing.
+    // Usually at most the last one is missing.
     match make(place, mode) {
         Err(failure) if failure.is(Errno::ENOENT) => (),
         result => return existing(place, result),
@@ -144,7 +144,7 @@ fn names(path: &[u8]) -> Vec<&[u8]> {
     path.split(|b| *b == b'/').filter(|name| !name.is_empty() && *name != b".").collect()
 }
 
-/// A directory that exists is as good as one made.
+/// Accepts a directory that exists already.
 fn existing(place: &Place, made: Outcome<()>) -> Outcome<()> {
     match made {
         Err(failure) if failure.is(Errno::EEXIST) || failure.is(Errno::EROFS) => {
@@ -165,8 +165,8 @@ fn attr_if_any(place: &Place, follow: bool) -> Outcome<Option<Attr>> {
     }
 }
 
-/// True for a directory, or a link to one. A link that leads nowhere, in a circle or out of the
-/// export is a name like any other.
+/// Returns true for a directory, or a link to one. A link that dangles, leads in a circle or out of
+/// the export counts as an ordinary name.
 fn is_directory(place: &Place) -> Outcome<bool> {
     match attr_if_any(place, true) {
         Err(failure) if failure.is(Errno::ELOOP) || failure.is(Errno::EXDEV) => Ok(false),
@@ -219,7 +219,7 @@ fn rename_one(
     let flags = if keep { NO_REPLACE } else { 0 };
     let renamed = source.base.rename(source.path(), &target.base, target.path(), flags);
     match renamed.map_err(Failure::from) {
-        // The source's own absence is the source's error; all else concerns both.
+        // A missing source is an error of the source; all others concern both.
         Err(failure) if failure.is(Errno::ENOENT) && attr_if_any(&source, false)?.is_none() => {
             Err(failure)
         }
@@ -238,12 +238,12 @@ fn rename_one(
     }
 }
 
-/// True when one path leads through the other, as they are written.
+/// Returns true if one path, as written, leads through the other.
 fn is_below(inner: &Place, outer: &Place) -> bool {
     names(inner.full()).starts_with(&names(outer.full()))
 }
 
-/// True for a symbolic link to what has the other name.
+/// Returns true for a symbolic link to the file of the other name.
 fn leads_to(link: &Place, target: &Place) -> bool {
     let attr = |place: &Place, follow| place.base.stat_path(place.path(), follow).ok();
     attr(link, false).is_some_and(|attr| attr.is_symlink())
@@ -252,7 +252,7 @@ fn leads_to(link: &Place, target: &Place) -> bool {
             .is_some_and(|(one, other)| one.identity() == other.identity())
 }
 
-/// True when both are names of one file, which a rename leaves as they are and calls that a success.
+/// Returns true if both are names of one file: a rename then succeeds and changes nothing.
 fn is_same(source: &Place, target: &Place) -> bool {
     let inode =
         |place: &Place| place.base.stat_path(place.path(), false).map(|attr| attr.identity());
@@ -304,7 +304,7 @@ fn link_one(remotes: &Remotes, args: &LnArgs) -> Outcome<()> {
     .map_err(|failure| failure.about(&link))
 }
 
-/// Says so where it is the source of a hard link that stands in its way.
+/// Explains the error if the target is the source of the hard link itself.
 fn about_source(source: &Place, failure: Failure) -> Failure {
     if !failure.is(Errno::ENOENT) && !failure.is(Errno::EPERM) {
         return failure;
@@ -318,8 +318,8 @@ fn about_source(source: &Place, failure: Failure) -> Failure {
     }
 }
 
-/// Puts a link in the place of what has its name, unless that is its own source. What is there stays until
-/// the link is made.
+/// Replaces the file of that name by a link, unless it is the source itself. The file stays until the link
+/// exists.
 fn replace(
     source: Option<&Place>,
     link: &Place,
@@ -335,13 +335,13 @@ fn replace(
     let made = link.sibling(name.as_bytes()).ok_or(Errno::EISDIR)?;
     make(&made)?;
     link.base.rename(made.path(), &link.base, link.path(), 0).map_err(|error| {
-        // What matters is why it has not its name.
+        // What matters is why it did not get its name.
         let _ = made.base.unlink(made.path(), false);
         error.into()
     })
 }
 
-/// Opens a directory for what is to be done in it.
+/// Opens a directory to work in it.
 pub(crate) fn open_directory(place: &Place) -> Outcome<towline_client::File> {
     Ok(place.base.open(place.path(), flag::DIRECTORY | flag::NO_FOLLOW, 0)?)
 }

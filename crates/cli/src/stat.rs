@@ -1,4 +1,4 @@
-//! `towline stat`: everything that is known of a file.
+//! `towline stat`: all attributes of files.
 
 use crate::remote::{Place, Remotes};
 use crate::report::{Outcome, Report};
@@ -20,10 +20,10 @@ Exit status: 0 all shown, 1 some could not be, 2 wrong usage.";
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Follow a symbolic link.
+    /// Follow symbolic links.
     #[arg(short = 'L', long)]
     dereference: bool,
-    /// One JSON object a line.
+    /// Print one JSON object per line.
     #[arg(long)]
     json: bool,
     /// Files.

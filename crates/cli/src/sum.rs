@@ -33,7 +33,7 @@ const WHOLE_BYTES_MAX: u64 = 256 * 1024;
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// All regular files below a directory, sorted by name.
+    /// Sum up all regular files below a directory, sorted by name.
     #[arg(short, long)]
     recursive: bool,
     /// Files: URLs or local paths.
@@ -73,7 +73,7 @@ fn tree(top: End, report: &Report) -> Outcome<()> {
             }
             continue;
         }
-        // Of the argument itself a link may have been followed.
+        // For the argument itself, a link may have been followed.
         let follow = path.is_empty();
         let listed = end.clone().shortened(follow).and_then(|end| Ok((end.list(follow)?, end)));
         let Some((mut listed, end)) = report.check(&end, listed) else { continue };
@@ -90,7 +90,7 @@ fn tree(top: End, report: &Report) -> Outcome<()> {
     Ok(())
 }
 
-/// Of what was read so far.
+/// The checksum of what was read so far.
 #[derive(Debug, Default)]
 struct Sum {
     crc: u32,
@@ -103,7 +103,7 @@ impl Sum {
         self.bytes += data.len() as u64;
     }
 
-    /// Adds so many zeros in logarithmic time: the sum of twice as many follows from that of half.
+    /// Adds `count` zeros in logarithmic time: the sum of twice as many follows from that of half.
     fn add_zeros(&mut self, count: u64) {
         let (mut zeros, mut length, mut left) = (crc32c::crc32c(&[0]), 1, count);
         while left > 0 {
@@ -111,14 +111,14 @@ impl Sum {
                 self.crc = crc32c::crc32c_combine(self.crc, zeros, length);
             }
             zeros = crc32c::crc32c_combine(zeros, zeros, length);
-            // The last doubling of all is not used.
+            // The last doubling is not used.
             length = length.wrapping_mul(2);
             left >>= 1;
         }
         self.bytes += count;
     }
 
-    /// Adds these bytes of a file, or fewer where it ends before.
+    /// Adds these bytes of a file, or fewer if it ends before.
     fn read(&mut self, handle: &Handle, bytes: Range<u64>) -> Outcome<()> {
         if let Handle::Remote(file) = handle {
             return read_through(file, bytes, |data| {
@@ -141,7 +141,7 @@ impl Sum {
     }
 }
 
-/// Of the file that was looked at.
+/// Sums up the file whose attributes were read.
 fn sum(end: &End, seen: &Status) -> Outcome<Sum> {
     let Attr { size, .. } = seen.attr;
     if seen.attr.is_file() && size <= WHOLE_BYTES_MAX && !is_sparse(&seen.attr) {
@@ -166,12 +166,12 @@ fn sum(end: &End, seen: &Status) -> Outcome<Sum> {
                 break;
             }
         }
-        // What was added meanwhile.
+        // Data appended meanwhile.
         sum.read(&handle, attr.size..attr.size + 1)?;
     } else {
         sum.read(&handle, 0..u64::MAX)?;
     }
-    // What the kernel makes up while it is read has no blocks, and a size that says nothing.
+    // Files that the kernel generates when they are read have no blocks and a meaningless size.
     let is_made_up = || Ok::<_, Failure>(attr.blocks == 0 && handle.opened()?.size == attr.size);
     if attr.is_file() && sum.bytes != attr.size && !is_made_up()? {
         return Err(Failure::new(format!(
@@ -182,7 +182,7 @@ fn sum(end: &End, seen: &Status) -> Outcome<Sum> {
     Ok(sum)
 }
 
-/// True where a file may have holes.
+/// Returns true if a file may have holes.
 fn is_sparse(attr: &Attr) -> bool {
     attr.blocks.saturating_mul(512) < attr.size
 }
@@ -193,8 +193,8 @@ fn line(sum: &Sum, name: &[u8], report: &Report) {
     report.output(out.write_all(&line));
 }
 
-/// The line of a file. As those of `sha256sum`, it begins with a backslash where the name has a character that would make
-/// it ambiguous, which is escaped then.
+/// Returns the line for a file. As with `sha256sum`, it begins with a backslash if the name has characters that would
+/// make it ambiguous; these are escaped.
 fn line_of(sum: &Sum, name: &[u8], terminal: bool) -> Vec<u8> {
     let is_ambiguous = name.iter().any(|byte| matches!(byte, b'\\' | b'\n' | b'\r'));
     let mut line = if is_ambiguous { b"\\".to_vec() } else { Vec::new() };
