@@ -114,7 +114,7 @@ mod tests {
             ("nbd://host:x/", "bad port"),
             ("towline://host", "no disk is named"),
             ("towline+unix:///?socket=/s", "no disk is named"),
-            ("towline://host/vm1/part", "no path behind its name"),
+            ("towline://host/vm1/part", "cannot be followed by a path"),
         ] {
             let error = Origin::parse(text).unwrap_err();
             assert!(error.contains(text) && error.contains(said), "{error}");

@@ -113,7 +113,7 @@ fn remove(path: &Path) {
     // Try several times: files may still be created in it meanwhile.
     let removed = (0..3).map(|_| fs::remove_dir_all(path)).find(Result::is_ok);
     if removed.is_none() && path.exists() {
-        log::warn!("{} is left behind", path.display());
+        log::warn!("cannot remove {}", path.display());
     }
 }
 

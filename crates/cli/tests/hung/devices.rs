@@ -92,7 +92,7 @@ fn a_device_that_does_not_answer_is_told_and_other_cores_go_on() {
         assert!(made.try_recv().is_err(), "made, though the file system is frozen");
         frozen.thaw();
         in_time(&made, "what had to wait").unwrap();
-        serving.says("goes on after");
+        serving.says("continues after");
         drop(others);
     }
     told.sort();

@@ -94,7 +94,7 @@ fn served_by(lies: impl FnOnce(&mut Peer) + Send + 'static) -> (Client, File, Jo
 /// Checks that the answer ended the client's session, for this reason.
 fn assert_illegal(result: Result<usize, Error>, reason: &str) {
     let error = result.unwrap_err().to_string();
-    assert!(error.contains("no legal message") && error.contains(reason), "{error}");
+    assert!(error.contains("sent an invalid message") && error.contains(reason), "{error}");
 }
 
 fn header_of(kind: Kind, request: &Header, from: usize, length: usize) -> Header {

@@ -169,7 +169,7 @@ fn what_is_no_disk_is_refused() {
     let empty = tempfile::NamedTempFile::new().unwrap();
     for mode in [CacheMode::Direct, CacheMode::ReadDirect] {
         let error = FileDisk::open(empty.path(), mode, false).unwrap_err();
-        assert!(error.to_string().contains("no bytes"), "{error}");
+        assert!(error.to_string().contains("it is empty"), "{error}");
     }
     assert!(StripeDisk::new(Vec::new(), 4096).is_err());
     assert!(MemoryDisk::new("test", 0).is_err());
