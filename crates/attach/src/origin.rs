@@ -42,7 +42,7 @@ impl Origin {
         }
         if !Url::looks_like(text) {
             return Err(format!(
-                "\"{text}\" is no URL of a disk: expected towline://HOST/NAME, nbd://HOST/NAME or nbd+unix:///NAME?socket=PATH"
+                "URL \"{text}\": not that of a disk; expected towline://HOST/NAME, nbd://HOST/NAME or nbd+unix:///NAME?socket=PATH"
             ));
         }
         let url = Url::parse(text)?;

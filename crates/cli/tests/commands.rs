@@ -379,7 +379,7 @@ fn every_command_has_help_with_examples_and_refuses_nonsense() {
     for command in ["ls", "stat", "cat", "cp", "rm", "mkdir", "mv", "ln", "df", "sum", "stats"] {
         bad(2, &[command]);
     }
-    assert!(bad(1, &["attach", "/etc/passwd"]).contains("expected nbd://"));
+    assert!(bad(1, &["attach", "/etc/passwd"]).contains("expected towline://"));
     assert_eq!(run(&["df", "/etc/passwd"]).stdout, b"", "a heading of nothing");
     for wrong in ["x", "towline://", "towline+unix:///x", "/etc/passwd"] {
         assert!(bad(1, &["stat", wrong]).contains("expected towline://"), "{wrong}");

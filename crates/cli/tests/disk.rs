@@ -204,7 +204,7 @@ fn disks_are_shown_mapped_copied_and_resized() {
     assert_eq!(place.disk(&["resize", &img, "+8M"]).unwrap(), "25165824 -> 33554432 bytes\n");
     assert_eq!(std::fs::metadata(place.path("served")).unwrap().len(), 32 * MIB);
     let small = place.disk(&["copy", &img, &scratch]).unwrap_err();
-    assert!(small.contains("25165824 bytes are too few for 33554432"), "{small}");
+    assert!(small.contains("25165824 bytes are not enough for 33554432"), "{small}");
     let shrunk = place.disk(&["resize", "--shrink", &img, "-16M"]).unwrap();
     assert_eq!(shrunk, "33554432 -> 16777216 bytes\n");
     // Another process has made it longer.

@@ -299,7 +299,7 @@ fn a_server_that_panics_outside_of_requests_ends_and_clients_go_on_with_the_next
             let file = roots[failing].open(b"clinging", 0, 0).unwrap();
             scope.spawn(move || drop(file.close()));
             let why = told.recv().unwrap();
-            assert!(why.contains(&format!("core {failing} failed by a mistake")), "{why}");
+            assert!(why.contains(&format!("core {failing} failed because of a bug")), "{why}");
             server.stop();
             let next = Server::start(&config(false, listen(), 2)).unwrap();
             for client in &clients {
