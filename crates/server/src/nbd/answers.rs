@@ -61,7 +61,7 @@ impl NbdLane {
                     Ok(lists) => self.extents(tag, &lists),
                     Err(error) => {
                         let error = protocol_error(&error);
-                        tag.replying.error(&mut self.batch, error, error.text());
+                        tag.replying.error(self.replies(), error, error.text());
                     }
                 }
                 record(tag, times);
