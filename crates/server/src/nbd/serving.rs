@@ -148,7 +148,9 @@ impl Serving<'_> {
         let (offset, length) = (request.offset, request.length);
         let most = if request.has(flag::REQ_ONE) { 1 } else { EXTENTS_MAX };
         tag.contexts = contexts.iter().fold(0, |set, context| set | 1 << context.number);
-        let contexts: Vec<usize> = contexts.iter().map(|context| context.number).collect();
+        let mut contexts: Vec<usize> = contexts.iter().map(|context| context.number).collect();
+        // The tag keeps them as a set, so the lists follow in this order.
+        contexts.sort_unstable();
         self.ask(tag, move |disk| {
             let status = |number: &usize| match number {
                 0 => allocation(disk, offset, length, most),
