@@ -27,7 +27,7 @@ fn the_smallest_block_is_what_the_export_says() {
 
 #[test]
 fn blocks_that_do_not_fit_the_disk_are_refused() {
-    for (block, says) in [(8192, "no multiple"), (1000, "power of two")] {
+    for (block, says) in [(8192, "not a multiple"), (1000, "power of two")] {
         let mut disk = DiskExport::new("odd", DiskKind::Memory(MIB + 512));
         disk.shape.block = block;
         let config = Config { disks: vec![disk], ..Config::default() };
