@@ -37,6 +37,16 @@ fn blocks_that_do_not_fit_the_disk_are_refused() {
 }
 
 #[test]
+fn names_that_nobody_could_ask_for_are_refused() {
+    for name in ["", "a\0b", &"a".repeat(5000)] {
+        let disk = DiskExport::new(name, DiskKind::Memory(MIB));
+        let config = Config { disks: vec![disk], ..Config::default() };
+        let error = Server::start(&config).err().unwrap().to_string();
+        assert!(error.contains("\": the name is empty, longer than"), "{error}");
+    }
+}
+
+#[test]
 fn of_one_connection_only_so_many_requests_are_under_way() {
     let gated = Gated::new(MIB);
     gated.close((0..8).map(|at| at * 65536));
