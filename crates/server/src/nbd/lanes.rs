@@ -13,7 +13,7 @@ use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 use towline_block::{DEPTH_MAX, Output};
 use towline_mem::PoolBuffer;
-use towline_nbd::{Catalogue, Ended, Handler, ProtocolError, Received, Receiver, header_bytes};
+use towline_nbd::{Catalogue, Ended, ProtocolError, Received, Receiver, header_bytes};
 use towline_net::{Counters, Flushed, Link};
 use towline_reactor::Event;
 use towline_wire::limits::CLIENT_STALL_SECONDS;
@@ -459,8 +459,9 @@ impl Core {
             serving.lane.held = input[received.used..].to_vec();
             received
         };
-        let starves = received.blocked && !serving.is_full();
-        let waits = serving.waits().filter(|_| received.blocked);
+        // A write under way has been taken, whatever the limits for requests: it only lacks memory.
+        let starves = received.blocked && receiver.missing() > 0;
+        let waits = serving.waits().filter(|_| received.blocked && !starves);
         let lane = serving.lane;
         if lane.glance.is_behind() && !std::mem::replace(&mut lane.is_behind, true) {
             nbd.behind.push(index);
