@@ -142,6 +142,11 @@ impl NbdLane {
         }
     }
 
+    /// Returns true in the middle of a write's payload.
+    pub(super) fn awaits_payload(&self) -> bool {
+        matches!(&self.phase, Phase::Serving(receiver, _) if receiver.missing() > 0)
+    }
+
     pub(super) fn is_drained(&self) -> bool {
         self.out.is_empty() && self.batch.is_empty() && self.later.is_empty()
     }
