@@ -13,6 +13,7 @@ use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 use towline_block::{DEPTH_MAX, Output};
 use towline_mem::PoolBuffer;
+use towline_nbd::constants::REPLIES_BYTES_MAX;
 use towline_nbd::{Catalogue, Ended, ProtocolError, Received, Receiver, header_bytes};
 use towline_net::{Counters, Flushed, Link};
 use towline_reactor::Event;
@@ -324,14 +325,21 @@ impl Core {
         let Some(Some(lane)) = self.nbd.lanes.get_mut(index) else {
             return (Phase::Taken, Ok(Reading::Drained));
         };
-        let counters = &self.statistics.counters;
-        let count = match receive_from(|| lane.link.receive(scratch, counters)) {
-            Ok(Some(count)) => count,
-            Ok(None) => return (Phase::Haggling(haggle), Ok(Reading::Drained)),
-            Err(error) => return (Phase::Haggling(haggle), Err(error)),
-        };
-        lane.moved = Instant::now();
-        lane.held.extend_from_slice(&scratch[..count]);
+        if lane.unsent() >= REPLIES_BYTES_MAX as u64 {
+            lane.paused = true;
+            return (Phase::Haggling(haggle), Ok(Reading::Paused));
+        }
+        // After a pause, first the options that arrived before it.
+        if !std::mem::take(&mut lane.paused) || lane.held.is_empty() {
+            let counters = &self.statistics.counters;
+            let count = match receive_from(|| lane.link.receive(scratch, counters)) {
+                Ok(Some(count)) => count,
+                Ok(None) => return (Phase::Haggling(haggle), Ok(Reading::Drained)),
+                Err(error) => return (Phase::Haggling(haggle), Err(error)),
+            };
+            lane.moved = Instant::now();
+            lane.held.extend_from_slice(&scratch[..count]);
+        }
         let held = std::mem::take(&mut lane.held);
         let catalogue: &dyn Catalogue = &*self.shared.disks;
         let progress = match haggle.receive(&held, &mut lane.batch, catalogue) {

@@ -164,6 +164,54 @@ fn a_client_that_never_listens_holds_little() {
     assert_eq!(other.read(0, 5).unwrap(), b"hello");
 }
 
+/// Thousands of options, each of which asks for a long list, from a client that takes none at first.
+#[test]
+fn a_client_that_haggles_and_never_listens_holds_little() {
+    use std::io::{Read, Write};
+    const LIST: &[u8] = b"IHAVEOPT\0\0\0\x03\0\0\0\0";
+    const ABORT: &[u8] = b"IHAVEOPT\0\0\0\x02\0\0\0\0";
+    let world = World::with(DiskKind::Memory(MIB), |config| {
+        config.cores = 1;
+        let disk = config.disks[0].clone();
+        config.disks.extend((0..10).map(|number| {
+            let name = format!("disk {number} with a long name: {}", "a".repeat(100));
+            towline_server::DiskExport { name, ..disk.clone() }
+        }));
+    });
+    let connect = || {
+        let mut socket = std::os::unix::net::UnixStream::connect(world.socket()).unwrap();
+        socket.set_read_timeout(Some(std::time::Duration::from_secs(60))).unwrap();
+        socket.write_all(&3u32.to_be_bytes()).unwrap();
+        socket
+    };
+    let mut brief = connect();
+    brief.write_all(&[LIST, ABORT].concat()).unwrap();
+    let mut all = Vec::new();
+    brief.read_to_end(&mut all).unwrap();
+    let (greeting, acknowledged) = (18, 20);
+    let list = all.len() - greeting - acknowledged;
+
+    let mut deaf = connect();
+    deaf.set_nonblocking(true).unwrap();
+    let flood = LIST.repeat(60_000);
+    let mut sent = 0;
+    for _ in 0..20 {
+        while let Some(rest) = flood.get(sent..)
+            && let Ok(count @ 1..) = deaf.write(rest)
+        {
+            sent += count;
+        }
+        // The core serves others meanwhile, so it has had its turn with this one.
+        world.client(Form::Simple);
+    }
+    assert!(sent < flood.len() / 2, "{sent} bytes of options were taken in");
+    // It is answered as soon as it listens.
+    deaf.set_nonblocking(false).unwrap();
+    let mut replies = vec![0; greeting + sent / LIST.len() * list];
+    deaf.read_exact(&mut replies).unwrap();
+    assert!(replies.ends_with(&all[greeting..greeting + list]), "the last list is complete");
+}
+
 /// Returns the anonymous memory of this process in bytes.
 fn memory() -> u64 {
     let text = std::fs::read_to_string("/proc/self/status").unwrap();
