@@ -244,7 +244,7 @@ impl Core {
                 if lane.closing && flushed == Flushed::All && engine.requests_of(owner) == 0 {
                     return self.drop_nbd(index);
                 }
-                let has_room = unsent == 0 && engine.requests_of(owner) < lane.depth;
+                let has_room = unsent == 0 && lane.may_start(engine.requests_of(owner));
                 if lane.paused && has_room && !lane.is_starving && !lane.is_throttled {
                     // No event will report the unread input, since it is not new.
                     self.nbd.resumable.push(index);

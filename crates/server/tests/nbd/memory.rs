@@ -1,6 +1,6 @@
 //! The memory of a server is bounded.
 
-use crate::client::{Form, READ, WRITE};
+use crate::client::{Client, Form, READ, WRITE};
 use crate::stores::Gated;
 use crate::{World, long, pattern, wait_until};
 use towline_server::{CacheMode, DiskKind};
@@ -210,6 +210,29 @@ fn a_client_that_haggles_and_never_listens_holds_little() {
     let mut replies = vec![0; greeting + sent / LIST.len() * list];
     deaf.read_exact(&mut replies).unwrap();
     assert!(replies.ends_with(&all[greeting..greeting + list]), "the last list is complete");
+}
+
+/// The answer to a short question for extents may be long, so only some of them are under way.
+#[test]
+fn a_client_that_asks_for_extents_again_and_again_waits_for_answers() {
+    const BLOCK_STATUS: u16 = 7;
+    let disk = Gated::new(MIB);
+    disk.close([0]);
+    let kind = towline_server::OwnStore(disk.clone() as std::sync::Arc<_>);
+    let world = World::with(DiskKind::Own(kind), |config| config.cores = 1);
+    let (mut client, _) = Client::with_contexts(world.socket(), &["base:allocation"]);
+    for cookie in 0..12 {
+        client.request(BLOCK_STATUS, 0, cookie, 0, 4096);
+    }
+    wait_until("eight are under way", || disk.waiting() == 8);
+    // Another connection shows that the server has seen all of them.
+    assert_eq!(world.client(Form::Simple).flush(), 0);
+    assert_eq!(disk.waiting(), 8);
+    disk.open_all();
+    for _ in 0..12 {
+        // A header, the id, the number of extents, and one extent.
+        client.bytes(32 + 4 + 4 + 16).unwrap();
+    }
 }
 
 /// Returns the anonymous memory of this process in bytes.
