@@ -236,6 +236,9 @@ pub const OPTION_BYTES_MAX: usize = 64 * 1024;
 /// Maximum number of options in one handshake; more are taken for an attack. Clients that list a server's
 /// exports send two for each of them.
 pub const OPTIONS_MAX: u32 = 65536;
+/// While this many bytes of replies to options are unsent, no further option is processed. A few bytes ask for
+/// the whole list of exports.
+pub const REPLIES_BYTES_MAX: usize = 1024 * 1024;
 /// Largest payload of a request or chunk: the size that clients may assume without asking.
 pub const PAYLOAD_BYTES_MAX: u32 = 32 * 1024 * 1024;
 /// Largest request payload that is skipped to keep the stream in step; a longer one ends the connection.

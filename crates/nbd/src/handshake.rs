@@ -6,8 +6,8 @@
 mod options;
 
 use crate::constants::{
-    INIT_MAGIC, OPTION_BYTES_MAX, OPTION_MAGIC, OPTION_REPLY_MAGIC, OPTIONS_MAX, client_flag,
-    option_reply, server_flag,
+    INIT_MAGIC, OPTION_BYTES_MAX, OPTION_MAGIC, OPTION_REPLY_MAGIC, OPTIONS_MAX, REPLIES_BYTES_MAX,
+    client_flag, option_reply, server_flag,
 };
 use crate::{Agreement, Catalogue, Context, Form, ProtocolError};
 
@@ -78,7 +78,8 @@ impl Haggle {
         bytes
     }
 
-    /// Consumes bytes from the client and appends the replies to `out`.
+    /// Consumes bytes from the client and appends the replies to `out`. Stops before the next option while
+    /// `out` holds `REPLIES_BYTES_MAX` bytes: call again when they are sent.
     ///
     /// # Errors
     /// The client broke a rule, and the protocol leaves only hanging up. The contents of `out` may still be
@@ -110,6 +111,9 @@ impl Haggle {
                     option_error(out, option, option_reply::ERR_TOO_BIG, text);
                 }
                 State::Option => {
+                    if out.len() >= REPLIES_BYTES_MAX {
+                        break;
+                    }
                     let Some((option, length)) = option_header(rest)? else { break };
                     self.options += 1;
                     if self.options > OPTIONS_MAX {

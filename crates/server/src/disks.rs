@@ -62,8 +62,9 @@ impl Disks {
                 io::Error::new(io::ErrorKind::InvalidInput, format!("disk \"{name}\": {what}"))
             };
             if name.is_empty() || name.contains('\0') || name.len() > DISK_NAME_BYTES_MAX {
-                let limit = format!("the name is empty or longer than {DISK_NAME_BYTES_MAX} bytes");
-                return Err(wrong(limit));
+                return Err(wrong(format!(
+                    "the name is empty, longer than {DISK_NAME_BYTES_MAX} bytes, or has a zero byte"
+                )));
             }
             if next.iter().any(|other| other.export.name == *name) {
                 return Err(wrong("name is used twice".into()));

@@ -1,5 +1,7 @@
 use super::{Ended, Haggle, Progress};
-use crate::constants::{INIT_MAGIC, OPTION_MAGIC, OPTION_REPLY_MAGIC, option, option_reply};
+use crate::constants::{
+    INIT_MAGIC, OPTION_MAGIC, OPTION_REPLY_MAGIC, REPLIES_BYTES_MAX, option, option_reply,
+};
 use crate::{Agreement, Catalogue, Form, Offer, ProtocolError};
 use proptest::prelude::*;
 
@@ -234,6 +236,23 @@ fn contexts_are_chosen_for_an_export() {
     set(&mut client, &[b"x:y"]);
     client.option(option::GO, &info(b"", &[]));
     assert!(client.agreed().contexts.is_empty());
+}
+
+#[test]
+fn replies_that_are_not_sent_do_not_pile_up() {
+    const COUNT: usize = 20_000;
+    let stream = [&3u32.to_be_bytes()[..], &option_bytes(option::LIST, &[]).repeat(COUNT)].concat();
+    let (mut haggle, mut out) = (Haggle::default(), Vec::new());
+    let (mut used, mut answered) = (0, 0);
+    while used < stream.len() {
+        let progress = haggle.receive(&stream[used..], &mut out, &One).unwrap();
+        assert!(out.len() < REPLIES_BYTES_MAX + 1024, "{} bytes", out.len());
+        assert!(progress.used > 0, "nothing is unsent");
+        used += progress.used;
+        answered += replies(&out, option::LIST).iter().filter(|(kind, _)| *kind == ACK).count();
+        out.clear();
+    }
+    assert_eq!(answered, COUNT);
 }
 
 fn any_option() -> impl Strategy<Value = Vec<u8>> {

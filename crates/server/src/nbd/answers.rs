@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 use towline_block::{Output, Piece, Times};
 use towline_mem::{Aggregate, Segment};
 use towline_nbd::reply::Extent;
-use towline_nbd::{Context, Error, Form};
+use towline_nbd::{Command, Context, Error, Form};
 use towline_net::Telling;
 
 /// Data of up to this many bytes is copied behind its header, which costs less than a reference.
@@ -57,11 +57,14 @@ impl NbdLane {
                 record(tag, times);
             }
             Output::Extents { tag, result, times } => {
+                if tag.command == Command::BlockStatus {
+                    self.statuses -= 1;
+                }
                 match result {
                     Ok(lists) => self.extents(tag, &lists),
                     Err(error) => {
                         let error = protocol_error(&error);
-                        tag.replying.error(&mut self.batch, error, error.text());
+                        tag.replying.error(self.replies(), error, error.text());
                     }
                 }
                 record(tag, times);

@@ -39,6 +39,10 @@ pub(super) struct Filling {
 /// client.
 const EARLY_BYTES: u64 = 32 * 1024;
 
+/// Maximum number of questions for extents of one connection under way at once. Each may be answered by
+/// hundreds of kilobytes, however short the question is.
+const STATUSES_MAX: usize = 8;
+
 /// A connection.
 pub(super) struct NbdLane {
     pub(super) link: Arc<Link>,
@@ -59,6 +63,8 @@ pub(super) struct NbdLane {
     /// Bytes sent in place that the network still refers to.
     pub(super) unreleased: u64,
     pub(super) filling: Option<Filling>,
+    /// Questions for extents under way.
+    pub(super) statuses: usize,
     /// The last request was a long write into memory.
     pub(super) expects_bulk: bool,
     /// Nothing more is read: the client is done.
@@ -104,6 +110,7 @@ impl NbdLane {
             out: SendQueue::default(),
             unreleased: 0,
             filling: None,
+            statuses: 0,
             expects_bulk: false,
             closing: false,
             paused: false,
@@ -140,6 +147,16 @@ impl NbdLane {
         if !speaking {
             self.batch.append(&mut self.later);
         }
+    }
+
+    /// Returns true if the connection, of which this many requests are under way, may start another one.
+    pub(super) fn may_start(&self, under_way: usize) -> bool {
+        under_way < self.depth && self.statuses < STATUSES_MAX
+    }
+
+    /// Returns true in the middle of a write's payload.
+    pub(super) fn awaits_payload(&self) -> bool {
+        matches!(&self.phase, Phase::Serving(receiver, _) if receiver.missing() > 0)
     }
 
     pub(super) fn is_drained(&self) -> bool {

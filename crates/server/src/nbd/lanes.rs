@@ -13,7 +13,8 @@ use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 use towline_block::{DEPTH_MAX, Output};
 use towline_mem::PoolBuffer;
-use towline_nbd::{Catalogue, Ended, Handler, ProtocolError, Received, Receiver, header_bytes};
+use towline_nbd::constants::REPLIES_BYTES_MAX;
+use towline_nbd::{Catalogue, Ended, ProtocolError, Received, Receiver, header_bytes};
 use towline_net::{Counters, Flushed, Link};
 use towline_reactor::Event;
 use towline_wire::limits::CLIENT_STALL_SECONDS;
@@ -243,7 +244,7 @@ impl Core {
                 if lane.closing && flushed == Flushed::All && engine.requests_of(owner) == 0 {
                     return self.drop_nbd(index);
                 }
-                let has_room = unsent == 0 && engine.requests_of(owner) < lane.depth;
+                let has_room = unsent == 0 && lane.may_start(engine.requests_of(owner));
                 if lane.paused && has_room && !lane.is_starving && !lane.is_throttled {
                     // No event will report the unread input, since it is not new.
                     self.nbd.resumable.push(index);
@@ -324,14 +325,21 @@ impl Core {
         let Some(Some(lane)) = self.nbd.lanes.get_mut(index) else {
             return (Phase::Taken, Ok(Reading::Drained));
         };
-        let counters = &self.statistics.counters;
-        let count = match receive_from(|| lane.link.receive(scratch, counters)) {
-            Ok(Some(count)) => count,
-            Ok(None) => return (Phase::Haggling(haggle), Ok(Reading::Drained)),
-            Err(error) => return (Phase::Haggling(haggle), Err(error)),
-        };
-        lane.moved = Instant::now();
-        lane.held.extend_from_slice(&scratch[..count]);
+        if lane.unsent() >= REPLIES_BYTES_MAX as u64 {
+            lane.paused = true;
+            return (Phase::Haggling(haggle), Ok(Reading::Paused));
+        }
+        // After a pause, first the options that arrived before it.
+        if !std::mem::take(&mut lane.paused) || lane.held.is_empty() {
+            let counters = &self.statistics.counters;
+            let count = match receive_from(|| lane.link.receive(scratch, counters)) {
+                Ok(Some(count)) => count,
+                Ok(None) => return (Phase::Haggling(haggle), Ok(Reading::Drained)),
+                Err(error) => return (Phase::Haggling(haggle), Err(error)),
+            };
+            lane.moved = Instant::now();
+            lane.held.extend_from_slice(&scratch[..count]);
+        }
         let held = std::mem::take(&mut lane.held);
         let catalogue: &dyn Catalogue = &*self.shared.disks;
         let progress = match haggle.receive(&held, &mut lane.batch, catalogue) {
@@ -459,8 +467,9 @@ impl Core {
             serving.lane.held = input[received.used..].to_vec();
             received
         };
-        let starves = received.blocked && !serving.is_full();
-        let waits = serving.waits().filter(|_| received.blocked);
+        // A write under way has been taken, whatever the limits for requests: it only lacks memory.
+        let starves = received.blocked && receiver.missing() > 0;
+        let waits = serving.waits().filter(|_| received.blocked && !starves);
         let lane = serving.lane;
         if lane.glance.is_behind() && !std::mem::replace(&mut lane.is_behind, true) {
             nbd.behind.push(index);

@@ -61,7 +61,7 @@ impl Nbd {
     /// Returns the turn of a connection, and whether it is in the middle of a request.
     pub(crate) fn place_of(&mut self, index: usize) -> Option<(&mut Place, bool)> {
         let lane = self.lanes.get_mut(index)?.as_mut()?;
-        let is_within = lane.filling.is_some() || !lane.held.is_empty();
+        let is_within = lane.awaits_payload() || !lane.held.is_empty();
         Some((&mut lane.place, is_within))
     }
 
@@ -102,5 +102,80 @@ impl Nbd {
     /// Returns true if requests are under way or answers are unsent.
     pub(crate) fn has_unanswered(&self, engine: &Engine<Ticket>) -> bool {
         self.lanes.iter().flatten().any(|l| !l.is_drained() || engine.requests_of(l.owner) > 0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Nbd;
+    use super::lane::{NbdLane, Phase};
+    use crate::config::{DiskExport, DiskKind};
+    use crate::disks::Disks;
+    use std::os::unix::net::UnixStream;
+    use std::sync::Arc;
+    use towline_block::{Engine, Limits};
+    use towline_mem::Pool;
+    use towline_nbd::{
+        Agreement, Catalogue, Command, Context, Form, Handler, Receiver, Refusal, Request,
+    };
+    use towline_net::{Link, LinkKind};
+
+    /// Takes every payload.
+    struct Takes;
+
+    impl Handler for Takes {
+        fn is_full(&self) -> bool {
+            false
+        }
+
+        fn command(&mut self, _: Command, _: &Request, _: &[Context]) {}
+
+        fn refuse(&mut self, _: &Request, refusal: Refusal) {
+            panic!("{refusal:?}");
+        }
+
+        fn write_now(&mut self, _: &Request, _: &[u8]) -> bool {
+            false
+        }
+
+        fn write_begin(&mut self, _: &Request) -> Result<(), Refusal> {
+            Ok(())
+        }
+
+        fn put(&mut self, bytes: &[u8]) -> usize {
+            bytes.len()
+        }
+    }
+
+    /// Otherwise a client that has once sent a long write would go before all others from then on.
+    #[test]
+    fn a_connection_is_within_a_write_only_until_all_of_it_is_there() {
+        let disks =
+            Disks::new(&[DiskExport::new("disk", DiskKind::Memory(1 << 20))], None).unwrap();
+        let (export, disk) = (disks.find(b"").unwrap(), disks.disk(b"").unwrap());
+        let receiver =
+            Receiver::new(Agreement { export, form: Form::Simple, contexts: Vec::new() });
+        let fragments = Pool::new(4096, 1);
+        let small = fragments.beside(512, 1);
+        let mut engine = Engine::<()>::new(Limits { fragments, small, owner_bytes_max: 4096 });
+        let socket = UnixStream::pair().unwrap().0;
+        let link = Arc::new(Link::Socket(socket.into(), LinkKind::Unix));
+        let mut lane = NbdLane::new(link, engine.add_owner(), None);
+        lane.phase = Phase::Serving(Box::new(receiver), disk);
+        let mut nbd = Nbd::new();
+        nbd.lanes.push(Some(lane));
+        let mut receive = |bytes: &[u8]| {
+            let Some(Some(lane)) = nbd.lanes.first_mut() else { panic!("it is there") };
+            let Phase::Serving(receiver, _) = &mut lane.phase else { panic!("it serves") };
+            assert_eq!(receiver.receive(bytes, &mut Takes).unwrap().used, bytes.len());
+            nbd.place_of(0).unwrap().1
+        };
+        let mut write = 0x2560_9513u32.to_be_bytes().to_vec();
+        write.extend_from_slice(&[0, 0, 0, 1]);
+        write.extend_from_slice(&[0; 16]);
+        write.extend_from_slice(&100u32.to_be_bytes());
+        assert!(receive(&write));
+        assert!(receive(&[7; 99]));
+        assert!(!receive(&[7]), "the write has arrived");
     }
 }

@@ -148,7 +148,10 @@ impl Serving<'_> {
         let (offset, length) = (request.offset, request.length);
         let most = if request.has(flag::REQ_ONE) { 1 } else { EXTENTS_MAX };
         tag.contexts = contexts.iter().fold(0, |set, context| set | 1 << context.number);
-        let contexts: Vec<usize> = contexts.iter().map(|context| context.number).collect();
+        let mut contexts: Vec<usize> = contexts.iter().map(|context| context.number).collect();
+        // The tag keeps them as a set, so the lists follow in this order.
+        contexts.sort_unstable();
+        self.lane.statuses += 1;
         self.ask(tag, move |disk| {
             let status = |number: &usize| match number {
                 0 => allocation(disk, offset, length, most),
@@ -211,7 +214,7 @@ impl Serving<'_> {
 impl Handler for Serving<'_> {
     fn is_full(&self) -> bool {
         self.lane.unsent() > UNSENT_BYTES_MAX
-            || self.engine.requests_of(self.lane.owner) >= self.lane.depth
+            || !self.lane.may_start(self.engine.requests_of(self.lane.owner))
             || self.waits().is_some()
     }
 

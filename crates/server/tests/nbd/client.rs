@@ -52,6 +52,28 @@ impl Client {
 
     /// Creates a client on a connected socket of any kind.
     pub(crate) fn over(socket: UnixStream, form: Form, export: &str) -> Self {
+        let mut this = Self::begin(socket, form);
+        this.go(export);
+        this
+    }
+
+    /// Connects to the default export with extended replies and chooses metadata contexts. Returns their ids
+    /// too.
+    pub(crate) fn with_contexts(path: &Path, names: &[&str]) -> (Self, Vec<u32>) {
+        let mut this = Self::begin(UnixStream::connect(path).unwrap(), Form::Extended);
+        let mut chosen = vec![0; 4];
+        chosen.extend_from_slice(&(names.len() as u32).to_be_bytes());
+        for name in names {
+            chosen.extend_from_slice(&(name.len() as u32).to_be_bytes());
+            chosen.extend_from_slice(name.as_bytes());
+        }
+        let contexts = this.option(10, &chosen);
+        this.go("");
+        (this, contexts.iter().map(|context| number(&context[..4]) as u32).collect())
+    }
+
+    /// Begins the handshake and agrees on the form of replies.
+    fn begin(socket: UnixStream, form: Form) -> Self {
         socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         let mut this = Self { socket, form, size: 0, flags: 0 };
         this.bytes(18).unwrap();
@@ -61,13 +83,17 @@ impl Client {
             Form::Structured => drop(this.option(8, &[])),
             Form::Extended => drop(this.option(11, &[])),
         }
+        this
+    }
+
+    /// Ends the handshake.
+    fn go(&mut self, export: &str) {
         let mut go = (export.len() as u32).to_be_bytes().to_vec();
         go.extend_from_slice(export.as_bytes());
         go.extend_from_slice(&[0, 0]);
-        let infos = this.option(7, &go);
+        let infos = self.option(7, &go);
         let info = infos.iter().find(|info| info[..2] == [0, 0]).unwrap();
-        (this.size, this.flags) = (number(&info[2..10]), number(&info[10..12]) as u16);
-        this
+        (self.size, self.flags) = (number(&info[2..10]), number(&info[10..12]) as u16);
     }
 
     pub(crate) fn send(&mut self, bytes: &[u8]) {

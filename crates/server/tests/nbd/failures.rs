@@ -2,7 +2,7 @@
 
 use crate::client::{Chunk, DF, FUA, Form, READ, WRITE_ZEROES};
 use crate::stores::Gated;
-use crate::{World, pattern};
+use crate::{World, pattern, wait_until};
 use towline_server::{CacheMode, DiskKind};
 
 const FORMS: [Form; 3] = [Form::Simple, Form::Structured, Form::Extended];
@@ -52,6 +52,28 @@ fn a_read_that_fails_in_its_midst() {
     let mut client = world.client(Form::Simple);
     assert_eq!(client.read(MIB / 2, 4096), Err(EIO));
     assert_eq!(client.read(0, 4096).unwrap(), data[..4096]);
+}
+
+/// The header of a simple reply promises its data. What fails meanwhile is reported behind it.
+#[test]
+fn a_change_that_fails_does_not_interrupt_a_simple_reply() {
+    const QUARTER: usize = 256 * 1024;
+    let disk = Gated::new(4 * MIB);
+    let data = pattern(0, 4 << 20, 1);
+    disk.fill(&data);
+    disk.fail(3 * MIB, 28);
+    disk.close([QUARTER as u64]);
+    let world = World::new(disk.clone());
+    let mut client = world.client(Form::Simple);
+    client.request(READ, 0, 1, 0, 2 * QUARTER as u64);
+    assert_eq!(client.simple().unwrap(), (0, 1));
+    assert!(client.bytes(QUARTER).unwrap() == data[..QUARTER]);
+    let before = world.counter("requests");
+    client.request(WRITE_ZEROES, 0, 2, 3 * MIB, 4096);
+    wait_until("the change has failed", || world.counter("requests") > before);
+    disk.open(QUARTER as u64);
+    assert!(client.bytes(QUARTER).unwrap() == data[QUARTER..2 * QUARTER], "something in between");
+    assert_eq!(client.simple().unwrap(), (ENOSPC, 2));
 }
 
 /// What a panicked thread held cannot be released, so all connections end and none hangs.

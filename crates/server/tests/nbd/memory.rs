@@ -1,6 +1,6 @@
 //! The memory of a server is bounded.
 
-use crate::client::{Form, READ, WRITE};
+use crate::client::{Client, Form, READ, WRITE};
 use crate::stores::Gated;
 use crate::{World, long, pattern, wait_until};
 use towline_server::{CacheMode, DiskKind};
@@ -162,6 +162,77 @@ fn a_client_that_never_listens_holds_little() {
     other.send(&bytes);
     assert_eq!(other.outcome().unwrap(), 0);
     assert_eq!(other.read(0, 5).unwrap(), b"hello");
+}
+
+/// Thousands of options, each of which asks for a long list, from a client that takes none at first.
+#[test]
+fn a_client_that_haggles_and_never_listens_holds_little() {
+    use std::io::{Read, Write};
+    const LIST: &[u8] = b"IHAVEOPT\0\0\0\x03\0\0\0\0";
+    const ABORT: &[u8] = b"IHAVEOPT\0\0\0\x02\0\0\0\0";
+    let world = World::with(DiskKind::Memory(MIB), |config| {
+        config.cores = 1;
+        let disk = config.disks[0].clone();
+        config.disks.extend((0..10).map(|number| {
+            let name = format!("disk {number} with a long name: {}", "a".repeat(100));
+            towline_server::DiskExport { name, ..disk.clone() }
+        }));
+    });
+    let connect = || {
+        let mut socket = std::os::unix::net::UnixStream::connect(world.socket()).unwrap();
+        socket.set_read_timeout(Some(std::time::Duration::from_secs(60))).unwrap();
+        socket.write_all(&3u32.to_be_bytes()).unwrap();
+        socket
+    };
+    let mut brief = connect();
+    brief.write_all(&[LIST, ABORT].concat()).unwrap();
+    let mut all = Vec::new();
+    brief.read_to_end(&mut all).unwrap();
+    let (greeting, acknowledged) = (18, 20);
+    let list = all.len() - greeting - acknowledged;
+
+    let mut deaf = connect();
+    deaf.set_nonblocking(true).unwrap();
+    let flood = LIST.repeat(60_000);
+    let mut sent = 0;
+    for _ in 0..20 {
+        while let Some(rest) = flood.get(sent..)
+            && let Ok(count @ 1..) = deaf.write(rest)
+        {
+            sent += count;
+        }
+        // The core serves others meanwhile, so it has had its turn with this one.
+        world.client(Form::Simple);
+    }
+    assert!(sent < flood.len() / 2, "{sent} bytes of options were taken in");
+    // It is answered as soon as it listens.
+    deaf.set_nonblocking(false).unwrap();
+    let mut replies = vec![0; greeting + sent / LIST.len() * list];
+    deaf.read_exact(&mut replies).unwrap();
+    assert!(replies.ends_with(&all[greeting..greeting + list]), "the last list is complete");
+}
+
+/// The answer to a short question for extents may be long, so only some of them are under way.
+#[test]
+fn a_client_that_asks_for_extents_again_and_again_waits_for_answers() {
+    const BLOCK_STATUS: u16 = 7;
+    let disk = Gated::new(MIB);
+    disk.close([0]);
+    let kind = towline_server::OwnStore(disk.clone() as std::sync::Arc<_>);
+    let world = World::with(DiskKind::Own(kind), |config| config.cores = 1);
+    let (mut client, _) = Client::with_contexts(world.socket(), &["base:allocation"]);
+    for cookie in 0..12 {
+        client.request(BLOCK_STATUS, 0, cookie, 0, 4096);
+    }
+    wait_until("eight are under way", || disk.waiting() == 8);
+    // Another connection shows that the server has seen all of them.
+    assert_eq!(world.client(Form::Simple).flush(), 0);
+    assert_eq!(disk.waiting(), 8);
+    disk.open_all();
+    for _ in 0..12 {
+        // A header, the id, the number of extents, and one extent.
+        client.bytes(32 + 4 + 4 + 16).unwrap();
+    }
 }
 
 /// Returns the anonymous memory of this process in bytes.

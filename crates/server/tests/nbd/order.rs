@@ -1,6 +1,6 @@
 //! Fragments leave when they land, and replies in the order that clients need.
 
-use crate::client::{Chunk, DF, Form, READ, WRITE};
+use crate::client::{Chunk, Client, DF, Form, READ, WRITE};
 use crate::stores::Gated;
 use crate::{World, pattern, wait_until};
 use std::sync::Arc;
@@ -115,6 +115,35 @@ fn replies_overtake() {
     client.bytes(512).unwrap();
     disk.open(0);
     assert_eq!(client.simple().unwrap(), (0, 1));
+}
+
+/// Extents carry the id of their own context, in whatever order a payload names the contexts.
+#[test]
+fn metadata_contexts_may_be_named_in_any_order() {
+    const BLOCK_STATUS: u16 = 7;
+    let world = World::with(DiskKind::Memory(1 << 20), |_| {});
+    let names = ["base:allocation", "qemu:dirty-bitmap:written"];
+    let (mut client, ids) = Client::with_contexts(world.socket(), &names);
+    for named in [[ids[0], ids[1]], [ids[1], ids[0]]] {
+        let mut payload = (1u64 << 20).to_be_bytes().to_vec();
+        payload.extend(named.iter().flat_map(|id| id.to_be_bytes()));
+        let length = payload.len() as u64;
+        let request = client.request_bytes(BLOCK_STATUS, 0, 1, 0, length, &payload);
+        client.send(&request);
+        let mut told: Vec<_> = (0..2)
+            .map(|_| {
+                // A header, the id, the number of extents, and one extent: its length and its flags.
+                let chunk = client.bytes(32 + 4 + 4 + 16).unwrap();
+                (chunk[32..36].to_vec(), chunk[48..].to_vec())
+            })
+            .collect();
+        told.sort_unstable();
+        // All of it is a hole, and nothing was written.
+        let expected = [(ids[0], 3u64), (ids[1], 0)];
+        let expected =
+            expected.map(|(id, flags)| (id.to_be_bytes().into(), flags.to_be_bytes().into()));
+        assert_eq!(told, expected, "named as {named:?}");
+    }
 }
 
 /// If all answers left in one piece, client and server would take turns; if each left alone, system calls

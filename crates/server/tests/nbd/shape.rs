@@ -1,7 +1,7 @@
 //! Properties that an export sets instead of its back end: blocks, depth, and which disk is the default.
 
 use crate::World;
-use crate::client::{Client, FLUSH, Form, READ};
+use crate::client::{Client, FLUSH, Form, READ, WRITE};
 use crate::stores::Gated;
 use std::sync::Arc;
 use towline_server::{Config, DiskExport, DiskKind, OwnStore, Server, Shape};
@@ -37,6 +37,16 @@ fn blocks_that_do_not_fit_the_disk_are_refused() {
 }
 
 #[test]
+fn names_that_nobody_could_ask_for_are_refused() {
+    for name in ["", "a\0b", &"a".repeat(5000)] {
+        let disk = DiskExport::new(name, DiskKind::Memory(MIB));
+        let config = Config { disks: vec![disk], ..Config::default() };
+        let error = Server::start(&config).err().unwrap().to_string();
+        assert!(error.contains("\": the name is empty, longer than"), "{error}");
+    }
+}
+
+#[test]
 fn of_one_connection_only_so_many_requests_are_under_way() {
     let gated = Gated::new(MIB);
     gated.close((0..8).map(|at| at * 65536));
@@ -60,6 +70,29 @@ fn of_one_connection_only_so_many_requests_are_under_way() {
     other.chunks().unwrap();
     one.request(FLUSH, 0, 9, 0, 0);
     one.chunks().unwrap();
+}
+
+/// A write that waits for memory is itself one of the requests under way.
+#[test]
+fn a_write_waits_for_memory_whatever_the_depth() {
+    let gated = Gated::new(2 * MIB);
+    gated.close((0..8).map(|at| at * MIB / 4));
+    let kind = DiskKind::Own(OwnStore(gated.clone() as Arc<_>));
+    let world = World::with(kind, |config| {
+        config.disks[0].shape.depth = 1;
+        config.buffer_limit = MIB;
+        config.cores = 1;
+    });
+    let (mut one, mut other) = (world.client(Form::Structured), world.client(Form::Structured));
+    let write = one.request_bytes(WRITE, 0, 1, 0, MIB, &vec![1; MIB as usize]);
+    one.send(&write);
+    crate::wait_until("all buffers are in use", || gated.waiting() == 8);
+    let write = other.request_bytes(WRITE, 0, 2, MIB, 96 * 1024, &[2; 96 * 1024]);
+    other.send(&write);
+    // Another connection shows that the server has seen the write.
+    assert_eq!(world.client(Form::Structured).flush(), 0);
+    gated.open_all();
+    assert_eq!((one.outcome().unwrap(), other.outcome().unwrap()), (0, 0));
 }
 
 #[test]

@@ -184,6 +184,7 @@ impl BlockStore for Gated {
         length: u64,
         tell: &mut dyn FnMut(Extent) -> bool,
     ) -> io::Result<()> {
+        self.pass(offset, length)?;
         self.memory.extents(offset, length, tell)
     }
 }
