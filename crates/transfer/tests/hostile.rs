@@ -146,6 +146,10 @@ fn forged_names_are_refused_and_nothing_else_happens() {
             }
         }
     }
+    // Its length in whole buffers is more than 2^64.
+    let endless = of(Part { length: u64::MAX, ..good.clone() });
+    let refused = s.honest.open(&endless, Intent::Read, Choice::Forced(Strategy::Pull));
+    assert!(matches!(refused, Err(Error::TooLarge { .. })), "{refused:?}");
     // A descriptor that claims more access than was granted.
     let claimed = of(Part { access: Access::ReadWrite, length: 100, ..good });
     let refused = s.honest.open(&claimed, Intent::Write, Choice::Automatic);
