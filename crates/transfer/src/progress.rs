@@ -56,7 +56,8 @@ impl Shared {
         limit: Option<Duration>,
         mut ready: impl FnMut(&mut State) -> Option<T>,
     ) -> Result<T, Error> {
-        let deadline = limit.map(|limit| Instant::now() + limit);
+        // A limit beyond what the clock can tell is none.
+        let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
         let mut state = self.state.lock();
         loop {
             if let Some(found) = ready(&mut state) {

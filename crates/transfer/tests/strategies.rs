@@ -300,6 +300,14 @@ fn a_context_needs_no_more_than_the_pool() {
 }
 
 #[test]
+fn the_longest_limit_is_none() {
+    let (owner, receiver, _served) = pair(Via::Local);
+    let global = owner.globalize(import::host(vec![1; 100]), Access::Read).unwrap();
+    let operation = receiver.start_open(&global, Intent::Read, Choice::Automatic, None).unwrap();
+    receiver.wait(operation, Some(std::time::Duration::MAX)).unwrap();
+}
+
+#[test]
 fn the_rule_says_what_happens() {
     let (owner, receiver, _served) = pair(Via::Unix);
     let memory = import::shared_memory(1 << 20, Access::Read).unwrap();
