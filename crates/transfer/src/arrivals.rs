@@ -166,6 +166,8 @@ impl Arrivals<'_> {
                 return self.state.fetch(peer, operation, want, granted, &ranges);
             }
             Control::Grant { operation, owner, until } => {
+                // Each grant, however small, is answered by a message.
+                self.state.check_reads(peer)?;
                 self.state.granted(peer, operation, owner, until);
             }
             Control::Done { operation } => return self.state.done(peer, operation, payload),

@@ -117,6 +117,11 @@ impl State {
         if operation & PUSH_BIT != 0 {
             return Err(ProtocolError { what: "operation has the number of a push", at: 0 });
         }
+        self.check_reads(id)
+    }
+
+    /// Refuses a peer for which too many messages wait already.
+    pub(crate) fn check_reads(&self, id: PeerId) -> Result<(), ProtocolError> {
         if self.peers.get(&id).is_some_and(|peer| peer.out.messages() > QUEUED_MAX) {
             return Err(ProtocolError { what: "peer asks but does not read", at: 0 });
         }

@@ -76,6 +76,14 @@ fn fetch(operation: u64, strategy: u8, granted: u64, part: &Part) -> Vec<u8> {
     body
 }
 
+fn grant(operation: u64, until: u64) -> Vec<u8> {
+    let mut body = vec![4];
+    body.extend_from_slice(&operation.to_le_bytes());
+    body.push(0);
+    body.extend_from_slice(&until.to_le_bytes());
+    body
+}
+
 fn update(operation: u64, strategy: u8, part: &Part) -> Vec<u8> {
     let mut body = vec![11];
     body.extend_from_slice(&operation.to_le_bytes());
@@ -234,6 +242,16 @@ fn a_peer_that_asks_and_does_not_read_is_bounded() {
         }
     }
     assert!(cut, "the node went on answering to nobody");
+    s.others_do_not_notice();
+    // Grants are answered by messages as well, and they may be as small as a byte.
+    let mut raw = Raw::connect(&s.owner);
+    raw.0.set_write_timeout(Some(Duration::from_secs(2))).unwrap();
+    raw.control(&fetch(1, 3, 0, &s.part())).unwrap();
+    let cut = (0..1000u64).any(|thousand| {
+        let grants = (1..=1000).map(|byte| framed(&grant(1, thousand * 1000 + byte)));
+        raw.0.write_all(&grants.collect::<Vec<_>>().concat()).is_err()
+    });
+    assert!(cut, "the node queued a message for each byte");
     s.others_do_not_notice();
     // Leases are bounded too: further ones are refused with EAGAIN, which is not a protocol error.
     let mut raw = Raw::connect(&s.owner);
