@@ -180,6 +180,7 @@ impl Arrivals<'_> {
             Control::Failed { operation, errno } => self.state.failed(operation, peer, errno),
             Control::Close { operation, acknowledged } => {
                 self.state.end_lease(peer, operation, Some(acknowledged));
+                self.state.end_landing(peer, operation);
             }
             Control::PushGrant { buffers } => {
                 if let Some(peer) = self.state.peers.get_mut(&peer) {

@@ -350,7 +350,10 @@ impl State {
         for (index, run) in operation.runs.iter_mut().enumerate() {
             run.buffers.clear();
             run.source = Aggregate::new();
-            if is_open && (run.stage != Stage::Waiting || run.pushed.is_some()) {
+            // An owner also has to know that the rest of a write-back will not come: it keeps a buffer for it.
+            if run.stage == Stage::Asked
+                || is_open && (run.stage == Stage::Done || run.pushed.is_some())
+            {
                 held.push(Held {
                     peer: run.peer,
                     number: run.pushed.unwrap_or(wire_number(number, index)),

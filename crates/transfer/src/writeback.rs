@@ -130,6 +130,18 @@ impl State {
         self.feed();
     }
 
+    /// Ends a write-back whose sender has given it up. What has arrived stays.
+    pub(crate) fn end_landing(&mut self, id: PeerId, operation: u64) {
+        if self.landings.remove(&(id, operation)).is_none() {
+            return;
+        }
+        self.hungry.retain(|hungry| *hungry != Hungry::Landing(id, operation));
+        if let Some(peer) = self.peers.get_mut(&id) {
+            peer.landings -= 1;
+        }
+        self.feed();
+    }
+
     fn count_in(&mut self, way: Way, bytes: u64, copied: u64) {
         let counts = self.counts.at(way);
         counts.operations += 1;

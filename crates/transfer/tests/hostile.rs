@@ -382,6 +382,27 @@ fn an_operation_that_was_given_up_leaves_nothing() {
 }
 
 #[test]
+fn a_write_back_that_was_given_up_leaves_nothing() {
+    let (owner, receiver) = (node(Via::Tcp, options(Via::Tcp)), node(Via::Tcp, options(Via::Tcp)));
+    let served = serve(&owner);
+    link(Via::Tcp, &receiver, &owner);
+    let global = owner.globalize(import::host(vec![1; 600_000]), Access::ReadWrite).unwrap();
+    let choice = Choice::Forced(Strategy::Pull);
+    let mut context = receiver.open(&global, Intent::Write, choice).unwrap();
+    context.write_at(0, &vec![2; 600_000]).unwrap();
+    drop(served);
+    let operation = context.start_close(None);
+    let late = receiver.wait(operation, Some(Duration::from_millis(20)));
+    assert!(matches!(late, Err(Error::TimedOut)), "the owner does nothing: {late:?}");
+    receiver.cancel(operation).unwrap();
+    // The answer to a later request shows that the owner has seen all that came before.
+    let _served = serve(&owner);
+    receiver.open(&global, Intent::Read, choice).unwrap().close().unwrap();
+    assert_eq!(owner.pool_in_use().0, 0, "no buffer waits for the rest, and no link is cut for it");
+    owner.reclaim(&global, LIMIT).unwrap();
+}
+
+#[test]
 fn threads_wait_without_taking_each_others_results() {
     let s = scene(8);
     let threads: Vec<_> = (0..4)
