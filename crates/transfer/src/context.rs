@@ -296,7 +296,7 @@ impl Context {
                 }
             }
             let number = state.number();
-            let job = Job::Close { leases, acknowledged: true };
+            let job = Job::Close { leases, acknowledged: true, choice };
             start(state, number, job, runs, group);
             OperationId(number)
         })
@@ -311,7 +311,7 @@ fn write_back(
     source: Aggregate,
     choice: Choice,
 ) -> Run {
-    let granted = state.peers.get(&peer).map_or(0, |peer| u64::from(peer.push_out) * BUFFER_BYTES);
+    let granted = state.granted_by(peer);
     let automatic = choose(&Situation {
         length: source.len(),
         kind: PartKind::Host,

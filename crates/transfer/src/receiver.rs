@@ -1,7 +1,7 @@
 //! The receiver's side: opens contexts on buffers of other nodes, and writes them back.
 
 use crate::Error;
-use crate::choose::Strategy;
+use crate::choose::{Choice, Strategy};
 use crate::counters::Way;
 use crate::limits::FRAGMENTS_AHEAD;
 use crate::message::{Control, Place, Range, Want, stream};
@@ -92,8 +92,17 @@ impl State {
 
     fn start_update(&mut self, number: u64, index: usize) {
         let operation = wire_number(number, index);
+        let is_forced = self.operations.get(&number).is_some_and(|op| {
+            matches!(op.job, Job::Close { choice: Choice::Forced(Strategy::Push), .. })
+        });
+        let Some(peer) = self.asked(None, operation).map(|run| run.peer) else { return };
+        let granted = self.granted_by(peer);
         let Some(run) = self.asked(None, operation) else { return };
-        let (peer, way, ranges) = (run.peer, run.way, run.ranges.clone());
+        // Another write-back has used the grant since the strategy was chosen.
+        if run.strategy == Some(Strategy::Push) && run.source.len() > granted && !is_forced {
+            (run.strategy, run.way) = (Some(Strategy::Pull), Way::Pull);
+        }
+        let (way, ranges) = (run.way, run.ranges.clone());
         let strategy = run.strategy.unwrap_or(Strategy::Pull);
         let mut update = Control::Update { operation, strategy, pushed: 0, ranges };
         match strategy {
@@ -106,7 +115,6 @@ impl State {
                 let data = std::mem::take(&mut run.source);
                 let push = PUSH_BIT | self.number();
                 if !self.push(peer, push, data) {
-                    // Another operation has used the grant since the strategy was chosen.
                     self.fail(number, Error::Strategy("peer has granted no memory to push into"));
                     return;
                 }
@@ -134,6 +142,11 @@ impl State {
             offset += length;
         }
         true
+    }
+
+    /// Returns the bytes of a peer's memory that this node may push into.
+    pub(crate) fn granted_by(&self, peer: PeerId) -> u64 {
+        self.peers.get(&peer).map_or(0, |peer| u64::from(peer.push_out) * BUFFER_BYTES)
     }
 
     /// Sends what the owner granted of a write-back.
@@ -385,7 +398,7 @@ impl State {
         let Some(operation) = self.operations.get_mut(&number) else { return };
         operation.is_finished = true;
         let group = operation.group;
-        if let Job::Close { leases, acknowledged } = &mut operation.job {
+        if let Job::Close { leases, acknowledged, .. } = &mut operation.job {
             let (leases, acknowledged) = (std::mem::take(leases), *acknowledged);
             let acknowledged = acknowledged && operation.error.is_none();
             operation.runs.clear();

@@ -250,6 +250,27 @@ fn what_is_written_reaches_the_owner() {
     }
 }
 
+/// The rule chooses a push for each of them, and there is room for one.
+#[test]
+fn two_ranges_are_written_back_though_only_one_can_be_pushed() {
+    let (owner, receiver, _served) = pair(Via::Unix);
+    let from = owner.peers()[0].0;
+    owner.grant_push(from, 1).unwrap();
+    owner.send(from, b"granted").unwrap();
+    receiver.receive(LIMIT).unwrap();
+    let mut data = bytes(700_000, 11);
+    let global = owner.globalize(import::host(data.clone()), Access::ReadWrite).unwrap();
+    let mut context = receiver.open(&global, Intent::Write, Choice::Automatic).unwrap();
+    for at in [1000, 400_000] {
+        context.write_at(at as u64, &bytes(100_000, 12)).unwrap();
+        data[at..at + 100_000].copy_from_slice(&bytes(100_000, 12));
+    }
+    context.close().unwrap();
+    let counts = owner.counts();
+    assert_eq!((counts.of(Way::Push).operations, counts.of(Way::Pull).operations), (1, 1));
+    assert!(owner.reclaim(&global, LIMIT).unwrap().to_vec().unwrap() == data);
+}
+
 #[test]
 fn mapped_memory_is_written_in_place() {
     let (owner, receiver, _served) = pair(Via::Rings);
