@@ -334,8 +334,20 @@ impl State {
 
     /// Handles the other side's report that it cannot do its part of an operation.
     pub(crate) fn failed(&mut self, number: u64, peer: PeerId, errno: u16) {
-        let (operation, _) = from_wire(number);
-        if self.asked(Some(peer), number).is_some() {
+        let (operation, index) = from_wire(number);
+        let is_automatic = self
+            .operations
+            .get(&operation)
+            .is_some_and(|op| matches!(op.job, Job::Open { choice: Choice::Automatic, .. }));
+        let Some(run) = self.asked(Some(peer), number) else { return };
+        // Only the owner knows whether its memory is in too many pieces to be read directly.
+        if Errno(errno) == Errno::EOPNOTSUPP
+            && run.strategy == Some(Strategy::PullDirect)
+            && is_automatic
+        {
+            (run.strategy, run.way) = (Some(Strategy::Pull), Way::Pull);
+            self.start_run(operation, index);
+        } else {
             self.fail(operation, Error::Refused(Errno(errno)));
         }
     }

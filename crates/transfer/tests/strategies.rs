@@ -153,6 +153,23 @@ fn direct_reads_copy_once() {
     assert!(matches!(refused, Err(Error::Strategy(_))), "{refused:?}");
 }
 
+/// More pieces than one direct read takes.
+#[test]
+fn memory_in_many_pieces_is_brought_all_the_same() {
+    let (owner, receiver, _served) = pair(Via::Unix);
+    let data = bytes(300_000, 5);
+    let mut local = towline_mem::Aggregate::new();
+    data.chunks(1000).for_each(|piece| local.concatenate(import::host(piece.to_vec())));
+    let global = owner.globalize(local, Access::Read).unwrap();
+    let context = receiver.open(&global, Intent::Read, Choice::Automatic).unwrap();
+    assert_eq!(context.ways().collect::<Vec<_>>(), [(Way::Pull, 300_000)]);
+    assert!(context.to_vec().unwrap() == data);
+    context.close().unwrap();
+    let refused = opened(&receiver, &global, Strategy::PullDirect);
+    assert!(matches!(refused, Err(Error::Refused(_) | Error::Strategy(_))), "{refused:?}");
+    owner.reclaim(&global, LIMIT).unwrap();
+}
+
 #[test]
 fn pushed_data_is_there_when_the_message_is() {
     for via in ALL {
