@@ -164,9 +164,14 @@ impl State {
                 let regions = regions(&data).filter(|_| same_user).ok_or(Errno::EOPNOTSUPP)?;
                 self.counts.at(Way::PullDirect).bytes_out += data.len();
                 self.post(id, &Control::Regions { operation, regions });
-                // Hold the data, so that a write-back does not move the memory while it is read.
+                // Hold ordinary memory, which a write-back may replace by a copy, so that it stays while
+                // it is read. Other memory is written in place; a hold on buffers of a pool would forbid that.
                 if let Some(lease) = self.leases.get_mut(&(id, operation)) {
-                    lease.direct = data;
+                    for Slice { segment, offset, length } in data.slices() {
+                        if matches!(segment, Segment::Host(_)) {
+                            lease.direct.append(segment.clone(), *offset, *length);
+                        }
+                    }
                 }
             }
             Want::Data(Strategy::Map) => self.give_away(id, operation, ranges, &data)?,

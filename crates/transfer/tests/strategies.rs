@@ -289,6 +289,26 @@ fn two_ranges_are_written_back_though_only_one_can_be_pushed() {
 }
 
 #[test]
+fn buffers_of_a_pool_can_be_written_by_their_node_and_by_who_read_them_directly() {
+    let (owner, receiver, _served) = pair(Via::Unix);
+    let _too = serve(&receiver);
+    let mut data = bytes(100_000, 13);
+    let source = receiver.globalize(import::host(data.clone()), Access::Read).unwrap();
+    let choice = Choice::Forced(Strategy::Pull);
+    let brought = owner.open(&source, Intent::Read, choice).unwrap();
+    let global = owner.globalize(brought.aggregate(), Access::ReadWrite).unwrap();
+    brought.close().unwrap();
+    for (node, at) in [(&owner, 5), (&receiver, 50_000)] {
+        let mut context = node.open(&global, Intent::ReadWrite, Choice::Automatic).unwrap();
+        context.write_at(at as u64, b"new").unwrap();
+        data[at..at + 3].copy_from_slice(b"new");
+        assert!(context.to_vec().unwrap() == data);
+        context.close().unwrap();
+    }
+    assert!(owner.reclaim(&global, LIMIT).unwrap().to_vec().unwrap() == data);
+}
+
+#[test]
 fn mapped_memory_is_written_in_place() {
     let (owner, receiver, _served) = pair(Via::Rings);
     let memory = import::shared_memory(100_000, Access::ReadWrite).unwrap();
