@@ -352,6 +352,27 @@ fn a_lost_peer_gives_its_leases_back() {
     }
 }
 
+/// With memory granted to push into, little is received at once, so that many messages take several turns.
+#[test]
+fn what_a_peer_sent_before_it_left_arrives() {
+    let via = Via::Rings;
+    let (receiver, sender) = (node(via, options(via)), node(via, options(via)));
+    let served = serve(&receiver);
+    let to = link(via, &sender, &receiver);
+    drop(served);
+    receiver.grant_push(receiver.peers()[0].0, 1).unwrap();
+    for number in 0..300u32 {
+        sender.send(to, &[&number.to_le_bytes()[..], &[7; 200]].concat()).unwrap();
+    }
+    sender.disconnect(to);
+    for number in 0..300u32 {
+        let message = receiver.receive(Some(Duration::from_secs(5))).unwrap();
+        assert_eq!(message.bytes[..4], number.to_le_bytes());
+    }
+    receiver.serve(Duration::from_millis(10)).unwrap();
+    assert!(receiver.peers().is_empty(), "the link ends when its ring is empty");
+}
+
 #[test]
 fn an_operation_that_was_given_up_leaves_nothing() {
     let (owner, receiver) = (node(Via::Tcp, options(Via::Tcp)), node(Via::Tcp, options(Via::Tcp)));
