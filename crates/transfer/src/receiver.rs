@@ -276,20 +276,23 @@ impl State {
         // ones.
         let mut given = Vec::new();
         for _ in 0..memories {
-            let mut tag = [0; TAG_BYTES];
-            let missing = ProtocolError { what: "memory was promised and not given", at: 0 };
-            let (count, fds) =
-                receive_descriptors(channel, &mut tag, Wait::No).map_err(|_| missing)?;
-            let (Ok([fd]), TAG_BYTES) = (<[_; 1]>::try_from(fds), count) else {
-                return Err(missing);
-            };
-            let (of, length) = tag.split_at(8);
-            if *of != number.to_le_bytes() {
-                return Err(ProtocolError { what: "memory given for another operation", at: 0 });
-            }
-            let mut bytes = [0; 8];
-            bytes.copy_from_slice(length);
-            given.push((fd, u64::from_le_bytes(bytes)));
+            given.push(loop {
+                let mut tag = [0; TAG_BYTES];
+                let missing = ProtocolError { what: "memory was promised and not given", at: 0 };
+                let (count, fds) =
+                    receive_descriptors(channel, &mut tag, Wait::No).map_err(|_| missing)?;
+                let (Ok([fd]), TAG_BYTES) = (<[_; 1]>::try_from(fds), count) else {
+                    return Err(missing);
+                };
+                let (of, length) = tag.split_at(8);
+                // Memory of another operation was left when the socket took only a part of it, and the
+                // owner refused that operation.
+                if *of == number.to_le_bytes() {
+                    let mut bytes = [0; 8];
+                    bytes.copy_from_slice(length);
+                    break (fd, u64::from_le_bytes(bytes));
+                }
+            });
         }
         let writes = self.operations.get(&operation).is_some_and(|op| {
             matches!(op.job, Job::Open { intent: Intent::ReadWrite | Intent::Write, .. })

@@ -101,6 +101,31 @@ fn mapped_memory_is_not_copied_and_shows_what_the_owner_writes() {
     }
 }
 
+/// The owner refuses the operations whose memory does not fit into the socket, and the link goes on.
+#[test]
+fn more_memory_is_asked_for_than_the_socket_takes_at_once() {
+    let (owner, receiver, served) = pair(Via::Unix);
+    drop(served);
+    let mut local = towline_mem::Aggregate::new();
+    for _ in 0..16 {
+        let memory = import::shared_memory(4096, Access::Read).unwrap();
+        local.concatenate(import::shared(&memory));
+    }
+    let global = owner.globalize(local, Access::Read).unwrap();
+    let choice = Choice::Forced(Strategy::Map);
+    let start = || receiver.start_open(&global, Intent::Read, choice, None).unwrap();
+    let started: Vec<_> = (0..40).map(|_| start()).collect();
+    owner.serve(std::time::Duration::from_millis(200)).unwrap();
+    let results: Vec<_> = started.into_iter().map(|one| receiver.wait(one, LIMIT)).collect();
+    let again = |error: &Error| matches!(error, Error::Refused(towline_transfer::Errno::EAGAIN));
+    assert!(results.iter().any(Result::is_ok), "{results:?}");
+    assert!(results.iter().flatten().count() < 40, "the socket took everything");
+    assert!(results.iter().all(|one| one.as_ref().err().is_none_or(again)), "{results:?}");
+    drop(results);
+    let _served = serve(&owner);
+    assert_eq!(opened(&receiver, &global, Strategy::Map).unwrap(), vec![0; 16 * 4096]);
+}
+
 #[test]
 fn memory_given_for_reading_cannot_be_written_by_who_gets_it() {
     let memory = import::shared_memory(4096, Access::Read).unwrap();
