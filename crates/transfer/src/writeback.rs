@@ -45,7 +45,7 @@ impl State {
                 if let Some(peer) = self.peers.get_mut(&id) {
                     peer.push_used -= data.buffers.len();
                 }
-                self.count_in(Way::Push, length, length);
+                self.count_in(Way::Push, 0, length); // its bytes were counted when they arrived
                 let mut result = Ok(true);
                 for (index, buffer) in data.buffers.iter().enumerate() {
                     let at = index as u64 * BUFFER_BYTES;
