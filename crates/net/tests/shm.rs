@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)] // a test that cannot go on should say where
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,6 +19,28 @@ fn pair() -> [Arc<Link>; 2] {
     };
     [end(ShmSide::Client, near), end(ShmSide::Server, far)]
         .map(|link| Arc::new(Link::Shm(Box::new(link))))
+}
+
+#[test]
+fn a_bell_between_two_never_waits() {
+    let (near, far) = UnixStream::pair().unwrap();
+    let [near, far] = [near, far].map(|end| Doorbell::between(end.into()));
+    near.clear();
+    for _ in 0..100_000 {
+        near.ring();
+    }
+    let rings = || {
+        let mut watched = [PollFd::new(far.fd(), PollFlags::IN)];
+        poll(&mut watched, Some(&Timespec::default())).unwrap() == 1
+    };
+    assert!(rings());
+    while rings() {
+        far.clear();
+    }
+    near.ring();
+    assert!(rings());
+    drop(near);
+    far.ring();
 }
 
 /// One thread waits for room in the ring, another one, started later, for data.

@@ -107,7 +107,7 @@ impl Incoming {
             }
             Err(error) => return Err(error),
         }
-        if self.descriptors.len() > 4 {
+        if self.descriptors.len() > 2 {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "too many descriptors"));
         }
         let Some(bytes) = self.bytes.first_chunk() else { return Ok(None) };

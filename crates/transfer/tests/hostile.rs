@@ -6,7 +6,10 @@ mod common;
 use common::{LIMIT, Via, bytes, link, node, options, serve};
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
 use std::time::Duration;
+use towline_net::{Wait, receive_descriptors};
 use towline_transfer::{
     Access, Address, Choice, Errno, Error, Global, Intent, Node, Options, Part, Strategy, import,
 };
@@ -22,11 +25,7 @@ impl Raw {
         let Address::Tcp(address) = node.addresses()[0].clone() else { panic!() };
         let mut stream = TcpStream::connect(address).unwrap();
         stream.set_read_timeout(LIMIT).unwrap();
-        let mut hello = header(Kind::Hello, 48, 0).to_bytes().to_vec();
-        hello.extend_from_slice(&0x3153_4e41_5254_4c57u64.to_le_bytes());
-        hello.resize(GREETING_BYTES, 7);
-        hello[40..44].copy_from_slice(&[0; 4]); // wants nothing
-        stream.write_all(&hello).unwrap();
+        stream.write_all(&hello(0)).unwrap();
         stream.read_exact(&mut [0; GREETING_BYTES]).unwrap();
         Self(stream)
     }
@@ -48,6 +47,15 @@ impl Raw {
             }
         }
     }
+}
+
+/// The greeting of a node that wants these features.
+fn hello(wants: u32) -> Vec<u8> {
+    let mut hello = header(Kind::Hello, 48, 0).to_bytes().to_vec();
+    hello.extend_from_slice(&0x3153_4e41_5254_4c57u64.to_le_bytes());
+    hello.extend_from_slice(&wants.to_le_bytes());
+    hello.resize(GREETING_BYTES, 7);
+    hello
 }
 
 fn header(kind: Kind, body: u32, payload: u32) -> Header {
@@ -350,6 +358,27 @@ fn a_lost_peer_gives_its_leases_back() {
         assert!(matches!(receiver.wait(operation, LIMIT), Err(Error::NoOperation)));
         assert_eq!(receiver.pool_in_use().0, 0);
     }
+}
+
+/// A peer that shares an eventfd can make reading and writing it wait for ever.
+#[test]
+fn a_peer_over_shared_memory_gets_nothing_that_the_node_waits_on() {
+    let owner = node(Via::Rings, options(Via::Rings));
+    let _served = serve(&owner);
+    let Address::Unix(path) = owner.addresses()[0].clone() else { panic!() };
+    let mut socket = UnixStream::connect(path).unwrap();
+    socket.set_read_timeout(LIMIT).unwrap();
+    socket.write_all(&hello(3)).unwrap();
+    let mut welcome = [0; GREETING_BYTES];
+    let (count, given) = receive_descriptors(&socket, &mut welcome, Wait::Any).unwrap();
+    assert_eq!(count, GREETING_BYTES);
+    let kinds: Vec<_> = given
+        .iter()
+        .map(|fd| std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd())).unwrap())
+        .collect();
+    assert_eq!(kinds.len(), 2, "a socket and the memory: {kinds:?}");
+    assert!(kinds[0].to_string_lossy().starts_with("socket:"), "{kinds:?}");
+    assert!(kinds[1].to_string_lossy().starts_with("/memfd:"), "{kinds:?}");
 }
 
 /// With memory granted to push into, little is received at once, so that many messages take several turns.
