@@ -27,8 +27,8 @@ impl Shared {
     pub(crate) fn connect(&self, address: &Address) -> Result<PeerId, Error> {
         let link = match address {
             Address::Tcp(at) => connect_tcp(&at.ip().to_string(), at.port(), CONNECT)?,
-            Address::Unix(path) => connect_unix(path)?,
-            Address::Abstract(name) => connect_abstract(name)?,
+            Address::Unix(path) => connect_unix(path, CONNECT)?,
+            Address::Abstract(name) => connect_abstract(name, CONNECT)?,
             _ => return Err(Error::Invalid("address of an unknown kind")),
         };
         if let Some(socket) = link.fd() {
