@@ -516,7 +516,7 @@ impl ShmLink {
     /// The client is gone, or the socket is full.
     pub fn hand_over(&self, memory: BorrowedFd<'_>, length: usize) -> io::Result<()> {
         let bytes = (length as u64).to_le_bytes();
-        match send_descriptors(&self.socket, &bytes, &[memory])? {
+        match send_descriptors(&self.socket, &bytes, &[memory], Wait::No)? {
             sent if sent == bytes.len() => Ok(()),
             _ => Err(io::ErrorKind::WriteZero.into()),
         }

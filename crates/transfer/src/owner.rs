@@ -11,7 +11,7 @@ use crate::message::{Control, Place, Range, Want, stream};
 use crate::state::{BUFFER_BYTES, Lease, OWN, PeerId, State};
 use std::sync::Arc;
 use towline_mem::{Aggregate, Region, Segment, SharedMemory, Slice};
-use towline_net::send_descriptors;
+use towline_net::{Wait, send_descriptors};
 use towline_wire::limits::INLINE_BYTES_MAX;
 use towline_wire::{Errno, ProtocolError};
 
@@ -246,7 +246,7 @@ impl State {
         for memory in &memories {
             let mut tag = operation.to_le_bytes().to_vec();
             tag.extend_from_slice(&(memory.len() as u64).to_le_bytes());
-            match send_descriptors(channel, &tag, &[memory.fd()]) {
+            match send_descriptors(channel, &tag, &[memory.fd()], Wait::No) {
                 Ok(TAG_BYTES) => {}
                 // The peer does not receive what it requested.
                 Ok(_) | Err(_) => return Err(Errno::EAGAIN),
