@@ -64,8 +64,8 @@ pub(crate) fn greet(
         Transport::Tcp(host, port) | Transport::Nearest(host, port) => {
             (connect_tcp(host, *port, CONNECT)?, 0)
         }
-        Transport::Shm(path) if near => (connect_unix(path)?, want::SHARED_MEMORY),
-        Transport::Unix(path) | Transport::Shm(path) => (connect_unix(path)?, 0),
+        Transport::Shm(path) if near => (connect_unix(path, CONNECT)?, want::SHARED_MEMORY),
+        Transport::Unix(path) | Transport::Shm(path) => (connect_unix(path, CONNECT)?, 0),
     };
     let greeted = greet_in_time(link, wants, client, (session, secret), options)?;
     let Welcome { local_socket, session, secret, .. } = greeted.welcome;
@@ -76,7 +76,7 @@ pub(crate) fn greet(
     // The server is on this machine, so the session moves there. That the socket's server knows the
     // session proves that it is the same server; in another network namespace there is no socket of
     // this name.
-    let Ok(socket) = connect_abstract(&local_socket_name(local_socket)) else {
+    let Ok(socket) = connect_abstract(&local_socket_name(local_socket), NEARER) else {
         return Ok(greeted);
     };
     let nearer = answer_within(&socket, Some(NEARER)).map_err(Failure::Io).and_then(|()| {

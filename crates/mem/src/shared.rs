@@ -66,15 +66,17 @@ impl SharedMemory {
         Ok(memory)
     }
 
-    /// Maps memory that another process created. It must be sealed against shrinking, otherwise its
-    /// creator could make this process fault.
+    /// Maps memory that another process created. It must be sealed against shrinking, and must not be of
+    /// reserved huge pages, of which none may be left; otherwise its creator could make this process fault.
     ///
     /// # Errors
-    /// `EINVAL` when it is not sealed or is shorter than `length`; what `mmap(2)` says.
+    /// `EINVAL` when it is not sealed, is of reserved huge pages, or is shorter than `length`; what
+    /// `mmap(2)` says.
     pub fn open(fd: OwnedFd, length: usize, writable: bool) -> io::Result<Self> {
         let sealed = rustix::fs::fcntl_get_seals(&fd)?.contains(SealFlags::SHRINK);
+        let reserved = rustix::fs::fstatfs(&fd)?.f_type as u32 == libc::HUGETLBFS_MAGIC as u32;
         let long_enough = rustix::fs::fstat(&fd)?.st_size as u64 >= length as u64;
-        if !sealed || !long_enough || length == 0 {
+        if !sealed || reserved || !long_enough || length == 0 {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));
         }
         Self::map(fd, length, writable)
@@ -456,6 +458,18 @@ mod tests {
         assert!(mapped(middle));
         room.leave(1 << 39);
         assert!(mapped(start) && !mapped(middle));
+    }
+
+    /// The kernel ends a process by `SIGBUS` that touches them when there are none.
+    #[test]
+    fn reserved_huge_pages_of_another_process_are_not_mapped() {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB;
+        let made = rustix::fs::memfd_create("test", flags)
+            .and_then(|fd| rustix::fs::ftruncate(&fd, HUGE_BYTES as u64).map(|()| fd));
+        let Ok(fd) = made else { return eprintln!("SKIPPED: no reserved huge pages here") };
+        rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW).unwrap();
+        let refused = SharedMemory::open(fd, HUGE_BYTES, true).unwrap_err();
+        assert_eq!(refused.raw_os_error(), Some(libc::EINVAL));
     }
 
     #[test]

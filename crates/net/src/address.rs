@@ -5,7 +5,7 @@ use crate::socket::{PeerCredentials, peer_credentials, wait};
 use crate::{Link, LinkKind};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::net::sockopt;
+use rustix::net::{SocketAddrUnix, sockopt};
 use socket2::{Domain, Socket, Type};
 use std::fmt;
 use std::io;
@@ -372,22 +372,33 @@ pub fn connect_tcp(host: &str, port: u16, limit: Duration) -> io::Result<Link> {
     Ok(Link::Socket(connect_stream((host, port), limit)?.into(), LinkKind::Tcp))
 }
 
-/// Connects to a Unix socket.
+/// Connects to a Unix socket. The limit counts while as many connections as the listener allows wait to
+/// be accepted.
 ///
 /// # Errors
-/// What `connect(2)` says.
-pub fn connect_unix(path: &Path) -> io::Result<Link> {
-    Ok(Link::Socket(UnixStream::connect(path)?.into(), LinkKind::Unix))
+/// What `connect(2)` says; `TimedOut`.
+pub fn connect_unix(path: &Path, limit: Duration) -> io::Result<Link> {
+    connect_local(&SocketAddrUnix::new(path)?, limit)
 }
 
-/// Connects over a Unix socket in the abstract name space.
+/// Connects over a Unix socket in the abstract name space; otherwise like [`connect_unix`].
 ///
 /// # Errors
-/// What `connect(2)` says; `ConnectionRefused` when no socket has this name in this network namespace.
-pub fn connect_abstract(name: &str) -> io::Result<Link> {
-    let name = std::os::unix::net::SocketAddr::from_abstract_name(name)?;
-    let stream = UnixStream::connect_addr(&name)?;
-    Ok(Link::Socket(stream.into(), LinkKind::Unix))
+/// See [`connect_unix`]; `ConnectionRefused` when no socket has this name in this network namespace.
+pub fn connect_abstract(name: &str, limit: Duration) -> io::Result<Link> {
+    connect_local(&SocketAddrUnix::new_abstract_name(name.as_bytes())?, limit)
+}
+
+fn connect_local(address: &SocketAddrUnix, limit: Duration) -> io::Result<Link> {
+    let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
+    // The limit for sending is also that for connecting.
+    socket.set_write_timeout(Some(limit))?;
+    rustix::net::connect(&socket, address).map_err(|errno| match errno {
+        Errno::AGAIN => io::ErrorKind::TimedOut.into(),
+        other => io::Error::from(other),
+    })?;
+    socket.set_write_timeout(None)?;
+    Ok(Link::Socket(socket.into(), LinkKind::Unix))
 }
 
 /// True when both ends of a TCP connection are on this machine.
@@ -437,6 +448,22 @@ mod tests {
         let any = Address::Tcp("127.0.0.1:0".parse().unwrap());
         let Address::Tcp(got) = Listener::bind(&any).unwrap().address().unwrap() else { panic!() };
         assert_ne!(got.port(), 0);
+    }
+
+    /// Otherwise a name from elsewhere could make a node wait for ever.
+    #[test]
+    fn who_is_never_accepted_gives_up() {
+        let path = std::env::temp_dir().join(format!("towline-full-{}", std::process::id()));
+        let listener = UnixListener::bind(&path).unwrap();
+        rustix::net::listen(&listener, 0).unwrap();
+        let limit = Duration::from_millis(50);
+        let first = connect_unix(&path, limit).unwrap();
+        let second = connect_unix(&path, limit).unwrap_err();
+        assert_eq!(second.kind(), io::ErrorKind::TimedOut, "{second}");
+        drop(listener.accept().unwrap());
+        connect_unix(&path, limit).unwrap();
+        drop(first);
+        std::fs::remove_file(path).unwrap();
     }
 
     #[test]

@@ -7,6 +7,7 @@
 
 use crate::socket::{Piece, Wait, receive_descriptors, send_descriptors};
 use crate::{Payload, Spin, Target, look_often};
+use rustix::net::{RecvFlags, SendFlags};
 use rustix::thread::futex;
 use std::io;
 use std::ops::Range;
@@ -52,32 +53,62 @@ pub enum ShmSide {
     Server,
 }
 
-/// Wakes a sleeping server.
+/// Wakes a sleeper that waits for a descriptor to become readable.
 #[derive(Clone, Debug)]
-pub struct Doorbell(Arc<OwnedFd>);
+pub struct Doorbell(Arc<Bell>);
+
+#[derive(Debug)]
+enum Bell {
+    Eventfd(OwnedFd),
+    Socket(OwnedFd),
+}
 
 impl Doorbell {
-    /// Wraps an eventfd.
+    /// Wraps an eventfd. If another process has it too, that process can make [`Doorbell::ring`] and
+    /// [`Doorbell::clear`] wait for ever.
     #[must_use]
     pub fn new(eventfd: OwnedFd) -> Self {
-        Self(Arc::new(eventfd))
+        Self(Arc::new(Bell::Eventfd(eventfd)))
     }
 
-    /// Returns the eventfd.
+    /// Wraps this end of a connection on which nothing else is sent. [`Doorbell::ring`] wakes the other
+    /// end, and [`Doorbell::clear`] resets this one. Neither ever waits, whatever the other end does.
+    #[must_use]
+    pub fn between(socket: OwnedFd) -> Self {
+        Self(Arc::new(Bell::Socket(socket)))
+    }
+
+    /// Returns the descriptor.
     #[must_use]
     pub fn fd(&self) -> &OwnedFd {
-        &self.0
+        match &*self.0 {
+            Bell::Eventfd(fd) | Bell::Socket(fd) => fd,
+        }
     }
 
     /// Rings the bell.
     pub fn ring(&self) {
-        // Fails only when the counter is at its maximum, and then the bell is already ringing.
-        let _ = rustix::io::write(&*self.0, &1u64.to_ne_bytes());
+        // These fail only when the bell is already ringing, or nobody is there to hear it.
+        match &*self.0 {
+            Bell::Eventfd(fd) => {
+                let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
+            }
+            Bell::Socket(fd) => {
+                let _ = rustix::net::send(fd, &[0], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+            }
+        }
     }
 
     /// Resets the bell, so that the next ring is noticed.
     pub fn clear(&self) {
-        let _ = rustix::io::read(&*self.0, &mut [0; 8][..]);
+        match &*self.0 {
+            Bell::Eventfd(fd) => {
+                let _ = rustix::io::read(fd, &mut [0; 8][..]);
+            }
+            Bell::Socket(fd) => {
+                let _ = rustix::net::recv(fd, &mut [0; 64][..], RecvFlags::DONTWAIT);
+            }
+        }
     }
 }
 
@@ -146,7 +177,7 @@ impl ShmLink {
         })
     }
 
-    /// Makes the client of this link sleep in `poll(2)` on an eventfd instead of the futex; both sides
+    /// Makes the client of this link sleep in `poll(2)` on a bell instead of the futex; both sides
     /// have to agree on that. Such a client uses [`ShmLink::prepare_wait`] instead of
     /// [`ShmLink::wait_readable`].
     #[must_use]
@@ -485,7 +516,7 @@ impl ShmLink {
     /// The client is gone, or the socket is full.
     pub fn hand_over(&self, memory: BorrowedFd<'_>, length: usize) -> io::Result<()> {
         let bytes = (length as u64).to_le_bytes();
-        match send_descriptors(&self.socket, &bytes, &[memory])? {
+        match send_descriptors(&self.socket, &bytes, &[memory], Wait::No)? {
             sent if sent == bytes.len() => Ok(()),
             _ => Err(io::ErrorKind::WriteZero.into()),
         }

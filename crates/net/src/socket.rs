@@ -264,7 +264,8 @@ fn vector_of(target: &mut Target<'_>) -> libc::iovec {
     libc::iovec { iov_base: address.cast(), iov_len: length }
 }
 
-/// Sends bytes together with descriptors over a Unix socket.
+/// Sends bytes together with descriptors over a Unix socket. [`Wait::No`] does not wait for room even if
+/// the socket is a blocking one, as a peer can make a socket that it has passed.
 ///
 /// # Errors
 /// What `sendmsg(2)` says.
@@ -272,13 +273,16 @@ pub fn send_descriptors(
     fd: impl AsFd,
     bytes: &[u8],
     descriptors: &[BorrowedFd<'_>],
+    wait: Wait,
 ) -> io::Result<usize> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
         return Err(io::Error::from_raw_os_error(libc::EINVAL));
     }
-    Ok(rustix::net::sendmsg(fd, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL)?)
+    let wait = if wait == Wait::No { SendFlags::DONTWAIT } else { SendFlags::empty() };
+    let flags = SendFlags::NOSIGNAL | wait;
+    Ok(rustix::net::sendmsg(fd, &[IoSlice::new(bytes)], &mut control, flags)?)
 }
 
 /// Receives bytes and at most four descriptors that came with them.

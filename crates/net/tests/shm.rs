@@ -2,11 +2,12 @@
 
 #![allow(clippy::unwrap_used)] // a test that cannot go on should say where
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use towline_mem::SharedMemory;
-use towline_net::{Counters, Doorbell, Link, SHM_BYTES, ShmLink, ShmSide};
+use towline_net::{Counters, Doorbell, Link, SHM_BYTES, ShmLink, ShmSide, Wait, send_descriptors};
 
 fn pair() -> [Arc<Link>; 2] {
     let memory = Arc::new(SharedMemory::create("test", SHM_BYTES).unwrap());
@@ -18,6 +19,38 @@ fn pair() -> [Arc<Link>; 2] {
     };
     [end(ShmSide::Client, near), end(ShmSide::Server, far)]
         .map(|link| Arc::new(Link::Shm(Box::new(link))))
+}
+
+#[test]
+fn a_bell_between_two_never_waits() {
+    let (near, far) = UnixStream::pair().unwrap();
+    let [near, far] = [near, far].map(|end| Doorbell::between(end.into()));
+    near.clear();
+    for _ in 0..100_000 {
+        near.ring();
+    }
+    let rings = || {
+        let mut watched = [PollFd::new(far.fd(), PollFlags::IN)];
+        poll(&mut watched, Some(&Timespec::default())).unwrap() == 1
+    };
+    assert!(rings());
+    while rings() {
+        far.clear();
+    }
+    near.ring();
+    assert!(rings());
+    drop(near);
+    far.ring();
+}
+
+/// Its peer may have made it wait.
+#[test]
+fn descriptors_do_not_wait_for_room_in_a_socket_that_does() {
+    let (near, _far) = UnixStream::pair().unwrap();
+    let memory = SharedMemory::create("test", 4096).unwrap();
+    let send = || send_descriptors(&near, &[0; 16], &[memory.fd()], Wait::No);
+    let full = std::iter::repeat_with(send).find_map(Result::err).unwrap();
+    assert_eq!(full.kind(), std::io::ErrorKind::WouldBlock, "{full}");
 }
 
 /// One thread waits for room in the ring, another one, started later, for data.

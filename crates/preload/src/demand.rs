@@ -79,7 +79,12 @@ impl Pager {
 
     fn say(&self, message: Message, with: &[BorrowedFd<'_>]) -> Result<(), i32> {
         loop {
-            match towline_net::send_descriptors(&self.socket, &message.to_bytes(), with) {
+            match towline_net::send_descriptors(
+                &self.socket,
+                &message.to_bytes(),
+                with,
+                towline_net::Wait::Any,
+            ) {
                 // Try again: the signal's handler runs after this.
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 sent => return sent.map(drop).map_err(|error| number(&error)),

@@ -66,6 +66,7 @@ fn send(bytes: &[u8], with: &OwnedFd) -> Result<(), i32> {
     let path = [start::directory(), b"/", KEEPER.as_bytes()].concat();
     let address = SocketAddrUnix::new(OsStr::from_bytes(&path)).map_err(errno)?;
     rustix::net::connect(&socket, &address).map_err(errno)?;
-    let sent = towline_net::send_descriptors(&socket, bytes, &[with.as_fd()]);
+    let sent =
+        towline_net::send_descriptors(&socket, bytes, &[with.as_fd()], towline_net::Wait::Any);
     sent.map(drop).map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))
 }

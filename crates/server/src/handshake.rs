@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use towline_mem::SharedMemory;
-use towline_net::{Doorbell, Link, SHM_BYTES, ShmLink, ShmSide, send_descriptors};
+use towline_net::{Doorbell, Link, SHM_BYTES, ShmLink, ShmSide, Wait, send_descriptors};
 use towline_wire::hello::{MAGIC, VERSION};
 use towline_wire::limits::{HEADER_BYTES, INLINE_BYTES_MAX, SLOTS_MAX, TRANSFER_BYTES_MAX};
 use towline_wire::{Errno, Header, Hello, Kind, ProtocolError, Welcome};
@@ -57,7 +57,7 @@ pub(crate) fn move_to_shared_memory(link: &Link, welcome: &Welcome) -> io::Resul
     let bell = Doorbell::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
     let memory = Arc::new(SharedMemory::create("towline-session", SHM_BYTES)?);
     let bytes = message(welcome);
-    let sent = send_descriptors(&socket, &bytes, &[memory.fd(), bell.fd().as_fd()])?;
+    let sent = send_descriptors(&socket, &bytes, &[memory.fd(), bell.fd().as_fd()], Wait::No)?;
     if sent != bytes.len() {
         return Err(io::ErrorKind::WriteZero.into());
     }

@@ -166,6 +166,8 @@ impl Arrivals<'_> {
                 return self.state.fetch(peer, operation, want, granted, &ranges);
             }
             Control::Grant { operation, owner, until } => {
+                // Each grant, however small, is answered by a message.
+                self.state.check_reads(peer)?;
                 self.state.granted(peer, operation, owner, until);
             }
             Control::Done { operation } => return self.state.done(peer, operation, payload),
@@ -178,6 +180,7 @@ impl Arrivals<'_> {
             Control::Failed { operation, errno } => self.state.failed(operation, peer, errno),
             Control::Close { operation, acknowledged } => {
                 self.state.end_lease(peer, operation, Some(acknowledged));
+                self.state.end_landing(peer, operation);
             }
             Control::PushGrant { buffers } => {
                 if let Some(peer) = self.state.peers.get_mut(&peer) {

@@ -63,7 +63,8 @@ impl Node {
                 let peer = links[&parts[0].home.node];
                 runs.push(fetch(state, peer, parts, intent, choice)?);
             }
-            let needed = runs.iter().map(Run::buffers_needed).sum::<u64>() * BUFFER_BYTES;
+            let needed = runs.iter().map(Run::buffers_needed).sum::<u64>();
+            let needed = needed.saturating_mul(BUFFER_BYTES); // a forged name may be 2^64 bytes long
             let pool = state.options.pool_buffers as u64 * BUFFER_BYTES;
             if needed > pool {
                 return Err(Error::TooLarge { needed, pool });

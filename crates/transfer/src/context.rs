@@ -87,11 +87,14 @@ impl Piece {
 
     fn write(&mut self, state: &mut State, offset: u64, bytes: &[u8]) -> Result<(), Error> {
         match &mut self.memory {
-            Memory::InPlace(_) if self.peer == OWN => {
-                state.apply(OWN, &self.ranges, offset, bytes).map_err(Error::Refused)?;
+            Memory::InPlace(held) if self.peer == OWN => {
+                // While the context holds them, buffers of a pool cannot be written, and others would be
+                // copied as a whole.
+                drop(std::mem::take(held));
+                let written = state.apply(OWN, &self.ranges, offset, bytes);
                 // The write may have replaced buffers; other holders keep the old bytes.
-                let now = state.resolve(&self.ranges, true).map_err(Error::Refused)?;
-                self.memory = Memory::InPlace(now);
+                *held = state.resolve(&self.ranges, true).map_err(Error::Refused)?;
+                written.map_err(Error::Refused)?;
             }
             Memory::InPlace(aggregate) => {
                 let mut rest = aggregate.clone();
@@ -296,7 +299,7 @@ impl Context {
                 }
             }
             let number = state.number();
-            let job = Job::Close { leases, acknowledged: true };
+            let job = Job::Close { leases, acknowledged: true, choice };
             start(state, number, job, runs, group);
             OperationId(number)
         })
@@ -311,7 +314,7 @@ fn write_back(
     source: Aggregate,
     choice: Choice,
 ) -> Run {
-    let granted = state.peers.get(&peer).map_or(0, |peer| u64::from(peer.push_out) * BUFFER_BYTES);
+    let granted = state.granted_by(peer);
     let automatic = choose(&Situation {
         length: source.len(),
         kind: PartKind::Host,

@@ -107,7 +107,7 @@ impl Incoming {
             }
             Err(error) => return Err(error),
         }
-        if self.descriptors.len() > 4 {
+        if self.descriptors.len() > 2 {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "too many descriptors"));
         }
         let Some(bytes) = self.bytes.first_chunk() else { return Ok(None) };
@@ -120,7 +120,7 @@ impl Incoming {
 /// Sends a greeting, which is small enough for the empty buffer of a new connection.
 pub(crate) fn send(link: &Link, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
     let Some(socket) = link.fd() else { return Err(io::ErrorKind::Unsupported.into()) };
-    match towline_net::send_descriptors(socket, bytes, descriptors)? {
+    match towline_net::send_descriptors(socket, bytes, descriptors, Wait::No)? {
         sent if sent == bytes.len() => Ok(()),
         _ => Err(io::ErrorKind::WriteZero.into()),
     }

@@ -27,8 +27,8 @@ impl Shared {
     pub(crate) fn connect(&self, address: &Address) -> Result<PeerId, Error> {
         let link = match address {
             Address::Tcp(at) => connect_tcp(&at.ip().to_string(), at.port(), CONNECT)?,
-            Address::Unix(path) => connect_unix(path)?,
-            Address::Abstract(name) => connect_abstract(name)?,
+            Address::Unix(path) => connect_unix(path, CONNECT)?,
+            Address::Abstract(name) => connect_abstract(name, CONNECT)?,
             _ => return Err(Error::Invalid("address of an unknown kind")),
         };
         if let Some(socket) = link.fd() {
@@ -241,10 +241,8 @@ fn offer(link: Link, answer: Greeting) -> io::Result<(Link, Option<OwnedFd>)> {
         return Ok((link, Some(near.into())));
     }
     let memory = SharedMemory::create("towline-transfer", SHM_BYTES)?;
-    let (server, client) = (bell()?, bell()?);
-    greeting::send(&link, &bytes, &[far.as_fd(), memory.fd(), server.as_fd(), client.as_fd()])?;
-    let ring = rings(link, memory, ShmSide::Server, server, client)?;
-    Ok((ring, Some(near.into())))
+    greeting::send(&link, &bytes, &[far.as_fd(), memory.fd()])?;
+    Ok((rings(link, memory, ShmSide::Server)?, Some(near.into())))
 }
 
 /// The calling side: takes what it was given.
@@ -258,21 +256,17 @@ fn take(link: Link, agreed: u32, given: Vec<OwnedFd>) -> io::Result<(Link, Optio
         let [channel] = <[OwnedFd; 1]>::try_from(given).map_err(|_| wrong())?;
         return Ok((link, Some(channel)));
     }
-    let [channel, memory, server, client] = <[OwnedFd; 4]>::try_from(given).map_err(|_| wrong())?;
+    let [channel, memory] = <[OwnedFd; 2]>::try_from(given).map_err(|_| wrong())?;
     let memory = SharedMemory::open(memory, SHM_BYTES, true)?;
-    Ok((rings(link, memory, ShmSide::Client, server, client)?, Some(channel)))
+    Ok((rings(link, memory, ShmSide::Client)?, Some(channel)))
 }
 
-fn rings(
-    link: Link,
-    memory: SharedMemory,
-    side: ShmSide,
-    server: OwnedFd,
-    client: OwnedFd,
-) -> io::Result<Link> {
+fn rings(link: Link, memory: SharedMemory, side: ShmSide) -> io::Result<Link> {
     let Link::Socket(socket, _) = link else { return Err(io::ErrorKind::Unsupported.into()) };
-    let ring = ShmLink::new(Arc::new(memory), side, Doorbell::new(server), socket)?
-        .with_client_bell(Doorbell::new(client));
+    // Both sides ring over the socket, on which nothing is sent any more. An eventfd would be shared with
+    // the peer, which could make this node wait for ever when it rings, or resets its own.
+    let bell = Doorbell::between(socket.try_clone()?);
+    let ring = ShmLink::new(Arc::new(memory), side, bell.clone(), socket)?.with_client_bell(bell);
     Ok(Link::Shm(Box::new(ring)))
 }
 

@@ -81,7 +81,8 @@ pub(crate) enum Control<'a> {
     Mapped { operation: u64, memories: u8, places: Vec<Place> },
     /// An operation that the receiver of this message started has failed at the sender.
     Failed { operation: u64, errno: u16 },
-    /// The receiver of data is done with it: acknowledges, and returns the lease.
+    /// The receiver of data is done with it: acknowledges, and returns the lease. With the number of a
+    /// write-back: the rest of it will not be sent.
     Close { operation: u64, acknowledged: bool },
     /// Grants `buffers` buffers of one fragment each, to push into.
     PushGrant { buffers: u32 },

@@ -4,7 +4,7 @@ use crate::choose::{Choice, Situation, Strategy, choose, least_capable};
 use crate::limits::{MESSAGE_BYTES_MAX, MESSAGE_COST_BYTES, PUSHED_PARTS_MAX};
 use crate::message::{Control, Range};
 use crate::owner::PUSH_BIT;
-use crate::state::{BUFFER_BYTES, PeerId, State};
+use crate::state::{PeerId, State};
 use crate::{Error, Global, Node, PeerHandle};
 use std::time::Duration;
 
@@ -102,7 +102,7 @@ impl State {
             return Err(Error::Invalid("data of another node cannot be pushed"));
         }
         let link = self.ready_peer(peer)?;
-        let granted = u64::from(link.push_out) * BUFFER_BYTES;
+        let granted = self.granted_by(peer);
         let automatic = choose(&Situation {
             length: data.len(),
             kind: least_capable(data.parts().map(|part| part.kind)),

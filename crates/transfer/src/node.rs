@@ -129,7 +129,7 @@ impl Node {
     }
 
     /// Listens at an address, which becomes part of the descriptors of buffers globalized from now on.
-    /// Returns the address with the port that the system chose.
+    /// Returns the address with the port that the system chose, or the absolute path.
     ///
     /// # Errors
     /// `Invalid`: a fifth address, or one beyond this machine without [`Options::insecure`]; what
@@ -148,6 +148,8 @@ impl Node {
         let listener = Listener::bind(address)?;
         let bound = match address {
             Address::Tcp(_) => listener.address()?,
+            // Others may be in another directory, and descriptors with a relative path are refused.
+            Address::Unix(path) => Address::Unix(std::path::absolute(path)?),
             other => other.clone(),
         };
         self.0.with(|state| {

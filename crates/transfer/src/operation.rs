@@ -103,6 +103,7 @@ pub(crate) enum Job {
     Close {
         leases: Vec<Held>,
         acknowledged: bool,
+        choice: Choice,
     },
 }
 

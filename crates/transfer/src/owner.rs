@@ -11,7 +11,7 @@ use crate::message::{Control, Place, Range, Want, stream};
 use crate::state::{BUFFER_BYTES, Lease, OWN, PeerId, State};
 use std::sync::Arc;
 use towline_mem::{Aggregate, Region, Segment, SharedMemory, Slice};
-use towline_net::send_descriptors;
+use towline_net::{Wait, send_descriptors};
 use towline_wire::limits::INLINE_BYTES_MAX;
 use towline_wire::{Errno, ProtocolError};
 
@@ -117,6 +117,11 @@ impl State {
         if operation & PUSH_BIT != 0 {
             return Err(ProtocolError { what: "operation has the number of a push", at: 0 });
         }
+        self.check_reads(id)
+    }
+
+    /// Refuses a peer for which too many messages wait already.
+    pub(crate) fn check_reads(&self, id: PeerId) -> Result<(), ProtocolError> {
         if self.peers.get(&id).is_some_and(|peer| peer.out.messages() > QUEUED_MAX) {
             return Err(ProtocolError { what: "peer asks but does not read", at: 0 });
         }
@@ -159,9 +164,14 @@ impl State {
                 let regions = regions(&data).filter(|_| same_user).ok_or(Errno::EOPNOTSUPP)?;
                 self.counts.at(Way::PullDirect).bytes_out += data.len();
                 self.post(id, &Control::Regions { operation, regions });
-                // Hold the data, so that a write-back does not move the memory while it is read.
+                // Hold ordinary memory, which a write-back may replace by a copy, so that it stays while
+                // it is read. Other memory is written in place; a hold on buffers of a pool would forbid that.
                 if let Some(lease) = self.leases.get_mut(&(id, operation)) {
-                    lease.direct = data;
+                    for Slice { segment, offset, length } in data.slices() {
+                        if matches!(segment, Segment::Host(_)) {
+                            lease.direct.append(segment.clone(), *offset, *length);
+                        }
+                    }
                 }
             }
             Want::Data(Strategy::Map) => self.give_away(id, operation, ranges, &data)?,
@@ -236,7 +246,7 @@ impl State {
         for memory in &memories {
             let mut tag = operation.to_le_bytes().to_vec();
             tag.extend_from_slice(&(memory.len() as u64).to_le_bytes());
-            match send_descriptors(channel, &tag, &[memory.fd()]) {
+            match send_descriptors(channel, &tag, &[memory.fd()], Wait::No) {
                 Ok(TAG_BYTES) => {}
                 // The peer does not receive what it requested.
                 Ok(_) | Err(_) => return Err(Errno::EAGAIN),

@@ -56,7 +56,8 @@ impl Shared {
         limit: Option<Duration>,
         mut ready: impl FnMut(&mut State) -> Option<T>,
     ) -> Result<T, Error> {
-        let deadline = limit.map(|limit| Instant::now() + limit);
+        // A limit beyond what the clock can tell is none.
+        let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
         let mut state = self.state.lock();
         loop {
             if let Some(found) = ready(&mut state) {
@@ -100,9 +101,12 @@ impl Shared {
         for listener in found.listeners {
             state.accept(&listener);
         }
-        // A peer that closed may have left data in its ring, which was received above.
-        for peer in found.closed {
-            state.lose(peer);
+        // A peer that closed may have left data in its ring, and more than is received in one turn.
+        for id in found.closed {
+            let peer = state.peers.get(&id);
+            if !peer.is_some_and(|p| matches!(&*p.link, Link::Shm(ring) if ring.readable())) {
+                state.lose(id);
+            }
         }
         state.cut_stalled();
         state.feed();

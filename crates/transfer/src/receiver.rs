@@ -1,7 +1,7 @@
 //! The receiver's side: opens contexts on buffers of other nodes, and writes them back.
 
 use crate::Error;
-use crate::choose::Strategy;
+use crate::choose::{Choice, Strategy};
 use crate::counters::Way;
 use crate::limits::FRAGMENTS_AHEAD;
 use crate::message::{Control, Place, Range, Want, stream};
@@ -92,8 +92,17 @@ impl State {
 
     fn start_update(&mut self, number: u64, index: usize) {
         let operation = wire_number(number, index);
+        let is_forced = self.operations.get(&number).is_some_and(|op| {
+            matches!(op.job, Job::Close { choice: Choice::Forced(Strategy::Push), .. })
+        });
+        let Some(peer) = self.asked(None, operation).map(|run| run.peer) else { return };
+        let granted = self.granted_by(peer);
         let Some(run) = self.asked(None, operation) else { return };
-        let (peer, way, ranges) = (run.peer, run.way, run.ranges.clone());
+        // Another write-back has used the grant since the strategy was chosen.
+        if run.strategy == Some(Strategy::Push) && run.source.len() > granted && !is_forced {
+            (run.strategy, run.way) = (Some(Strategy::Pull), Way::Pull);
+        }
+        let (way, ranges) = (run.way, run.ranges.clone());
         let strategy = run.strategy.unwrap_or(Strategy::Pull);
         let mut update = Control::Update { operation, strategy, pushed: 0, ranges };
         match strategy {
@@ -106,7 +115,6 @@ impl State {
                 let data = std::mem::take(&mut run.source);
                 let push = PUSH_BIT | self.number();
                 if !self.push(peer, push, data) {
-                    // Another operation has used the grant since the strategy was chosen.
                     self.fail(number, Error::Strategy("peer has granted no memory to push into"));
                     return;
                 }
@@ -134,6 +142,11 @@ impl State {
             offset += length;
         }
         true
+    }
+
+    /// Returns the bytes of a peer's memory that this node may push into.
+    pub(crate) fn granted_by(&self, peer: PeerId) -> u64 {
+        self.peers.get(&peer).map_or(0, |peer| u64::from(peer.push_out) * BUFFER_BYTES)
     }
 
     /// Sends what the owner granted of a write-back.
@@ -263,20 +276,23 @@ impl State {
         // ones.
         let mut given = Vec::new();
         for _ in 0..memories {
-            let mut tag = [0; TAG_BYTES];
-            let missing = ProtocolError { what: "memory was promised and not given", at: 0 };
-            let (count, fds) =
-                receive_descriptors(channel, &mut tag, Wait::No).map_err(|_| missing)?;
-            let (Ok([fd]), TAG_BYTES) = (<[_; 1]>::try_from(fds), count) else {
-                return Err(missing);
-            };
-            let (of, length) = tag.split_at(8);
-            if *of != number.to_le_bytes() {
-                return Err(ProtocolError { what: "memory given for another operation", at: 0 });
-            }
-            let mut bytes = [0; 8];
-            bytes.copy_from_slice(length);
-            given.push((fd, u64::from_le_bytes(bytes)));
+            given.push(loop {
+                let mut tag = [0; TAG_BYTES];
+                let missing = ProtocolError { what: "memory was promised and not given", at: 0 };
+                let (count, fds) =
+                    receive_descriptors(channel, &mut tag, Wait::No).map_err(|_| missing)?;
+                let (Ok([fd]), TAG_BYTES) = (<[_; 1]>::try_from(fds), count) else {
+                    return Err(missing);
+                };
+                let (of, length) = tag.split_at(8);
+                // Memory of another operation was left when the socket took only a part of it, and the
+                // owner refused that operation.
+                if *of == number.to_le_bytes() {
+                    let mut bytes = [0; 8];
+                    bytes.copy_from_slice(length);
+                    break (fd, u64::from_le_bytes(bytes));
+                }
+            });
         }
         let writes = self.operations.get(&operation).is_some_and(|op| {
             matches!(op.job, Job::Open { intent: Intent::ReadWrite | Intent::Write, .. })
@@ -321,8 +337,20 @@ impl State {
 
     /// Handles the other side's report that it cannot do its part of an operation.
     pub(crate) fn failed(&mut self, number: u64, peer: PeerId, errno: u16) {
-        let (operation, _) = from_wire(number);
-        if self.asked(Some(peer), number).is_some() {
+        let (operation, index) = from_wire(number);
+        let is_automatic = self
+            .operations
+            .get(&operation)
+            .is_some_and(|op| matches!(op.job, Job::Open { choice: Choice::Automatic, .. }));
+        let Some(run) = self.asked(Some(peer), number) else { return };
+        // Only the owner knows whether its memory is in too many pieces to be read directly.
+        if Errno(errno) == Errno::EOPNOTSUPP
+            && run.strategy == Some(Strategy::PullDirect)
+            && is_automatic
+        {
+            (run.strategy, run.way) = (Some(Strategy::Pull), Way::Pull);
+            self.start_run(operation, index);
+        } else {
             self.fail(operation, Error::Refused(Errno(errno)));
         }
     }
@@ -350,7 +378,10 @@ impl State {
         for (index, run) in operation.runs.iter_mut().enumerate() {
             run.buffers.clear();
             run.source = Aggregate::new();
-            if is_open && (run.stage != Stage::Waiting || run.pushed.is_some()) {
+            // An owner also has to know that the rest of a write-back will not come: it keeps a buffer for it.
+            if run.stage == Stage::Asked
+                || is_open && (run.stage == Stage::Done || run.pushed.is_some())
+            {
                 held.push(Held {
                     peer: run.peer,
                     number: run.pushed.unwrap_or(wire_number(number, index)),
@@ -382,7 +413,7 @@ impl State {
         let Some(operation) = self.operations.get_mut(&number) else { return };
         operation.is_finished = true;
         let group = operation.group;
-        if let Job::Close { leases, acknowledged } = &mut operation.job {
+        if let Job::Close { leases, acknowledged, .. } = &mut operation.job {
             let (leases, acknowledged) = (std::mem::take(leases), *acknowledged);
             let acknowledged = acknowledged && operation.error.is_none();
             operation.runs.clear();

@@ -48,7 +48,7 @@ pub(crate) struct Lease {
     pub(crate) handles: Vec<u32>,
     /// Data that is still to be sent.
     pub(crate) rest: Aggregate,
-    /// Data that the peer reads directly.
+    /// Ordinary memory that the peer reads directly.
     pub(crate) direct: Aggregate,
     pub(crate) sent: u64,
     pub(crate) granted: u64,

@@ -45,7 +45,7 @@ impl State {
                 if let Some(peer) = self.peers.get_mut(&id) {
                     peer.push_used -= data.buffers.len();
                 }
-                self.count_in(Way::Push, length, length);
+                self.count_in(Way::Push, 0, length); // its bytes were counted when they arrived
                 let mut result = Ok(true);
                 for (index, buffer) in data.buffers.iter().enumerate() {
                     let at = index as u64 * BUFFER_BYTES;
@@ -126,6 +126,18 @@ impl State {
                 Err(errno) => Control::Failed { operation, errno: errno.0 },
             };
             self.post(id, &answer);
+        }
+        self.feed();
+    }
+
+    /// Ends a write-back whose sender has given it up. What has arrived stays.
+    pub(crate) fn end_landing(&mut self, id: PeerId, operation: u64) {
+        if self.landings.remove(&(id, operation)).is_none() {
+            return;
+        }
+        self.hungry.retain(|hungry| *hungry != Hungry::Landing(id, operation));
+        if let Some(peer) = self.peers.get_mut(&id) {
+            peer.landings -= 1;
         }
         self.feed();
     }

@@ -6,7 +6,10 @@ mod common;
 use common::{LIMIT, Via, bytes, link, node, options, serve};
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
 use std::time::Duration;
+use towline_net::{Wait, receive_descriptors};
 use towline_transfer::{
     Access, Address, Choice, Errno, Error, Global, Intent, Node, Options, Part, Strategy, import,
 };
@@ -22,11 +25,7 @@ impl Raw {
         let Address::Tcp(address) = node.addresses()[0].clone() else { panic!() };
         let mut stream = TcpStream::connect(address).unwrap();
         stream.set_read_timeout(LIMIT).unwrap();
-        let mut hello = header(Kind::Hello, 48, 0).to_bytes().to_vec();
-        hello.extend_from_slice(&0x3153_4e41_5254_4c57u64.to_le_bytes());
-        hello.resize(GREETING_BYTES, 7);
-        hello[40..44].copy_from_slice(&[0; 4]); // wants nothing
-        stream.write_all(&hello).unwrap();
+        stream.write_all(&hello(0)).unwrap();
         stream.read_exact(&mut [0; GREETING_BYTES]).unwrap();
         Self(stream)
     }
@@ -48,6 +47,15 @@ impl Raw {
             }
         }
     }
+}
+
+/// The greeting of a node that wants these features.
+fn hello(wants: u32) -> Vec<u8> {
+    let mut hello = header(Kind::Hello, 48, 0).to_bytes().to_vec();
+    hello.extend_from_slice(&0x3153_4e41_5254_4c57u64.to_le_bytes());
+    hello.extend_from_slice(&wants.to_le_bytes());
+    hello.resize(GREETING_BYTES, 7);
+    hello
 }
 
 fn header(kind: Kind, body: u32, payload: u32) -> Header {
@@ -73,6 +81,14 @@ fn fetch(operation: u64, strategy: u8, granted: u64, part: &Part) -> Vec<u8> {
     body.push(strategy);
     body.extend_from_slice(&granted.to_le_bytes());
     body.extend_from_slice(&ranges(part, 1));
+    body
+}
+
+fn grant(operation: u64, until: u64) -> Vec<u8> {
+    let mut body = vec![4];
+    body.extend_from_slice(&operation.to_le_bytes());
+    body.push(0);
+    body.extend_from_slice(&until.to_le_bytes());
     body
 }
 
@@ -146,6 +162,10 @@ fn forged_names_are_refused_and_nothing_else_happens() {
             }
         }
     }
+    // Its length in whole buffers is more than 2^64.
+    let endless = of(Part { length: u64::MAX, ..good.clone() });
+    let refused = s.honest.open(&endless, Intent::Read, Choice::Forced(Strategy::Pull));
+    assert!(matches!(refused, Err(Error::TooLarge { .. })), "{refused:?}");
     // A descriptor that claims more access than was granted.
     let claimed = of(Part { access: Access::ReadWrite, length: 100, ..good });
     let refused = s.honest.open(&claimed, Intent::Write, Choice::Automatic);
@@ -230,6 +250,16 @@ fn a_peer_that_asks_and_does_not_read_is_bounded() {
         }
     }
     assert!(cut, "the node went on answering to nobody");
+    s.others_do_not_notice();
+    // Grants are answered by messages as well, and they may be as small as a byte.
+    let mut raw = Raw::connect(&s.owner);
+    raw.0.set_write_timeout(Some(Duration::from_secs(2))).unwrap();
+    raw.control(&fetch(1, 3, 0, &s.part())).unwrap();
+    let cut = (0..1000u64).any(|thousand| {
+        let grants = (1..=1000).map(|byte| framed(&grant(1, thousand * 1000 + byte)));
+        raw.0.write_all(&grants.collect::<Vec<_>>().concat()).is_err()
+    });
+    assert!(cut, "the node queued a message for each byte");
     s.others_do_not_notice();
     // Leases are bounded too: further ones are refused with EAGAIN, which is not a protocol error.
     let mut raw = Raw::connect(&s.owner);
@@ -330,6 +360,48 @@ fn a_lost_peer_gives_its_leases_back() {
     }
 }
 
+/// A peer that shares an eventfd can make reading and writing it wait for ever.
+#[test]
+fn a_peer_over_shared_memory_gets_nothing_that_the_node_waits_on() {
+    let owner = node(Via::Rings, options(Via::Rings));
+    let _served = serve(&owner);
+    let Address::Unix(path) = owner.addresses()[0].clone() else { panic!() };
+    let mut socket = UnixStream::connect(path).unwrap();
+    socket.set_read_timeout(LIMIT).unwrap();
+    socket.write_all(&hello(3)).unwrap();
+    let mut welcome = [0; GREETING_BYTES];
+    let (count, given) = receive_descriptors(&socket, &mut welcome, Wait::Any).unwrap();
+    assert_eq!(count, GREETING_BYTES);
+    let kinds: Vec<_> = given
+        .iter()
+        .map(|fd| std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd())).unwrap())
+        .collect();
+    assert_eq!(kinds.len(), 2, "a socket and the memory: {kinds:?}");
+    assert!(kinds[0].to_string_lossy().starts_with("socket:"), "{kinds:?}");
+    assert!(kinds[1].to_string_lossy().starts_with("/memfd:"), "{kinds:?}");
+}
+
+/// With memory granted to push into, little is received at once, so that many messages take several turns.
+#[test]
+fn what_a_peer_sent_before_it_left_arrives() {
+    let via = Via::Rings;
+    let (receiver, sender) = (node(via, options(via)), node(via, options(via)));
+    let served = serve(&receiver);
+    let to = link(via, &sender, &receiver);
+    drop(served);
+    receiver.grant_push(receiver.peers()[0].0, 1).unwrap();
+    for number in 0..300u32 {
+        sender.send(to, &[&number.to_le_bytes()[..], &[7; 200]].concat()).unwrap();
+    }
+    sender.disconnect(to);
+    for number in 0..300u32 {
+        let message = receiver.receive(Some(Duration::from_secs(5))).unwrap();
+        assert_eq!(message.bytes[..4], number.to_le_bytes());
+    }
+    receiver.serve(Duration::from_millis(10)).unwrap();
+    assert!(receiver.peers().is_empty(), "the link ends when its ring is empty");
+}
+
 #[test]
 fn an_operation_that_was_given_up_leaves_nothing() {
     let (owner, receiver) = (node(Via::Tcp, options(Via::Tcp)), node(Via::Tcp, options(Via::Tcp)));
@@ -356,6 +428,27 @@ fn an_operation_that_was_given_up_leaves_nothing() {
     receiver.serve(Duration::from_millis(100)).unwrap();
     receiver.cancel(operation).unwrap();
     assert_eq!(receiver.pool_in_use().0, 0);
+    owner.reclaim(&global, LIMIT).unwrap();
+}
+
+#[test]
+fn a_write_back_that_was_given_up_leaves_nothing() {
+    let (owner, receiver) = (node(Via::Tcp, options(Via::Tcp)), node(Via::Tcp, options(Via::Tcp)));
+    let served = serve(&owner);
+    link(Via::Tcp, &receiver, &owner);
+    let global = owner.globalize(import::host(vec![1; 600_000]), Access::ReadWrite).unwrap();
+    let choice = Choice::Forced(Strategy::Pull);
+    let mut context = receiver.open(&global, Intent::Write, choice).unwrap();
+    context.write_at(0, &vec![2; 600_000]).unwrap();
+    drop(served);
+    let operation = context.start_close(None);
+    let late = receiver.wait(operation, Some(Duration::from_millis(20)));
+    assert!(matches!(late, Err(Error::TimedOut)), "the owner does nothing: {late:?}");
+    receiver.cancel(operation).unwrap();
+    // The answer to a later request shows that the owner has seen all that came before.
+    let _served = serve(&owner);
+    receiver.open(&global, Intent::Read, choice).unwrap().close().unwrap();
+    assert_eq!(owner.pool_in_use().0, 0, "no buffer waits for the rest, and no link is cut for it");
     owner.reclaim(&global, LIMIT).unwrap();
 }
 

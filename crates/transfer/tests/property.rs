@@ -254,3 +254,13 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_relative_path_is_packed_as_an_absolute_one() {
+    let node = Node::new(Options::default()).unwrap();
+    let name = format!("relative-{}.sock", std::process::id());
+    let bound = node.listen(&Address::Unix((&name).into())).unwrap();
+    assert_eq!(bound, Address::Unix(std::env::current_dir().unwrap().join(&name)));
+    let global = node.globalize(import::host(vec![1; 9]), Access::Read).unwrap();
+    assert_eq!(Global::unpack(&global.pack().unwrap()).unwrap(), global);
+}

@@ -101,6 +101,31 @@ fn mapped_memory_is_not_copied_and_shows_what_the_owner_writes() {
     }
 }
 
+/// The owner refuses the operations whose memory does not fit into the socket, and the link goes on.
+#[test]
+fn more_memory_is_asked_for_than_the_socket_takes_at_once() {
+    let (owner, receiver, served) = pair(Via::Unix);
+    drop(served);
+    let mut local = towline_mem::Aggregate::new();
+    for _ in 0..16 {
+        let memory = import::shared_memory(4096, Access::Read).unwrap();
+        local.concatenate(import::shared(&memory));
+    }
+    let global = owner.globalize(local, Access::Read).unwrap();
+    let choice = Choice::Forced(Strategy::Map);
+    let start = || receiver.start_open(&global, Intent::Read, choice, None).unwrap();
+    let started: Vec<_> = (0..40).map(|_| start()).collect();
+    owner.serve(std::time::Duration::from_millis(200)).unwrap();
+    let results: Vec<_> = started.into_iter().map(|one| receiver.wait(one, LIMIT)).collect();
+    let again = |error: &Error| matches!(error, Error::Refused(towline_transfer::Errno::EAGAIN));
+    assert!(results.iter().any(Result::is_ok), "{results:?}");
+    assert!(results.iter().flatten().count() < 40, "the socket took everything");
+    assert!(results.iter().all(|one| one.as_ref().err().is_none_or(again)), "{results:?}");
+    drop(results);
+    let _served = serve(&owner);
+    assert_eq!(opened(&receiver, &global, Strategy::Map).unwrap(), vec![0; 16 * 4096]);
+}
+
 #[test]
 fn memory_given_for_reading_cannot_be_written_by_who_gets_it() {
     let memory = import::shared_memory(4096, Access::Read).unwrap();
@@ -151,6 +176,23 @@ fn direct_reads_copy_once() {
     let global = owner.globalize(import::host(data), Access::Read).unwrap();
     let refused = opened(&receiver, &global, Strategy::PullDirect);
     assert!(matches!(refused, Err(Error::Strategy(_))), "{refused:?}");
+}
+
+/// More pieces than one direct read takes.
+#[test]
+fn memory_in_many_pieces_is_brought_all_the_same() {
+    let (owner, receiver, _served) = pair(Via::Unix);
+    let data = bytes(300_000, 5);
+    let mut local = towline_mem::Aggregate::new();
+    data.chunks(1000).for_each(|piece| local.concatenate(import::host(piece.to_vec())));
+    let global = owner.globalize(local, Access::Read).unwrap();
+    let context = receiver.open(&global, Intent::Read, Choice::Automatic).unwrap();
+    assert_eq!(context.ways().collect::<Vec<_>>(), [(Way::Pull, 300_000)]);
+    assert!(context.to_vec().unwrap() == data);
+    context.close().unwrap();
+    let refused = opened(&receiver, &global, Strategy::PullDirect);
+    assert!(matches!(refused, Err(Error::Refused(_) | Error::Strategy(_))), "{refused:?}");
+    owner.reclaim(&global, LIMIT).unwrap();
 }
 
 #[test]
@@ -240,7 +282,7 @@ fn what_is_written_reaches_the_owner() {
                 }
                 context.close().unwrap();
                 if choice == Choice::Forced(Strategy::Push) {
-                    assert!(owner.counts().of(Way::Push).bytes_in >= 4000);
+                    assert_eq!(owner.counts().of(Way::Push).bytes_in, 4000 + 9 + 1);
                 }
                 let found = owner.reclaim(&global, LIMIT).unwrap().to_vec().unwrap();
                 assert!(found == data, "{via:?} {choice:?} {length} {intent:?}");
@@ -248,6 +290,47 @@ fn what_is_written_reaches_the_owner() {
             }
         }
     }
+}
+
+/// The rule chooses a push for each of them, and there is room for one.
+#[test]
+fn two_ranges_are_written_back_though_only_one_can_be_pushed() {
+    let (owner, receiver, _served) = pair(Via::Unix);
+    let from = owner.peers()[0].0;
+    owner.grant_push(from, 1).unwrap();
+    owner.send(from, b"granted").unwrap();
+    receiver.receive(LIMIT).unwrap();
+    let mut data = bytes(700_000, 11);
+    let global = owner.globalize(import::host(data.clone()), Access::ReadWrite).unwrap();
+    let mut context = receiver.open(&global, Intent::Write, Choice::Automatic).unwrap();
+    for at in [1000, 400_000] {
+        context.write_at(at as u64, &bytes(100_000, 12)).unwrap();
+        data[at..at + 100_000].copy_from_slice(&bytes(100_000, 12));
+    }
+    context.close().unwrap();
+    let counts = owner.counts();
+    assert_eq!((counts.of(Way::Push).operations, counts.of(Way::Pull).operations), (1, 1));
+    assert!(owner.reclaim(&global, LIMIT).unwrap().to_vec().unwrap() == data);
+}
+
+#[test]
+fn buffers_of_a_pool_can_be_written_by_their_node_and_by_who_read_them_directly() {
+    let (owner, receiver, _served) = pair(Via::Unix);
+    let _too = serve(&receiver);
+    let mut data = bytes(100_000, 13);
+    let source = receiver.globalize(import::host(data.clone()), Access::Read).unwrap();
+    let choice = Choice::Forced(Strategy::Pull);
+    let brought = owner.open(&source, Intent::Read, choice).unwrap();
+    let global = owner.globalize(brought.aggregate(), Access::ReadWrite).unwrap();
+    brought.close().unwrap();
+    for (node, at) in [(&owner, 5), (&receiver, 50_000)] {
+        let mut context = node.open(&global, Intent::ReadWrite, Choice::Automatic).unwrap();
+        context.write_at(at as u64, b"new").unwrap();
+        data[at..at + 3].copy_from_slice(b"new");
+        assert!(context.to_vec().unwrap() == data);
+        context.close().unwrap();
+    }
+    assert!(owner.reclaim(&global, LIMIT).unwrap().to_vec().unwrap() == data);
 }
 
 #[test]
@@ -297,6 +380,14 @@ fn a_context_needs_no_more_than_the_pool() {
     }
     assert!(receiver.pool_in_use().1 <= 2);
     assert!(matches!(receiver.wait_group(group, LIMIT), Err(Error::NoOperation)));
+}
+
+#[test]
+fn the_longest_limit_is_none() {
+    let (owner, receiver, _served) = pair(Via::Local);
+    let global = owner.globalize(import::host(vec![1; 100]), Access::Read).unwrap();
+    let operation = receiver.start_open(&global, Intent::Read, Choice::Automatic, None).unwrap();
+    receiver.wait(operation, Some(std::time::Duration::MAX)).unwrap();
 }
 
 #[test]

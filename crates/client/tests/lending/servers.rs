@@ -47,7 +47,8 @@ fn fake_server(
         let ring = Arc::new(SharedMemory::create("ring", SHM_BYTES).unwrap());
         let bell = rustix::event::eventfd(0, rustix::event::EventfdFlags::empty()).unwrap();
         let greeting = common::message(Header::new(Kind::Welcome, 0, 0), &body, &[]);
-        send_descriptors(&socket, &greeting, &[ring.fd(), bell.as_fd()]).unwrap();
+        send_descriptors(&socket, &greeting, &[ring.fd(), bell.as_fd()], towline_net::Wait::Any)
+            .unwrap();
         let bell = Doorbell::new(bell);
         let link = ShmLink::new(ring, ShmSide::Server, bell, socket.try_clone().unwrap().into());
         let mut raw = Raw {
