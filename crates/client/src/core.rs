@@ -499,9 +499,11 @@ fn connection_error(transport: &Transport, what: &str, error: &io::Error) -> Err
     Error::Connection {
         server: server_of(transport),
         what: format!("{what}: {error}{hint}"),
-        // A missing socket must not look like a missing file.
         errno: match Errno::of(error) {
+            // A missing socket must not look like a missing file.
             Errno::ENOENT | Errno::ENOTDIR => Errno::ECONNREFUSED,
+            // Our own limits of time come without a number.
+            _ if error.kind() == io::ErrorKind::TimedOut => Errno::ETIMEDOUT,
             errno => errno,
         },
     }
