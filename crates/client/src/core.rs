@@ -29,6 +29,7 @@ use outcome::Look;
 pub(crate) use outcome::{Checked, Outcome};
 use outgoing::{Messages, Out, Outgoing};
 use parking_lot::{Condvar, Mutex};
+use reconnect::Outage;
 use smallvec::SmallVec;
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -185,6 +186,8 @@ struct Receiving {
     link: Arc<Link>,
     /// Bulk data was expected when the lead was taken.
     bulk: bool,
+    /// A lane was lost, and nothing has arrived since over the one that replaced it.
+    outage: Option<Outage>,
 }
 
 pub(crate) struct Core {
@@ -223,6 +226,7 @@ impl Core {
             spin: Spin::new(Duration::from_micros(options.spin_us.into())),
             link: link.clone(),
             bulk: false,
+            outage: None,
         };
         let out = Outgoing::over(link.clone());
         let state = State {
