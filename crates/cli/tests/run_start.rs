@@ -133,7 +133,8 @@ fn a_run_begins_with_a_remote_program() {
         );
         let missing = run(&[&format!("{PREFIX}/bin/none")]);
         assert_eq!(missing.status.code(), Some(127), "{}", text(&missing));
-        assert!(text(&missing).contains("not found"), "{}", text(&missing));
+        let said = format!("towline: run: {PREFIX}/bin/none: no such file or directory\n");
+        assert!(text(&missing).starts_with(&said), "{}", text(&missing));
     }
 }
 

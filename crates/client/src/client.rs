@@ -30,7 +30,8 @@ pub enum Priority {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Options {
-    /// How long the client tries to replace a lost connection before operations fail.
+    /// How long the client tries to replace a lost connection before operations fail. A connection
+    /// that is lost within seconds, before anything arrived over it, replaces none.
     pub reconnect: Duration,
     /// How long the server may take to answer the greeting once it has accepted a connection and,
     /// after a restart, to answer each request that reopens a file or takes a lock again. A slower

@@ -29,6 +29,7 @@ use outcome::Look;
 pub(crate) use outcome::{Checked, Outcome};
 use outgoing::{Messages, Out, Outgoing};
 use parking_lot::{Condvar, Mutex};
+use reconnect::Outage;
 use smallvec::SmallVec;
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -185,6 +186,8 @@ struct Receiving {
     link: Arc<Link>,
     /// Bulk data was expected when the lead was taken.
     bulk: bool,
+    /// A lane was lost, and nothing has arrived since over the one that replaced it.
+    outage: Option<Outage>,
 }
 
 pub(crate) struct Core {
@@ -223,6 +226,7 @@ impl Core {
             spin: Spin::new(Duration::from_micros(options.spin_us.into())),
             link: link.clone(),
             bulk: false,
+            outage: None,
         };
         let out = Outgoing::over(link.clone());
         let state = State {
@@ -499,9 +503,11 @@ fn connection_error(transport: &Transport, what: &str, error: &io::Error) -> Err
     Error::Connection {
         server: server_of(transport),
         what: format!("{what}: {error}{hint}"),
-        // A missing socket must not look like a missing file.
         errno: match Errno::of(error) {
+            // A missing socket must not look like a missing file.
             Errno::ENOENT | Errno::ENOTDIR => Errno::ECONNREFUSED,
+            // Our own limits of time come without a number.
+            _ if error.kind() == io::ErrorKind::TimedOut => Errno::ETIMEDOUT,
             errno => errno,
         },
     }

@@ -326,6 +326,7 @@ fn a_server_that_says_nothing_is_not_waited_for_for_ever() {
     let at = tcp(silent.local_addr().unwrap().port());
     let Err(error) = Client::connect(&at, options) else { panic!("nobody had answered") };
     assert!(error.to_string().contains("no answer within 50ms"), "{error}");
+    assert_eq!(error.errno(), Errno::ETIMEDOUT);
 }
 
 /// The server was restarted, and hangs as soon as it is asked for a file.
@@ -364,6 +365,7 @@ fn a_server_that_opens_nothing_again_is_not_waited_for_for_ever() {
     });
     let error = root.stat_path(b"x", true).unwrap_err();
     assert!(error.to_string().contains("no answer within 50ms"), "{error}");
+    assert_eq!(error.errno(), Errno::ETIMEDOUT);
 }
 
 /// The first bytes of a legal lane: hello for a new session.

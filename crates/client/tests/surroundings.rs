@@ -256,6 +256,13 @@ fn a_read_only_export_refuses_every_change() {
         let client = connect(transport);
         let root = client.attach(b"ro").unwrap();
         refuses_every_change(&root, Errno::EROFS);
+        // As on a read-only mount, other errors come first: `mkdir -p` relies on that.
+        assert_eq!(errno(root.make_directory(b"folder", 0o700)), Errno::EEXIST);
+        assert_eq!(errno(root.make_directory(b"missing/newdir", 0o700)), Errno::ENOENT);
+        assert_eq!(errno(root.symlink(b"file", b"x")), Errno::EEXIST);
+        assert_eq!(errno(root.link(b"file", false, &root, b"file")), Errno::EEXIST);
+        assert_eq!(errno(root.open(b"folder", WRITE, 0)), Errno::EISDIR);
+        assert_eq!(errno(root.open(b"missing/new", CREATE, 0o600)), Errno::ENOENT);
         let mut bytes = [0; 10];
         assert_eq!(root.read_path(b"file", 0, &mut bytes).unwrap(), 4);
         assert_eq!(&bytes[..4], b"kept");

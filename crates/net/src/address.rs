@@ -4,10 +4,12 @@ use crate::congestion::Withheld;
 use crate::socket::{PeerCredentials, peer_credentials, wait};
 use crate::{Link, LinkKind};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use rustix::net::{SocketAddrUnix, sockopt};
 use socket2::{Domain, Socket, Type};
 use std::fmt;
+use std::fs::File;
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -106,6 +108,7 @@ impl Listener {
         let listener = match address {
             Address::Tcp(address) => Self::tcp(bind_tcp(*address)?),
             Address::Unix(path) => {
+                let _turn = take_turn(path);
                 remove_dead_socket(path)?;
                 Self::Unix(UnixListener::bind(path)?, Some(path.clone()))
             }
@@ -208,6 +211,25 @@ impl Drop for Listener {
             let _ = std::fs::remove_file(path);
         }
     }
+}
+
+/// Locks the directory of a socket until the result is dropped. Of servers that start at the same time,
+/// one would otherwise remove the new socket of another: a socket that does not listen yet looks like one
+/// that a dead server left behind. `None` if the directory cannot be locked; `bind` reports what is wrong
+/// with it. Other programs may keep such a lock for any time, so this waits for two seconds only.
+fn take_turn(path: &Path) -> Option<File> {
+    const TRIES: u32 = 2000;
+    const PAUSE: Duration = Duration::from_millis(1);
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    let directory = File::open(parent.unwrap_or(".".as_ref())).ok()?;
+    for _ in 0..TRIES {
+        match flock(&directory, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Some(directory),
+            Err(Errno::WOULDBLOCK) => std::thread::sleep(PAUSE),
+            Err(_) => return None,
+        }
+    }
+    None
 }
 
 /// Removes a socket that a dead server left behind. Checks the file's kind first, because connecting to
@@ -424,6 +446,7 @@ fn ends_within_machine(socket: impl AsFd) -> Option<(SocketAddr, SocketAddr)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::Barrier;
 
     #[test]
     fn only_sockets_that_listen_are_taken() {
@@ -435,6 +458,30 @@ mod tests {
             assert!(error.to_string().contains("does not listen"), "{error}");
         }
         assert!(Listener::from_fd(listener.into()).is_ok());
+    }
+
+    #[test]
+    fn of_servers_that_start_at_once_one_listens() {
+        let name = format!("towline-at-once-{}", std::process::id());
+        let directory = std::env::temp_dir().join(name);
+        std::fs::create_dir(&directory).unwrap();
+        let path = directory.join("socket");
+        for _ in 0..200 {
+            drop(UnixListener::bind(&path).unwrap()); // as if its server were dead
+            let start = Barrier::new(4);
+            let bind = || {
+                start.wait();
+                Listener::bind(&Address::Unix(path.clone()))
+            };
+            let listeners: Vec<_> = std::thread::scope(|scope| {
+                let servers: Vec<_> = (0..4).map(|_| scope.spawn(bind)).collect();
+                servers.into_iter().filter_map(|server| server.join().unwrap().ok()).collect()
+            });
+            assert_eq!(listeners.len(), 1);
+            let _client = connect_unix(&path).unwrap();
+            listeners[0].accept().unwrap();
+        }
+        std::fs::remove_dir(&directory).unwrap(); // the last server removed its socket
     }
 
     #[test]

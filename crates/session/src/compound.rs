@@ -402,6 +402,37 @@ impl Compound {
         self.writable_at(context, base)
     }
 
+    /// Finds the start of a path to what is to be created; `EROFS` if its export is read-only and nothing
+    /// else is wrong. As on a read-only mount, a program that creates what is there is told so.
+    fn creatable_at(
+        &mut self,
+        context: &Context<'_>,
+        base: u64,
+        path: &[u8],
+        is_directory: bool,
+    ) -> Result<Opened, Errno> {
+        let opened = self.at(context, base)?;
+        if opened.terms.read_only {
+            names::could_create(&opened, context.caller, path, is_directory)?;
+        }
+        self.writable_at(context, base)
+    }
+
+    /// On a read-only export, fails if the directory of a name that is to be removed or replaced is not
+    /// there: as on a read-only mount, this comes before `EROFS`.
+    fn check_directory(
+        &mut self,
+        context: &Context<'_>,
+        base: u64,
+        path: &[u8],
+    ) -> Result<(), Errno> {
+        let opened = self.at(context, base)?;
+        if opened.terms.read_only {
+            names::locate(&*opened.store, context.caller, &opened.file, path)?;
+        }
+        Ok(())
+    }
+
     /// Adds an open file to the session and makes it the current one.
     fn opened(
         &mut self,

@@ -27,8 +27,12 @@ pub(super) enum Reach {
     Refused,
 }
 
-/// Shell command that replaces the shell by the command in its arguments.
-const EXECUTE: &str = "exec \"$0\" \"$@\"";
+/// Shell command that replaces the shell by the command in its arguments. A program whose directory can be
+/// searched and which is not there is reported as a local one is; of other failures, the shell knows more.
+const EXECUTE: &str = "\
+    if [ ! -e \"$0\" ] && [ -x \"${0%/*}\" ]; then \
+    printf 'towline: run: %s: no such file or directory\\n' \"$0\" >&2; exit 127; fi; \
+    exec \"$0\" \"$@\"";
 
 /// Returns the command to start. The kernel finds neither a remote program nor the remote interpreter of a
 /// script. If either is possible, a local shell executes the command, and finds what any program of the run

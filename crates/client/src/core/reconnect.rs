@@ -18,15 +18,36 @@ use towline_wire::reply::parse_results;
 use towline_wire::request::parse_compound;
 use towline_wire::{Errno, Header, Kind, Reply, Request};
 
+/// A lane that stood for this long worked, even if nothing arrived over it: a request may wait for a
+/// lock for hours.
+const STANDS: Duration = Duration::from_secs(5);
+
+/// A time without a lane that works.
+pub(super) struct Outage {
+    since: Instant,
+    /// When the last new lane was established.
+    restored: Instant,
+    /// The time to wait before the next try.
+    pause: Duration,
+    /// The user has been told.
+    told: bool,
+}
+
+impl Outage {
+    fn begin() -> Self {
+        let now = Instant::now();
+        Self { since: now, restored: now, pause: Duration::from_millis(5), told: false }
+    }
+
+    /// True if the loss at `now` of a lane over which nothing arrived belongs to this outage.
+    fn goes_on(&self, now: Instant) -> bool {
+        now.saturating_duration_since(self.restored) < STANDS
+    }
+}
+
 impl Core {
     /// Replaces a lost lane and resends unanswered requests. Called by the leader.
     pub(super) fn reconnect(self: &Arc<Self>, receiving: &mut Receiving, cause: &io::Error) {
-        let lost = Instant::now();
-        let is_given_up = || lost.elapsed() >= self.options.reconnect;
-        let mut pause = Duration::from_millis(5);
-        let mut told = false;
-        // A new session in which not everything could be reopened.
-        let mut begun = None;
         if cause.kind() == io::ErrorKind::InvalidData {
             return self.fail_all(&connection_error(
                 &self.transport,
@@ -34,6 +55,26 @@ impl Core {
                 cause,
             ));
         }
+        let is_given_up = |outage: &Outage| outage.since.elapsed() >= self.options.reconnect;
+        let last = receiving.outage.take().filter(|outage| outage.goes_on(Instant::now()));
+        let mut outage = match last {
+            None => Outage::begin(),
+            Some(outage) if is_given_up(&outage) => {
+                let what = format!(
+                    "connection lost ({cause}); for {:?} the server has dropped each new one before \
+                     anything arrived over it, its log may say why",
+                    self.options.reconnect
+                );
+                let error = io::ErrorKind::ConnectionReset.into();
+                return self.fail_all(&connection_error(&self.transport, &what, &error));
+            }
+            Some(mut outage) => {
+                self.pause(&mut outage, cause);
+                outage
+            }
+        };
+        // A new session in which not everything could be reopened.
+        let mut begun = None;
         loop {
             let (near, session) = {
                 let state = self.state.lock();
@@ -42,8 +83,12 @@ impl Core {
             begun = begun.filter(|begun| self.end(*begun).is_err());
             match greet(&self.transport, near, self.client, session, &self.options) {
                 Ok(greeted) => match self.resume(receiving, greeted, &mut begun) {
-                    Ok(()) => return,
-                    Err(error) if is_given_up() => {
+                    Ok(()) => {
+                        outage.restored = Instant::now();
+                        receiving.outage = Some(outage);
+                        return;
+                    }
+                    Err(error) if is_given_up(&outage) => {
                         return self.fail_all(&connection_error(
                             &self.transport,
                             "connection lost again while reopening files",
@@ -53,7 +98,7 @@ impl Core {
                     Err(_) => {}
                 },
                 Err(Failure::Final(error)) => return self.fail_all(&error),
-                Err(Failure::Io(error)) if is_given_up() => {
+                Err(Failure::Io(error)) if is_given_up(&outage) => {
                     let what = format!(
                         "connection lost ({cause}) and not restored within {:?}",
                         self.options.reconnect
@@ -62,17 +107,23 @@ impl Core {
                 }
                 Err(Failure::Io(_)) => {}
             }
-            if !told {
-                let server = server_of(&self.transport);
-                log::warn!(
-                    "{server}: connection lost ({cause}); retrying for {:?}",
-                    self.options.reconnect
-                );
-                told = true;
-            }
-            towline_net::pause(pause);
-            pause = (pause * 2).min(Duration::from_millis(500));
+            self.pause(&mut outage, cause);
         }
+    }
+
+    /// Waits before the next try, longer each time. Tells the user about the outage before the first
+    /// wait.
+    fn pause(&self, outage: &mut Outage, cause: &io::Error) {
+        if !outage.told {
+            let server = server_of(&self.transport);
+            log::warn!(
+                "{server}: connection lost ({cause}); retrying for {:?}",
+                self.options.reconnect
+            );
+            outage.told = true;
+        }
+        towline_net::pause(outage.pause);
+        outage.pause = (outage.pause * 2).min(Duration::from_millis(500));
     }
 
     /// Moves to shared memory if enough requests were made for it to pay and none is under way.
@@ -271,4 +322,16 @@ fn after_restart(
         return Some(Err(error));
     }
     files.is_stale(&requests).then_some(Err(Errno::ESTALE.into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_loss_of_a_lane_that_stood_for_long_begins_a_new_outage() {
+        let outage = Outage::begin();
+        assert!(outage.goes_on(outage.restored + STANDS / 2));
+        assert!(!outage.goes_on(outage.restored + STANDS));
+    }
 }

@@ -443,7 +443,7 @@ impl Core {
         receiving: &mut Receiving,
         wait: Wait<'_>,
     ) -> io::Result<MutexGuard<'a, State>> {
-        let Receiving { input, scratch, spin, link, bulk } = receiving;
+        let Receiving { input, scratch, spin, link, bulk, outage } = receiving;
         let flushed = matches!(wait, Wait::ForNew) || self.flush()?;
         let wait = match wait {
             Wait::No => None,
@@ -460,6 +460,9 @@ impl Core {
         let mut sink = Completing { core: self, link, state: None, answers: Vec::new(), bulk };
         let incoming = input.receive(link, scratch, wait, &mut sink, &self.counters)?;
         let Completing { mut state, answers, .. } = sink;
+        if state.is_some() {
+            *outage = None; // a message has arrived: the lane works
+        }
         if !answers.is_empty() {
             drop(state.take());
             self.send_answers(answers)?;

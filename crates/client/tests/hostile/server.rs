@@ -3,6 +3,8 @@
 use super::common::message;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 use towline_client::{Client, Error, File, Happenings, Options, Transport};
@@ -56,14 +58,14 @@ impl Peer {
         assert!(self.send(&message(header, &body, &[])));
     }
 
-    fn welcome(&mut self) {
+    fn welcome(&mut self, resumed: u16) {
         self.receive();
         let welcome = Welcome {
             magic: MAGIC,
             version: VERSION,
             session: 1,
             slots: 4,
-            resumed: resumed::NEW,
+            resumed,
             ..Default::default()
         };
         let mut body = Vec::new();
@@ -79,7 +81,7 @@ fn served_by(lies: impl FnOnce(&mut Peer) + Send + 'static) -> (Client, File, Jo
     let port = listener.local_addr().unwrap().port();
     let serving = std::thread::spawn(move || {
         let mut peer = Peer(listener.accept().unwrap().0);
-        peer.welcome();
+        peer.welcome(resumed::NEW);
         let request = peer.request();
         peer.answer(&request, &[Reply::Opened { handle: 1, attr: Attr::default() }]);
         lies(&mut peer);
@@ -89,6 +91,51 @@ fn served_by(lies: impl FnOnce(&mut Peer) + Send + 'static) -> (Client, File, Jo
     let client = Client::connect(&Transport::Tcp("127.0.0.1".into(), port), options).unwrap();
     let file = client.attach(b"any").unwrap();
     (client, file, serving)
+}
+
+/// A server that welcomes everybody and closes each connection after this many answers. It is gone
+/// after 200 connections. Returns where it listens and the number of connections so far.
+fn curt(answers: usize) -> (Transport, Arc<AtomicUsize>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let connections = Arc::new(AtomicUsize::new(0));
+    let count = connections.clone();
+    std::thread::spawn(move || {
+        for stream in listener.incoming().take(200) {
+            let mut peer = Peer(stream.unwrap());
+            let is_first = count.fetch_add(1, Ordering::Relaxed) == 0;
+            peer.welcome(if is_first { resumed::NEW } else { resumed::JOINED });
+            for _ in 0..answers {
+                let Some(request) = peer.receive() else { break };
+                peer.answer(&request, &[Reply::Opened { handle: 1, attr: Attr::default() }]);
+            }
+        }
+    });
+    (Transport::Tcp("127.0.0.1".into(), port), connections)
+}
+
+#[test]
+fn a_server_that_drops_every_connection_is_not_asked_for_ever() {
+    let (server, connections) = curt(0);
+    let mut options = Options::default();
+    options.reconnect = Duration::from_millis(300);
+    let client = Client::connect(&server, options).unwrap();
+    let error = client.attach(b"any").err().unwrap().to_string();
+    assert!(error.contains("has dropped each new one"), "{error}");
+    let connections = connections.load(Ordering::Relaxed);
+    assert!((3..50).contains(&connections), "{connections} connections");
+}
+
+/// Only losses without an answer in between count together.
+#[test]
+fn a_server_that_answers_before_each_loss_is_asked_again() {
+    let (server, connections) = curt(1);
+    let mut options = Options::default();
+    options.reconnect = Duration::ZERO;
+    let client = Client::connect(&server, options).unwrap();
+    let roots: Vec<File> = (0..6).map(|_| client.attach(b"any").unwrap()).collect();
+    assert_eq!(connections.load(Ordering::Relaxed), 6);
+    roots.into_iter().for_each(std::mem::forget); // nobody would answer their closes
 }
 
 /// Checks that the answer ended the client's session, for this reason.

@@ -92,7 +92,7 @@ impl<'a> Change<'a> {
 }
 
 /// A name in an open directory.
-struct Located<'a> {
+pub(super) struct Located<'a> {
     directory: Arc<dyn OpenFile>,
     /// With the slashes at the end of the path.
     name: &'a [u8],
@@ -117,7 +117,7 @@ fn trim_slashes(path: &[u8]) -> &[u8] {
 }
 
 /// Finds the directory and the last name of a path; `None` if no directory can contain that name.
-fn locate<'a>(
+pub(super) fn locate<'a>(
     store: &dyn FileStore,
     caller: &Caller,
     base: &Arc<dyn OpenFile>,
@@ -140,6 +140,27 @@ fn locate<'a>(
     }
     let place = Place::named(directory.identity(), &[trimmed]);
     Ok(Some(Located { directory, name, place }))
+}
+
+/// Fails if a path could not be created even if its export were not read-only.
+pub(super) fn could_create(
+    base: &Opened,
+    caller: &Caller,
+    path: &[u8],
+    is_directory: bool,
+) -> Result<(), Errno> {
+    let store = &*base.store;
+    let is_there = match locate(store, caller, &base.file, path)? {
+        Some(located) => located.look(store, caller)?.is_some(),
+        None if path.is_empty() => return Err(Errno::ENOENT),
+        // It ends with `.` or `..`, or is absolute and leads nowhere.
+        None => store.stat(caller, (&*base.file, path), false).map(|_| true)?,
+    };
+    match is_there {
+        true => Err(Errno::EEXIST),
+        false if path.ends_with(b"/") && !is_directory => Err(Errno::ENOENT),
+        false => Ok(()),
+    }
 }
 
 fn inode(found: Option<&Attr>) -> u64 {

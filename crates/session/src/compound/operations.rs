@@ -1,6 +1,6 @@
 //! Executes one operation of a compound.
 
-use super::names::{Change, Outcome};
+use super::names::{Change, Outcome, locate};
 use super::{BlockingResult, Compound, Context, Step, Value, waiting_store};
 use crate::files::Opened;
 use crate::locks::{Owner, Waiter};
@@ -183,14 +183,14 @@ impl Compound {
                 self.data = Aggregate::from_vec(listing.bytes);
             }
             Request::MakeDir { base, mode, path } => {
-                let opened = self.writable_at(context, base)?;
+                let opened = self.creatable_at(context, base, path, true)?;
                 let change = Change::create(opened, path, TYPE_DIRECTORY);
                 return self.change(context, change, |store, (at, _)| {
                     store.make_directory(caller, at, mode).map(Outcome::Attributes)
                 });
             }
             Request::MakeNode { base, mode, rdev, path } => {
-                let opened = self.writable_at(context, base)?;
+                let opened = self.creatable_at(context, base, path, false)?;
                 let kind = if mode & TYPE_MASK == 0 { TYPE_FILE } else { mode & TYPE_MASK };
                 let change = Change::create(opened, path, kind);
                 return self.change(context, change, |store, (at, _)| {
@@ -198,7 +198,7 @@ impl Compound {
                 });
             }
             Request::Symlink { base, path, target } => {
-                let opened = self.writable_at(context, base)?;
+                let opened = self.creatable_at(context, base, path, false)?;
                 let change = Change::create(opened, path, TYPE_SYMLINK);
                 return self.change(context, change, |store, (at, _)| {
                     store.symlink(caller, at, target).map(Outcome::Attributes)
@@ -210,10 +210,15 @@ impl Compound {
                 self.result(&Reply::Bytes { value: &value });
             }
             Request::Link { base, flags, path, new_base, new_path } => {
-                let from = self.writable_at(context, base)?;
-                let to = self.writable_at(context, new_base)?;
-                same_store(&from, &to)?;
                 let follow = flags & FOLLOW != 0;
+                if self.at(context, new_base)?.terms.read_only {
+                    // As in the kernel, the old name comes first.
+                    let from = self.at(context, base)?;
+                    from.store.stat(caller, (&*from.file, path), follow)?;
+                }
+                let to = self.creatable_at(context, new_base, new_path, false)?;
+                let from = self.writable_at(context, base)?;
+                same_store(&from, &to)?;
                 let source = (from.file, path);
                 let change = Change::link(to, new_path, (source.clone(), follow));
                 return self.change(context, change, |store, (at, _)| {
@@ -222,6 +227,7 @@ impl Compound {
                 });
             }
             Request::Unlink { base, flags, path } => {
+                self.check_directory(context, base, path)?;
                 let opened = self.writable_at(context, base)?;
                 let change = Change::unlink(opened, path);
                 return self.change(context, change, |store, (at, _)| {
@@ -229,6 +235,8 @@ impl Compound {
                 });
             }
             Request::Rename { base, flags, path, new_base, new_path } => {
+                self.check_directory(context, base, path)?;
+                self.check_directory(context, new_base, new_path)?;
                 let from = self.writable_at(context, base)?;
                 let to = self.writable_at(context, new_base)?;
                 same_store(&from, &to)?;
@@ -382,7 +390,8 @@ fn at_or_below(
 }
 
 /// Returns the flags with which a file may be opened: on a read-only export, without what would change
-/// anything. As on a read-only mount, a file that is there may be opened for reading even with `O_CREAT`.
+/// anything. As on a read-only mount, a file that is there may be opened for reading even with `O_CREAT`,
+/// and `EROFS` comes last.
 fn allowed_flags(at: &Opened, caller: &Caller, path: &[u8], flags: u32) -> Result<u32, Errno> {
     let (creates, writes) = (
         flags & open_flag::CREATE != 0,
@@ -394,9 +403,21 @@ fn allowed_flags(at: &Opened, caller: &Caller, path: &[u8], flags: u32) -> Resul
     let exclusive = open_flag::creates_exclusively(flags);
     let follow = !exclusive && flags & open_flag::NO_FOLLOW == 0;
     match at.store.stat(caller, (&*at.file, path), follow) {
-        Err(Errno::ENOENT) if creates => Err(Errno::EROFS),
+        Err(errno) if creates => {
+            locate(&*at.store, caller, &at.file, path)?;
+            Err(match errno {
+                _ if path.ends_with(b"/") => Errno::EISDIR,
+                Errno::ENOENT => Errno::EROFS,
+                errno => errno,
+            })
+        }
         Err(errno) => Err(errno),
         Ok(_) if exclusive => Err(Errno::EEXIST),
+        Ok(attr) if attr.is_directory() && flags & open_flag::TEMPORARY == 0 => Err(Errno::EISDIR),
+        Ok(attr) if flags & open_flag::DIRECTORY != 0 && !attr.is_directory() => {
+            Err(Errno::ENOTDIR)
+        }
+        Ok(attr) if attr.is_symlink() => Err(Errno::ELOOP),
         Ok(_) if writes => Err(Errno::EROFS),
         Ok(_) => Ok(flags & !open_flag::CREATE),
     }

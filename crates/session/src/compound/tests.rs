@@ -212,6 +212,7 @@ fn a_read_only_export_is_like_a_read_only_mount() {
     let how = OpenHow { flags: READ_WRITE | open_flag::CREATE, mode: 0o644 };
     store.open(&caller(), (&*top, b"f"), how).unwrap();
     store.make_directory(&caller(), (&*top, b"d"), 0o755).unwrap();
+    store.symlink(&caller(), (&*top, b"s"), b"f").unwrap();
     let mut world = World::new(store, true);
     let (create, exclusive) = (open_flag::CREATE, open_flag::EXCLUSIVE);
     for (path, flags, failed) in [
@@ -224,7 +225,18 @@ fn a_read_only_export_is_like_a_read_only_mount() {
         (b"new", create, Some(Errno::EROFS)),
         (b"new", create | exclusive, Some(Errno::EROFS)),
         (b"new", READ_WRITE, Some(Errno::ENOENT)),
+        (b"new/", create, Some(Errno::EISDIR)),
+        (b"f/", create, Some(Errno::EISDIR)),
+        (b"missing/new", create, Some(Errno::ENOENT)),
         (b"f/new", READ_WRITE | create, Some(Errno::ENOTDIR)),
+        (b"d", READ_WRITE, Some(Errno::EISDIR)),
+        (b"d", open_flag::TRUNCATE, Some(Errno::EISDIR)),
+        (b"d", create, Some(Errno::EISDIR)),
+        (b"d", create | exclusive, Some(Errno::EEXIST)),
+        (b"f", READ_WRITE | open_flag::DIRECTORY, Some(Errno::ENOTDIR)),
+        (b"s", READ_WRITE, Some(Errno::EROFS)),
+        (b"s", READ_WRITE | open_flag::NO_FOLLOW, Some(Errno::ELOOP)),
+        (b"s", create | open_flag::NO_FOLLOW, Some(Errno::ELOOP)),
         (b"d", open_flag::TEMPORARY | open_flag::DIRECTORY | READ_WRITE, Some(Errno::EROFS)),
     ] {
         let name = String::from_utf8_lossy(path);
@@ -239,6 +251,46 @@ fn a_read_only_export_is_like_a_read_only_mount() {
     let forget = |path| Request::RemoveXattr { base: root, flags: 0, path, name: b"user.a" };
     assert_eq!(world.ask(&[forget(b"f")]).failed(), Some(Errno::EROFS));
     assert_eq!(world.ask(&[forget(b"new")]).failed(), Some(Errno::ENOENT));
+}
+
+/// Each line is what Linux says on a read-only tmpfs.
+#[test]
+fn names_of_a_read_only_export_are_like_those_of_a_read_only_mount() {
+    let store = MemoryStore::new("m", 1 << 20).unwrap();
+    let top = store.root().unwrap();
+    let how = OpenHow { flags: READ_WRITE | open_flag::CREATE, mode: 0o644 };
+    store.open(&caller(), (&*top, b"f"), how).unwrap();
+    store.make_directory(&caller(), (&*top, b"d"), 0o755).unwrap();
+    store.symlink(&caller(), (&*top, b"dangling"), b"gone").unwrap();
+    let mut world = World::new(store, true);
+    let base = world.root;
+    // Path, `mkdir`, whatever else creates a name, whatever removes or replaces one.
+    for (path, made, created, removed) in [
+        (&b"d"[..], Errno::EEXIST, Errno::EEXIST, Errno::EROFS),
+        (b"f", Errno::EEXIST, Errno::EEXIST, Errno::EROFS),
+        (b"dangling", Errno::EEXIST, Errno::EEXIST, Errno::EROFS),
+        (b"f/", Errno::EEXIST, Errno::EEXIST, Errno::EROFS),
+        (b"new", Errno::EROFS, Errno::EROFS, Errno::EROFS),
+        (b"new/", Errno::EROFS, Errno::ENOENT, Errno::EROFS),
+        (b"missing/new", Errno::ENOENT, Errno::ENOENT, Errno::ENOENT),
+        (b"f/new", Errno::ENOTDIR, Errno::ENOTDIR, Errno::ENOTDIR),
+    ] {
+        let (mode, new_base, flags) = (0o755, base, 0);
+        for (request, failed) in [
+            (Request::MakeDir { base, mode, path }, made),
+            (Request::MakeNode { base, mode, rdev: 0, path }, created),
+            (Request::Symlink { base, path, target: b"x" }, created),
+            (Request::Link { base, flags, path: b"f", new_base, new_path: path }, created),
+            (Request::Unlink { base, flags, path }, removed),
+            (Request::Rename { base, flags, path: b"f", new_base, new_path: path }, removed),
+            (Request::Rename { base, flags, path, new_base, new_path: b"new" }, removed),
+        ] {
+            assert_eq!(world.ask(&[request]).failed(), Some(failed), "{request:?}");
+        }
+    }
+    let missing =
+        Request::Link { base, flags: 0, path: b"missing", new_base: base, new_path: b"f" };
+    assert_eq!(world.ask(&[missing]).failed(), Some(Errno::ENOENT));
 }
 
 /// The state of a server that can be killed.
