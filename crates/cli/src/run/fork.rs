@@ -170,11 +170,6 @@ impl Program {
             }
             // Fails only when a signal arrives.
             let _ = poll(&mut wait, limit);
-            if let (Some(keeper), Some(last)) = (&keeper, wait[ours..].last())
-                && !last.revents().is_empty()
-            {
-                keeper.meet();
-            }
             if is_over {
                 let ended: Vec<bool> =
                     wait[..ours].iter().map(|w| !w.revents().is_empty()).collect();
