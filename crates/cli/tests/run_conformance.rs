@@ -308,6 +308,27 @@ fn background_programs_without_the_library_keep_the_run() {
     assert_eq!(fs::read_to_string(world.local("done")).unwrap(), "one\n");
 }
 
+/// Who reads from a descriptor that the program has inherited does not wait for a background program that
+/// has closed it, nor for the keeper, which stays as long as that.
+#[test]
+fn what_a_program_inherits_is_its_own() {
+    let world = World::new();
+    fs::write(world.local("served/f"), "one\n").unwrap();
+    let prefix = |name: &str| format!("{}={}", world.local(name).display(), world.url("dir"));
+    let script = "cat $0/f >&3; sleep 30 3>&- >/dev/null 2>&1 & echo $! >&3";
+    for other in [&[][..], &["--at", &prefix("other")]] {
+        let mut run = Command::new("sh");
+        run.args(["-c", "exec \"$@\" 3>&1 >/dev/null", "sh", TOWLINE, "run", "--at"]);
+        run.arg(prefix("at")).args(other).args(["--", "sh", "-c", script]).arg(world.local("at"));
+        let output = run.output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        let id = said.strip_prefix("one\n").expect("the file").trim();
+        let is_there = fs::read_link(format!("/proc/{id}/exe")).is_ok();
+        let _ = Command::new("kill").arg(id).stderr(Stdio::null()).status();
+        assert!(is_there, "{other:?}: the reader waited for the background program");
+    }
+}
+
 /// Everything that the shell has closed, ignored or blocked is so for the program, and nothing else.
 #[test]
 fn programs_start_as_they_would_alone() {

@@ -284,7 +284,7 @@ with open(sys.argv[1], 'rb') as file:
             .unwrap();
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{}: {said}", output.status);
-        assert!(said.contains("mappings on demand"), "{said}");
+        assert!(said.contains("cannot fill a process's mappings on demand"), "{said}");
         assert!(output.stdout == [&content[..], &content].concat(), "contents differ");
     }
 }

@@ -408,11 +408,12 @@ impl State {
     /// no room.
     #[must_use]
     pub fn executes(&self, process: u32) -> bool {
+        let notes = &self.head().executing;
         let free = |place: &AtomicU32| {
-            place.load(Ordering::Relaxed) == process
-                || place.compare_exchange(0, process, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+            place.compare_exchange(0, process, Ordering::AcqRel, Ordering::Relaxed).is_ok()
         };
-        self.head().executing.iter().any(free)
+        // There may be a note behind a free place: of an attempt that failed.
+        notes.iter().any(|place| place.load(Ordering::Relaxed) == process) || notes.iter().any(free)
     }
 
     /// Removes the note of [`Self::executes`] for `process`; returns true if there was one. Calls `process`
@@ -582,6 +583,8 @@ mod tests {
         assert!(second.entry(ENTRIES).is_none());
         assert!(first.executes(77) && first.executes(77) && first.executes(78));
         assert!(second.executed(|| 77) && !first.executed(|| 77) && !first.executed(|| 79));
+        assert!(first.executes(78) && second.executed(|| 78));
+        assert!(!second.executed(|| 78), "it was noted twice");
         std::fs::remove_dir_all(&directory).unwrap();
     }
 

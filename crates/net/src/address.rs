@@ -478,7 +478,7 @@ mod tests {
                 servers.into_iter().filter_map(|server| server.join().unwrap().ok()).collect()
             });
             assert_eq!(listeners.len(), 1);
-            let _client = connect_unix(&path).unwrap();
+            let _client = connect_unix(&path, Duration::from_secs(60)).unwrap();
             listeners[0].accept().unwrap();
         }
         std::fs::remove_dir(&directory).unwrap(); // the last server removed its socket

@@ -80,19 +80,20 @@ impl Memory {
 
     /// Writes stored data back to the remote file, unless a process still maps the memory: such processes
     /// write back themselves.
-    fn write_back(&self, source: &Source) -> io::Result<()> {
-        // Open the file anew, because a lock belongs to an open file description.
-        let file = File::options().read(true).write(true).open(&self.path)?;
-        if rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
+    fn write_back(&self, source: &impl memory::Remote<Error = io::Error>) -> io::Result<()> {
+        // First the turn, then the lock, as processes do that begin to map the file: they must not wait for
+        // each other, nor take this for another process that maps it.
+        let _turn = Turn::take(self.file.as_fd())?;
+        // Open the file anew, because a lock belongs to an open file description. The lock ends before the
+        // turn does.
+        let alone = File::options().read(true).write(true).open(&self.path)?;
+        if rustix::fs::flock(&alone, FlockOperation::NonBlockingLockExclusive).is_err()
+            || !memory::keeps_originals(self)?
+        {
             return Ok(());
         }
-        let memory = Self { path: self.path.clone(), file };
-        if !memory::keeps_originals(&memory)? {
-            return Ok(());
-        }
-        let _turn = Turn::take(memory.file.as_fd())?;
-        let length = memory.file.metadata()?.len().saturating_sub(memory::PAGES_AT);
-        memory::write_back(&memory, source, 0..(length / page_bytes() as u64) as usize)
+        let length = alone.metadata()?.len().saturating_sub(memory::PAGES_AT);
+        memory::write_back(self, source, 0..(length / page_bytes() as u64) as usize)
     }
 
     /// Records that pages have been filled with `data`. To be called in the same turn as filling them.
@@ -294,7 +295,7 @@ impl<'a> Process<'a> {
         }
         for range in ranges {
             let Some(memory) = &range.memory else { continue };
-            if let Err(error) = memory.write_back(&range.source) {
+            if let Err(error) = memory.write_back(&*range.source) {
                 log::warn!(
                     "cannot write back everything that a program stored to a mapped file: {error}"
                 );
@@ -530,3 +531,6 @@ fn receive(socket: &OwnedFd, wait: Wait) -> io::Result<(Option<Message>, Vec<Own
 fn strange(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, format!("a process of the run: {what}"))
 }
+
+#[cfg(test)]
+mod tests;

@@ -11,6 +11,8 @@ use super::keeper::Keeper;
 use super::others::Others;
 use super::signals;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{Dir, DirEntry, Mode, OFlags};
+use rustix::io::{FdFlags, fcntl_getfd};
 use rustix::process::{
     Pid, PidfdFlags, WaitOptions, child_subreaper, getpid, getppid, pidfd_open, waitpid,
 };
@@ -170,11 +172,6 @@ impl Program {
             }
             // Fails only when a signal arrives.
             let _ = poll(&mut wait, limit);
-            if let (Some(keeper), Some(last)) = (&keeper, wait[ours..].last())
-                && !last.revents().is_empty()
-            {
-                keeper.meet();
-            }
             if is_over {
                 let ended: Vec<bool> =
                     wait[..ours].iter().map(|w| !w.revents().is_empty()).collect();
@@ -185,12 +182,39 @@ impl Program {
     }
 }
 
-/// Releases the program's standard streams, except standard error, which is used for messages.
-pub(super) fn let_go_of_streams() {
+/// Releases the descriptors that are the program's: its standard streams, except standard error, which is
+/// used for messages, and whatever else it inherits. Otherwise readers of its output would also wait for the
+/// keeper, and locks (`flock`) and ports would stay taken as long as the keeper lives.
+pub(super) fn let_go_of_inherited() {
     if let Ok(nothing) = nothing() {
-        // Otherwise a reader of the program's output would also wait for the keeper.
         let _ = rustix::stdio::dup2_stdin(nothing.as_fd());
         let _ = rustix::stdio::dup2_stdout(nothing.as_fd());
+    }
+    // Without `/proc` they stay.
+    for fd in descriptors().unwrap_or_default() {
+        close_inherited(fd);
+    }
+}
+
+/// Returns the numbers of the open descriptors, except the standard streams.
+fn descriptors() -> rustix::io::Result<Vec<RawFd>> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let folder = rustix::fs::open("/proc/self/fd", flags, Mode::empty())?;
+    let number = |entry: DirEntry| entry.file_name().to_str().ok()?.parse().ok();
+    let numbers = Dir::new(folder)?.flatten().filter_map(number);
+    Ok(numbers.filter(|fd| *fd > 2).collect())
+}
+
+/// Closes a descriptor that this process had when it was executed. Those that it has opened itself all close
+/// on `exec`.
+#[allow(unsafe_code)]
+fn close_inherited(fd: RawFd) {
+    // SAFETY: no other thread runs that could close the descriptor meanwhile; if it is closed already, the
+    // call fails.
+    let flags = fcntl_getfd(unsafe { BorrowedFd::borrow_raw(fd) });
+    if flags.is_ok_and(|flags| !flags.contains(FdFlags::CLOEXEC)) {
+        // SAFETY: nothing here owns an inherited descriptor.
+        unsafe { rustix::io::close(fd) };
     }
 }
 

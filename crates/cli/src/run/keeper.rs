@@ -115,20 +115,12 @@ impl Keeper {
         }
     }
 
-    /// Returns the descriptors that become readable when there is something to do: first those for closed
-    /// files, last the pager's.
+    /// Returns the descriptors that become readable when there is something to do.
     pub(super) fn events(&self) -> impl Iterator<Item = PollFd<'_>> {
         let pager = self.pager.as_ref().map(|pager| PollFd::new(pager, PollFlags::IN));
         let holders = self.holders.iter().flat_map(Holders::events);
         let events = self.events.iter().map(|events| PollFd::new(events, PollFlags::IN));
         events.chain(holders).chain(pager)
-    }
-
-    /// Accepts processes that have connected to have their mappings filled.
-    pub(super) fn meet(&self) {
-        if let Some(pager) = &self.pager {
-            pager.meet();
-        }
     }
 
     /// Returns the maximum time to wait before the next [`Keeper::work`].
@@ -142,8 +134,13 @@ impl Keeper {
         self.events.is_none().then_some(&AGAIN)
     }
 
-    /// Closes files that were left. Returns true if there was something to do: more may follow at once.
+    /// Closes files that were left, and lets the pager meet processes that have mapped files. Returns true if
+    /// files were closed: more may follow at once.
     pub(super) fn work(&mut self) -> bool {
+        // Each time, as somebody may close files without a pause.
+        if let Some(pager) = &self.pager {
+            pager.meet();
+        }
         if self.events.is_none()
             && let Ok(events) = watch(&self.placeholders)
         {
@@ -357,5 +354,45 @@ fn close_on_server(
         && let Some(client) = clients.get(mount)
     {
         client.close_handle(handle);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::event::poll;
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+    use std::os::fd::AsFd;
+    use std::os::unix::ffi::OsStrExt;
+    use towline_instance::pager::Message;
+    use towline_instance::{Config, PAGER};
+
+    /// As long as there is something to do each time, nobody waits for the keeper's descriptors.
+    #[test]
+    fn a_process_that_maps_files_is_met_while_others_close_files() {
+        let folder = tempfile::tempdir().unwrap();
+        let directory = RunDirectory::left(folder.path().join("run"));
+        std::fs::create_dir_all(directory.placeholders()).unwrap();
+        directory.fill().unwrap();
+        let path = directory.path().as_os_str().as_bytes();
+        let state = State::prepare(path, &Config::default()).unwrap().map().unwrap();
+        let mut keeper = Keeper::start(&directory, Arc::new(state), Vec::new());
+        let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
+        let process = rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, None).unwrap();
+        let address = SocketAddrUnix::new(directory.path().join(PAGER)).unwrap();
+        rustix::net::connect(&process, &address).unwrap();
+        // They stand for a userfaultfd and a lifeline.
+        let (one, other) = rustix::pipe::pipe().unwrap();
+        let hello = Message::Hello { token: 0 }.to_bytes();
+        let descriptors = [one.as_fd(), other.as_fd()];
+        let wait = towline_net::Wait::Any;
+        towline_net::send_descriptors(&process, &hello, &descriptors, wait).unwrap();
+        let limit = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
+        let is_met = (0..1000).any(|_| {
+            std::fs::write(directory.placeholders().join("closed"), "").unwrap();
+            assert!(keeper.work(), "a file was closed");
+            poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&limit)).unwrap() > 0
+        });
+        assert!(is_met, "the process waits for the pager");
     }
 }

@@ -177,7 +177,7 @@ fn start(args: &Args) -> Outcome<u8> {
             execute(args, command, library.path(), &directory, reach)
         }
         fork::Side::Keeper(program) => {
-            fork::let_go_of_streams();
+            fork::let_go_of_inherited();
             crate::log_to_standard_error(crate::LOGGED_OF_RUN);
             let urls = Ok(prefixes.into_iter().map(|(_, url)| url).collect());
             let served = args.serve.clone();
@@ -210,7 +210,7 @@ pub(crate) fn keep(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
     else {
         return ExitCode::from(STATUS_OURS);
     };
-    fork::let_go_of_streams();
+    fork::let_go_of_inherited();
     crate::log_to_standard_error(crate::LOGGED_OF_RUN);
     let urls = config.mounts.iter().map(|mount| Url::parse(&mount.url)).collect();
     let directory = RunDirectory::left(directory);

@@ -5,14 +5,14 @@
 //! server that hangs stops only the programs that wait for it.
 
 use super::directory::RunDirectory;
-use super::faults::Process;
+use super::faults::{Process, Range};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use towline_client::{Client, Url};
 use towline_instance::{MAPPINGS, PAGER, State};
 
@@ -41,11 +41,17 @@ pub(super) struct Run {
     /// By mount number.
     pub(super) servers: Vec<(Client, Url)>,
     /// Mappings of announced children, by token.
-    forks: Mutex<HashMap<u64, Vec<super::faults::Range>>>,
+    forks: Mutex<HashMap<u64, Announced>>,
     announced: Condvar,
     /// Number of processes that are served.
     served: Mutex<usize>,
     ended: Condvar,
+}
+
+/// A child that its parent has announced.
+struct Announced {
+    since: Instant,
+    ranges: Vec<Range>,
 }
 
 impl Pager {
@@ -125,19 +131,56 @@ impl Run {
     }
 
     /// Stores the mappings that a child will inherit.
-    pub(super) fn announce(&self, token: u64, ranges: Vec<super::faults::Range>) {
+    pub(super) fn announce(&self, token: u64, ranges: Vec<Range>) {
         let mut forks = self.forks.lock().unwrap_or_else(PoisonError::into_inner);
+        // A fork that fails is announced, too, and its child never comes.
+        forks.retain(|_, child| child.since.elapsed() < ANNOUNCED);
         if forks.len() < FORKS_MAX {
-            forks.insert(token, ranges);
+            forks.insert(token, Announced { since: Instant::now(), ranges });
         }
         self.announced.notify_all();
     }
 
     /// Returns the mappings of a child. Waits until its parent's thread has announced them.
-    pub(super) fn announced(&self, token: u64) -> Option<Vec<super::faults::Range>> {
+    pub(super) fn announced(&self, token: u64) -> Option<Vec<Range>> {
         let forks = self.forks.lock().unwrap_or_else(PoisonError::into_inner);
         let missing = |forks: &mut HashMap<u64, _>| !forks.contains_key(&token);
         let waited = self.announced.wait_timeout_while(forks, ANNOUNCED, missing);
-        waited.unwrap_or_else(PoisonError::into_inner).0.remove(&token)
+        let child = waited.unwrap_or_else(PoisonError::into_inner).0.remove(&token);
+        child.map(|child| child.ranges)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::ffi::OsStrExt;
+    use towline_instance::Config;
+
+    /// The memory and files of a fork that has failed do not stay until the run ends.
+    #[test]
+    fn children_that_never_came_are_forgotten() {
+        let folder = tempfile::tempdir().unwrap();
+        let prepared = State::prepare(folder.path().as_os_str().as_bytes(), &Config::default());
+        let run = Run {
+            mappings: folder.path().to_owned(),
+            state: Arc::new(prepared.unwrap().map().unwrap()),
+            servers: Vec::new(),
+            forks: Mutex::default(),
+            announced: Condvar::new(),
+            served: Mutex::default(),
+            ended: Condvar::new(),
+        };
+        run.announce(1, Vec::new());
+        run.announce(2, Vec::new());
+        // As if the first had been announced long ago.
+        if let Some(first) = run.forks.lock().unwrap().get_mut(&1) {
+            first.since = Instant::now().checked_sub(ANNOUNCED).unwrap();
+        }
+        run.announce(3, Vec::new());
+        let mut known: Vec<u64> = run.forks.lock().unwrap().keys().copied().collect();
+        known.sort_unstable();
+        assert_eq!(known, [2, 3]);
+        assert!(run.announced(2).is_some());
     }
 }

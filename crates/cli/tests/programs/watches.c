@@ -206,6 +206,12 @@ static void opening_is_told(void) {
     watch("e", IN_ACCESS);
     show("e/f");
     told("read");
+    MUST(mkdir("g", 0755));
+    make("g/f", "text");
+    watch("g", IN_OPEN);
+    watch("g", IN_CLOSE_WRITE | IN_MASK_ADD);
+    MUST(close(MUST(open("g/f", O_RDONLY))));
+    told("opened, where closes after writing are told, too");
 }
 
 /* Watches each directory when it appears, as programs do that watch a tree. */

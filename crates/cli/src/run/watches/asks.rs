@@ -65,7 +65,8 @@ impl Server {
                     // Another process was faster.
                     client.close_handle(opened.handle);
                 }
-                let mask = wanted(ask.mask, shadow.is_directory);
+                // What all watchers want together decides how opens are repeated.
+                let mask = wanted(ask.mask | shadow.mask, shadow.is_directory);
                 if mask & !shadow.mask != 0 {
                     widen(&client, &shared, handle, mask)?;
                 }
