@@ -178,7 +178,7 @@ fn greet_on(
         return Ok(Greeted { link, welcome });
     }
     let Ok([memory, bell]) = <[_; 2]>::try_from(descriptors) else {
-        return Err(protocol("the the the server did not offer shared memory"));
+        return Err(protocol("the server did not offer shared memory"));
     };
     let (memory, bell) = ((options.hide)(memory)?, (options.hide)(bell)?);
     let memory = Arc::new(SharedMemory::open(memory, SHM_BYTES, true)?);
@@ -194,7 +194,7 @@ fn hear(link: &Link) -> Result<(Welcome, Vec<OwnedFd>), Failure> {
         if let Some(head) = bytes.first_chunk::<HEADER_BYTES>() {
             let header = Header::parse(head).map_err(|e| Failure::Final(e.into()))?;
             if header.kind != Kind::Welcome {
-                return Err(protocol("the the the server did not answer the hello"));
+                return Err(protocol("the server did not answer the hello"));
             }
             let end = HEADER_BYTES + header.body_bytes as usize;
             if bytes.len() > end {

@@ -62,8 +62,7 @@ impl Disks {
                 io::Error::new(io::ErrorKind::InvalidInput, format!("disk \"{name}\": {what}"))
             };
             if name.is_empty() || name.contains('\0') || name.len() > DISK_NAME_BYTES_MAX {
-                let limit =
-                    format!("the the the name is empty or longer than {DISK_NAME_BYTES_MAX} bytes");
+                let limit = format!("the name is empty or longer than {DISK_NAME_BYTES_MAX} bytes");
                 return Err(wrong(limit));
             }
             if next.iter().any(|other| other.export.name == *name) {

@@ -275,9 +275,9 @@ fn forced(strategy: Strategy, s: &Situation, intent: Intent) -> Result<Strategy,
         Strategy::PullDirect if !s.reads_memory && intent != Intent::Write => {
             Err(Error::Strategy("memory of the owner cannot be read from here"))
         }
-        Strategy::Map if !s.passes_descriptors => Err(Error::Strategy(
-            "the the the link passes no descriptors, or there are too many parts",
-        )),
+        Strategy::Map if !s.passes_descriptors => {
+            Err(Error::Strategy("the link passes no descriptors, or there are too many parts"))
+        }
         other => Ok(other),
     }
 }
