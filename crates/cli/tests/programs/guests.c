@@ -128,6 +128,11 @@ static void signals(void) {
     handle(SIGUSR1, SA_ONSTACK);
     raise(SIGUSR1);
     printf("came %d, on its stack %d, wrote %s\n", came, was_on, get("from-handler"));
+    new.ss_flags = 64;
+    int refused = sigaltstack(&new, NULL);
+    printf("unknown flag %d %s\n", refused, strerror(errno));
+    raise(SIGUSR1);
+    printf("came %d, on its stack %d\n", came, was_on);
     new.ss_flags = SS_DISABLE;
     printf("no stack %d\n", sigaltstack(&new, &old));
     raise(SIGUSR1);
@@ -190,7 +195,7 @@ static void signals(void) {
     int status;
     while (waitpid(child, &status, 0) != child) {}
     printf("child ended by %d\n", WTERMSIG(status));
-    while (came < 8) usleep(1000);
+    while (came < 9) usleep(1000);
     signal(SIGALRM, SIG_DFL);
 }
 

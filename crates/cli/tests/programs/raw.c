@@ -310,6 +310,10 @@ int main(int argc, char **argv)
     expect("sigaltstack again", CALL2(SYS_sigaltstack, 0, &found), 0);
     expect("is what was set", found.ss_sp == small, 1);
     expect("with a short stack for signals", first_byte(), 'a');
+    alternative.ss_flags = 64;
+    expect("sigaltstack with an unknown flag", CALL2(SYS_sigaltstack, &alternative, 0), -EINVAL);
+    expect("sigaltstack then", CALL2(SYS_sigaltstack, 0, &found), 0);
+    expect("is unchanged", found.ss_sp == small && found.ss_flags == 0, 1);
 
     expect("rename", CALL2(SYS_rename, file, "moved"), 0);
     expect("unlink", CALL1(SYS_unlink, "moved"), 0);

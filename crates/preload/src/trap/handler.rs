@@ -190,6 +190,9 @@ pub(crate) unsafe fn change_mask(
     0
 }
 
+/// Flag of a signal stack that handlers may leave; the only one besides the stack's state.
+const SS_AUTODISARM: c_int = 1 << 31;
+
 /// Answers `sigaltstack`: changes the setting that the program returns to.
 pub(crate) unsafe fn change_stack(context: &mut ucontext_t, [new, old, ..]: Arguments) -> isize {
     let current = &mut context.uc_stack;
@@ -204,6 +207,9 @@ pub(crate) unsafe fn change_stack(context: &mut ucontext_t, [new, old, ..]: Argu
         if let Some(new) = (new as *const libc::stack_t).as_ref() {
             if is_on {
                 return -(libc::EPERM as isize);
+            }
+            if ![0, libc::SS_ONSTACK, libc::SS_DISABLE].contains(&(new.ss_flags & !SS_AUTODISARM)) {
+                return -(libc::EINVAL as isize);
             }
             if new.ss_flags & libc::SS_DISABLE == 0 && new.ss_size < libc::MINSIGSTKSZ {
                 return -(libc::ENOMEM as isize);
