@@ -239,6 +239,39 @@ static void waits(void) {
     signal(SIGALRM, SIG_DFL);
 }
 
+/* Calls for messages that do not wait, or not for ever. */
+static void messages(void) {
+    char byte = 0;
+    struct iovec part = {&byte, 1};
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
+    int pair[2], ends[2];
+    printf("pairs %d %d\n", socketpair(AF_UNIX, SOCK_DGRAM, 0, pair), pipe(ends));
+    ssize_t length = recvmsg(ends[0], &message, 0);
+    printf("from a pipe %zd %s\n", length, strerror(errno));
+    struct timeval limit = {.tv_usec = 50000};
+    setsockopt(pair[0], SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+    length = recvmsg(pair[0], &message, 0);
+    printf("in time %zd %s\n", length, strerror(errno));
+    struct mmsghdr list = {.msg_hdr = message};
+    length = recvmmsg(pair[0], &list, 1, 0, NULL);
+    printf("of several %zd %s\n", length, strerror(errno));
+    setsockopt(pair[1], SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
+    int sent = 0;
+    while (sendmsg(pair[1], &message, 0) == 1) sent++;
+    printf("until it is full: %s, %s\n", sent > 0 ? "some" : "none", strerror(errno));
+    length = recvmsg(pair[0], &message, 0);
+    printf("one of them %zd\n", length);
+    int internet = socket(AF_INET, SOCK_DGRAM, 0);
+    length = recvmsg(internet, &message, MSG_ERRQUEUE);
+    printf("an error %zd %s\n", length, strerror(errno));
+    int stream[2];
+    printf("streams %d\n", socketpair(AF_UNIX, SOCK_STREAM, 0, stream));
+    length = recvmsg(stream[0], &message, MSG_OOB);
+    printf("urgent %zd\n", length);
+    for (int i = 0; i < 2; i++) close(pair[i]), close(ends[i]), close(stream[i]);
+    close(internet);
+}
+
 static void memory(void) {
     char *end = (char *)syscall(SYS_brk, 0);
     printf("brk %s\n", syscall(SYS_brk, end + (1 << 20)) == (long)end + (1 << 20) ? "good" : "bad");
@@ -398,6 +431,7 @@ int main(int count, char **arguments) {
     user_of_all_threads();
     signals();
     waits();
+    messages();
     memory();
     programs(arguments[0]);
     spawns(arguments[0]);
