@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <spawn.h>
 #include <stdio.h>
@@ -416,6 +417,18 @@ static int vfork_fails(void) {
     return error;
 }
 
+static int ends_at_once(void *status) { return *(int *)status; }
+
+/* A process that shares handlers, memory and descriptors, and its own stack. */
+static void clones(void) {
+    static char own_stack[65536] __attribute__((aligned(16)));
+    int status = 5, flags = CLONE_VM | CLONE_SIGHAND | CLONE_FS | CLONE_FILES | SIGCHLD;
+    pid_t child = clone(ends_at_once, own_stack + sizeof own_stack, flags, &status);
+    printf("clone %s\n", child > 0 ? "good" : strerror(errno));
+    if (child > 0) waitpid(child, &status, 0);
+    printf("which exits %d, then %s\n", WEXITSTATUS(status), get("m"));
+}
+
 int main(int count, char **arguments) {
     setvbuf(stdout, NULL, _IOLBF, 0);
     if (count > 1 && !strcmp(arguments[1], "again")) {
@@ -438,6 +451,7 @@ int main(int count, char **arguments) {
     pthread_t spawner;
     pthread_create(&spawner, NULL, spawns, arguments[0]);
     pthread_join(spawner, NULL);
+    clones();
     by_descriptor(arguments[0]);
     printf("vfork: %s\n", strerror(vfork_fails()));
     if (fork() == 0) {
