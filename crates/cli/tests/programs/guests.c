@@ -429,6 +429,24 @@ static void clones(void) {
     printf("which exits %d, then %s\n", WEXITSTATUS(status), get("m"));
 }
 
+/* A child opens a pipe that another thread of its parent opens meanwhile. */
+static void *opens_pipe(void *name) {
+    usleep(100000);
+    int fd = open(name, O_WRONLY);
+    printf("pipe of a child: %s\n", fd >= 0 ? "open" : strerror(errno));
+    close(fd);
+    return NULL;
+}
+
+static void spawns_with_pipe(char *self) {
+    pthread_t other;
+    printf("mkfifo %d\n", mkfifo("way", 0600));
+    pthread_create(&other, NULL, opens_pipe, "way");
+    spawn_one(self, "way");
+    pthread_join(other, NULL);
+    unlink("way");
+}
+
 int main(int count, char **arguments) {
     setvbuf(stdout, NULL, _IOLBF, 0);
     if (count > 1 && !strcmp(arguments[1], "again")) {
@@ -451,6 +469,7 @@ int main(int count, char **arguments) {
     pthread_t spawner;
     pthread_create(&spawner, NULL, spawns, arguments[0]);
     pthread_join(spawner, NULL);
+    spawns_with_pipe(arguments[0]);
     clones();
     by_descriptor(arguments[0]);
     printf("vfork: %s\n", strerror(vfork_fails()));
