@@ -261,7 +261,8 @@ pub(crate) extern "C" fn start(
     }
 }
 
-extern "C" fn finish() {
+/// Does what is due at the end of the process.
+pub(crate) extern "C" fn finish() {
     // A process that never asked a server has nothing to tell it.
     if run().is_some() && (remote::is_connected() || crate::hooks::maps::is_any_here()) {
         let _ = guard::inside(|| {

@@ -353,8 +353,7 @@ fn has_one_thread() -> bool {
     unsafe { *at != 0 }
 }
 
-/// Notes that a thread was created without libc.
-#[cfg(target_arch = "x86_64")]
+/// Notes that a thread was created without libc's knowledge.
 pub(crate) fn has_own_threads() {
     FORKS.store(true, Ordering::Relaxed);
 }

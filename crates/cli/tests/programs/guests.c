@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <spawn.h>
 #include <stdio.h>
@@ -128,6 +129,11 @@ static void signals(void) {
     handle(SIGUSR1, SA_ONSTACK);
     raise(SIGUSR1);
     printf("came %d, on its stack %d, wrote %s\n", came, was_on, get("from-handler"));
+    new.ss_flags = 64;
+    int refused = sigaltstack(&new, NULL);
+    printf("unknown flag %d %s\n", refused, strerror(errno));
+    raise(SIGUSR1);
+    printf("came %d, on its stack %d\n", came, was_on);
     new.ss_flags = SS_DISABLE;
     printf("no stack %d\n", sigaltstack(&new, &old));
     raise(SIGUSR1);
@@ -190,7 +196,7 @@ static void signals(void) {
     int status;
     while (waitpid(child, &status, 0) != child) {}
     printf("child ended by %d\n", WTERMSIG(status));
-    while (came < 8) usleep(1000);
+    while (came < 9) usleep(1000);
     signal(SIGALRM, SIG_DFL);
 }
 
@@ -232,6 +238,39 @@ static void waits(void) {
     free(stack);
     stack = NULL;
     signal(SIGALRM, SIG_DFL);
+}
+
+/* Calls for messages that do not wait, or not for ever. */
+static void messages(void) {
+    char byte = 0;
+    struct iovec part = {&byte, 1};
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
+    int pair[2], ends[2];
+    printf("pairs %d %d\n", socketpair(AF_UNIX, SOCK_DGRAM, 0, pair), pipe(ends));
+    ssize_t length = recvmsg(ends[0], &message, 0);
+    printf("from a pipe %zd %s\n", length, strerror(errno));
+    struct timeval limit = {.tv_usec = 50000};
+    setsockopt(pair[0], SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+    length = recvmsg(pair[0], &message, 0);
+    printf("in time %zd %s\n", length, strerror(errno));
+    struct mmsghdr list = {.msg_hdr = message};
+    length = recvmmsg(pair[0], &list, 1, 0, NULL);
+    printf("of several %zd %s\n", length, strerror(errno));
+    setsockopt(pair[1], SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
+    int sent = 0;
+    while (sendmsg(pair[1], &message, 0) == 1) sent++;
+    printf("until it is full: %s, %s\n", sent > 0 ? "some" : "none", strerror(errno));
+    length = recvmsg(pair[0], &message, 0);
+    printf("one of them %zd\n", length);
+    int internet = socket(AF_INET, SOCK_DGRAM, 0);
+    length = recvmsg(internet, &message, MSG_ERRQUEUE);
+    printf("an error %zd %s\n", length, strerror(errno));
+    int stream[2];
+    printf("streams %d\n", socketpair(AF_UNIX, SOCK_STREAM, 0, stream));
+    length = recvmsg(stream[0], &message, MSG_OOB);
+    printf("urgent %zd\n", length);
+    for (int i = 0; i < 2; i++) close(pair[i]), close(ends[i]), close(stream[i]);
+    close(internet);
 }
 
 static void memory(void) {
@@ -378,6 +417,36 @@ static int vfork_fails(void) {
     return error;
 }
 
+static int ends_at_once(void *status) { return *(int *)status; }
+
+/* A process that shares handlers, memory and descriptors, and its own stack. */
+static void clones(void) {
+    static char own_stack[65536] __attribute__((aligned(16)));
+    int status = 5, flags = CLONE_VM | CLONE_SIGHAND | CLONE_FS | CLONE_FILES | SIGCHLD;
+    pid_t child = clone(ends_at_once, own_stack + sizeof own_stack, flags, &status);
+    printf("clone %s\n", child > 0 ? "good" : strerror(errno));
+    if (child > 0) waitpid(child, &status, 0);
+    printf("which exits %d, then %s\n", WEXITSTATUS(status), get("m"));
+}
+
+/* A child opens a pipe that another thread of its parent opens meanwhile. */
+static void *opens_pipe(void *name) {
+    usleep(100000);
+    int fd = open(name, O_WRONLY);
+    printf("pipe of a child: %s\n", fd >= 0 ? "open" : strerror(errno));
+    close(fd);
+    return NULL;
+}
+
+static void spawns_with_pipe(char *self) {
+    pthread_t other;
+    printf("mkfifo %d\n", mkfifo("way", 0600));
+    pthread_create(&other, NULL, opens_pipe, "way");
+    spawn_one(self, "way");
+    pthread_join(other, NULL);
+    unlink("way");
+}
+
 int main(int count, char **arguments) {
     setvbuf(stdout, NULL, _IOLBF, 0);
     if (count > 1 && !strcmp(arguments[1], "again")) {
@@ -393,12 +462,15 @@ int main(int count, char **arguments) {
     user_of_all_threads();
     signals();
     waits();
+    messages();
     memory();
     programs(arguments[0]);
     spawns(arguments[0]);
     pthread_t spawner;
     pthread_create(&spawner, NULL, spawns, arguments[0]);
     pthread_join(spawner, NULL);
+    spawns_with_pipe(arguments[0]);
+    clones();
     by_descriptor(arguments[0]);
     printf("vfork: %s\n", strerror(vfork_fails()));
     if (fork() == 0) {

@@ -88,11 +88,17 @@ static int child_task(void)
     return 0;
 }
 
+static int child_process(void)
+{
+    CALL1(SYS_exit_group, first_byte() == 'a' ? 15 : 8);
+    return 0;
+}
+
 /* clone with a new stack, without libc: the child takes its function from that stack. */
-static long clone_raw(unsigned long flags)
+static long clone_raw(unsigned long flags, int (*task)(void))
 {
     void **top = (void **)(stack + sizeof stack - 64);
-    top[0] = (void *)child_task;
+    top[0] = (void *)task;
     long result;
     asm volatile("syscall\n test %%rax, %%rax\n jnz 1f\n xor %%ebp, %%ebp\n pop %%rax\n call *%%rax\n 1:"
                  : "=a"(result)
@@ -248,7 +254,10 @@ int main(int argc, char **argv)
     pthread_t other;
     pthread_create(&other, 0, thread, 0);
     pthread_join(other, 0);
-    child = clone_raw(CLONE_VM | SIGCHLD);
+    child = clone_raw(SIGCHLD, child_process);
+    waitpid((pid_t)child, &wait_status, 0);
+    expect("in a child on a stack of its own", WEXITSTATUS(wait_status), 15);
+    child = clone_raw(CLONE_VM | SIGCHLD, child_task);
     waitpid((pid_t)child, &wait_status, 0);
     expect("a task on a stack of its own ends", WEXITSTATUS(wait_status), 0);
     expect("and has run", shared != 0, 1);
@@ -310,6 +319,10 @@ int main(int argc, char **argv)
     expect("sigaltstack again", CALL2(SYS_sigaltstack, 0, &found), 0);
     expect("is what was set", found.ss_sp == small, 1);
     expect("with a short stack for signals", first_byte(), 'a');
+    alternative.ss_flags = 64;
+    expect("sigaltstack with an unknown flag", CALL2(SYS_sigaltstack, &alternative, 0), -EINVAL);
+    expect("sigaltstack then", CALL2(SYS_sigaltstack, 0, &found), 0);
+    expect("is unchanged", found.ss_sp == small && found.ss_flags == 0, 1);
 
     expect("rename", CALL2(SYS_rename, file, "moved"), 0);
     expect("unlink", CALL1(SYS_unlink, "moved"), 0);

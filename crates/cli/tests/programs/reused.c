@@ -3,6 +3,8 @@
  * the end of its input. */
 #include "case.h"
 #include <pthread.h>
+#include <sched.h>
+#include <sys/syscall.h>
 
 enum { FILES = 6 };
 
@@ -103,6 +105,78 @@ static void children(void) {
     }
 }
 
+/* What a child of clone shares with its parent: an open file, and pipes to take turns. */
+static struct {
+    int fd, told[2], go[2];
+} turns;
+
+static int cloned(void *unused) {
+    char byte;
+    (void)unused;
+    int other = MUST(open("f2", O_RDONLY));
+    MUST(write(turns.told[1], "", 1));
+    MUST(read(turns.go[0], &byte, 1));
+    peek(other, 10);
+    peek(turns.fd, 2);
+    MUST(close(turns.fd));
+    MUST(close(other));
+    show("f4");
+    return 6;
+}
+
+enum how { BY_LIBC, BY_NUMBER, WITHOUT_LIBC };
+
+static char stack_of_child[1 << 18] __attribute__((aligned(16)));
+
+/* Makes a child on a stack of its own without libc. */
+static pid_t clone_without_libc(void) {
+#ifdef __x86_64__
+    void **top = (void **)(stack_of_child + sizeof stack_of_child - 56);
+    top[0] = (void *)cloned;
+    long result;
+    asm volatile("syscall\n test %%rax, %%rax\n jnz 1f\n xor %%ebp, %%ebp\n pop %%rax\n call *%%rax\n"
+                 "mov %%eax, %%edi\n mov $231, %%eax\n syscall\n 1:"
+                 : "=a"(result)
+                 : "a"(SYS_clone), "D"(SIGCHLD), "S"(top), "d"(0)
+                 : "rcx", "r11", "memory");
+    return result;
+#else
+    return clone(cloned, stack_of_child + sizeof stack_of_child, SIGCHLD, NULL);
+#endif
+}
+
+static pid_t clone_in_this_way(enum how how) {
+    if (how == BY_LIBC) return clone(cloned, stack_of_child + sizeof stack_of_child, SIGCHLD, NULL);
+    if (how == WITHOUT_LIBC) return clone_without_libc();
+    unsigned long all[11] = {[4] = SIGCHLD};
+    pid_t child = syscall(SYS_clone3, all, sizeof all);
+    if (child < 0) child = fork(); /* where clone3 is forbidden */
+    if (child == 0) _exit(cloned(NULL));
+    return child;
+}
+
+/* A child of clone opens and closes files while its parent does. */
+static void clones(enum how how) {
+    begin();
+    turns.fd = MUST(open("f1", O_RDWR));
+    MUST(pipe(turns.told));
+    MUST(pipe(turns.go));
+    often("f5");
+    pid_t child = MUST(clone_in_this_way(how));
+    char byte;
+    MUST(read(turns.told[0], &byte, 1));
+    int other = MUST(open("f3", O_RDONLY));
+    MUST(write(turns.go[1], "", 1));
+    reap(child);
+    peek(other, 10);
+    SAY(write(turns.fd, "IS", 2));
+    show("f1");
+}
+
+static void clones_by_libc(void) { clones(BY_LIBC); }
+static void clones_by_number(void) { clones(BY_NUMBER); }
+static void clones_without_libc(void) { clones(WITHOUT_LIBC); }
+
 static void send_one(int socket, int fd) {
     char byte = 0, room[CMSG_SPACE(sizeof(int))] = {0};
     struct iovec part = {&byte, 1};
@@ -184,7 +258,8 @@ static void threads(void) {
 
 static const struct test tests[] = {
     {"fresh", fresh}, {"duplicates", duplicates}, {"children", children}, {"passed", passed},
-    {"names", names}, {"threads", threads},       {NULL, NULL},
+    {"names", names}, {"threads", threads}, {"clones", clones_by_libc},
+    {"clones-by-number", clones_by_number}, {"clones-without-libc", clones_without_libc}, {NULL, NULL},
 };
 
 int main(int count, char **arguments) {

@@ -204,32 +204,59 @@ unsafe fn readiness(
     number: c_long,
     arguments: Arguments,
 ) -> Option<Option<isize>> {
-    let (events, flags) = match number {
-        libc::SYS_recvmsg => (libc::POLLIN, arguments[2]),
-        libc::SYS_recvmmsg => (libc::POLLIN, arguments[3]),
-        libc::SYS_sendmsg => (libc::POLLOUT, arguments[2]),
-        libc::SYS_sendmmsg => (libc::POLLOUT, arguments[3]),
+    let (receives, flags) = match number {
+        libc::SYS_recvmsg => (true, arguments[2]),
+        libc::SYS_recvmmsg => (true, arguments[3]),
+        libc::SYS_sendmsg => (false, arguments[2]),
+        libc::SYS_sendmmsg => (false, arguments[3]),
         _ => return None,
     };
+    // Errors and urgent data are received at once or not at all.
+    let (events, limit, at_once) = if receives {
+        (libc::POLLIN, libc::SO_RCVTIMEO, libc::MSG_ERRQUEUE | libc::MSG_OOB)
+    } else {
+        (libc::POLLOUT, libc::SO_SNDTIMEO, 0)
+    };
     let fd = arguments[0];
-    // SAFETY: plain calls; the list and the set outlive the last.
+    // SAFETY: plain calls; the list, the set and the time outlive the last.
     unsafe {
         let status = system_call(libc::SYS_fcntl, [fd, libc::F_GETFL as usize, 0, 0, 0, 0]);
-        let is_free = (flags as c_int & libc::MSG_DONTWAIT) | (status as c_int & libc::O_NONBLOCK);
+        let is_free = (flags as c_int & (libc::MSG_DONTWAIT | at_once))
+            | (status as c_int & libc::O_NONBLOCK);
         if status < 0 || is_free != 0 {
             return None;
         }
+        // What is no socket has no time limit either, and the call fails.
+        let limit = time_limit(fd, limit)?;
+        let is_limited = limit.tv_sec != 0 || limit.tv_nsec != 0;
+        let time = if is_limited { &raw const limit as usize } else { 0 };
         let mut list = [libc::pollfd { fd: fd as c_int, events, revents: 0 }];
         let set = (&raw const context.uc_sigmask).cast::<u64>().read();
         let (list, set) = (list.as_mut_ptr() as usize, &raw const set as usize);
-        let done = switch::wait(libc::SYS_ppoll, &[list, 1, 0, set, masks::SET_BYTES, 0]);
+        let done = switch::wait(libc::SYS_ppoll, &[list, 1, time, set, masks::SET_BYTES, 0]);
+        if done == 0 {
+            return Some(Some(-(libc::EAGAIN as isize)));
+        }
         (done == -(libc::EINTR as isize)).then(|| {
-            if handled_signals().interrupting != 0 {
+            // The kernel does not restart a call that has a time limit.
+            if is_limited || handled_signals().interrupting != 0 {
                 return Some(done);
             }
             begin_anew(context)
         })
     }
+}
+
+/// Returns how long a socket may wait, which is zero if there is no limit; `None` for what is no socket.
+/// `option` is `SO_RCVTIMEO` or `SO_SNDTIMEO`.
+fn time_limit(fd: usize, option: c_int) -> Option<libc::timespec> {
+    let mut time = libc::timeval { tv_sec: 0, tv_usec: 0 };
+    let mut bytes = size_of_val(&time) as libc::socklen_t;
+    let places = [&raw mut time as usize, &raw mut bytes as usize];
+    let call = [fd, libc::SOL_SOCKET as usize, option as usize, places[0], places[1], 0];
+    // SAFETY: both outlive the call.
+    let done = unsafe { system_call(libc::SYS_getsockopt, call) };
+    (done == 0).then_some(libc::timespec { tv_sec: time.tv_sec, tv_nsec: time.tv_usec * 1000 })
 }
 
 /// Restarts the call, whose registers are unchanged.

@@ -4,6 +4,7 @@ use super::frame::{self, Frames};
 use super::switch::Thread;
 use crate::descriptors;
 use crate::guard::{mask, system_call};
+use crate::hooks::exec;
 use crate::hooks::numbers::Arguments;
 use crate::table::real;
 use crate::trap::chained::KernelAction;
@@ -36,14 +37,25 @@ pub(super) unsafe fn new_task(
         return unsafe { new_thread(context, asked) };
     }
     // The child gets its own memory, as it returns through our frames; so does that of a `vfork`, for which
-    // its parent waits.
-    let plain = flags & !((libc::CLONE_VM | libc::CLONE_SETTLS) as usize);
+    // its parent waits. Handlers can be shared only with the memory. It gets its own descriptors, too, as it
+    // closes our connections.
+    const NOT_ASKED: c_int = libc::CLONE_VM
+        | libc::CLONE_VFORK
+        | libc::CLONE_SIGHAND
+        | libc::CLONE_SETTLS
+        | libc::CLONE_FILES;
+    let plain = flags & !(NOT_ASKED as usize);
     let at = context.uc_mcontext.gregs[libc::REG_RSP as usize] as usize;
     let frames = if has(libc::CLONE_VFORK) { Frames::share(at, context.uc_stack) } else { None };
-    // SAFETY: as the guest says.
-    let result = threads::forked(|| unsafe {
-        system_call(libc::SYS_clone, [plain, 0, parent_tid, child_tid, 0, 0])
-    });
+    let make = || {
+        // SAFETY: as the guest says.
+        threads::forked(|| unsafe {
+            system_call(libc::SYS_clone, [plain, 0, parent_tid, child_tid, 0, 0])
+        })
+    };
+    // The wait comes after `forked`: other threads would block on what is held around a fork while the
+    // kernel waits.
+    let result = if has(libc::CLONE_VFORK) { exec::and_wait(make) } else { make() };
     if result != 0 {
         if let Some(frames) = frames {
             frames.take_back();

@@ -365,7 +365,7 @@ pub(crate) unsafe fn syscall(
             return carry_out(number, arguments);
         }
         let before = errno();
-        let result = if is_fork(number, a) {
+        let result = if is_fork(number, a, b) {
             threads::forked(|| real::syscall(number, a, b, c, d, e, f))
         } else {
             real::syscall(number, a, b, c, d, e, f)
@@ -382,11 +382,20 @@ pub(crate) unsafe fn syscall(
 }
 
 /// Returns true for a call that creates a child with its own memory.
-fn is_fork(number: c_long, flags: usize) -> bool {
+///
+/// # Safety
+/// The arguments are valid for this system call.
+unsafe fn is_fork(number: c_long, first: usize, second: usize) -> bool {
+    let is_apart = |flags: usize| flags & libc::CLONE_VM as usize == 0;
     match number {
         #[cfg(target_arch = "x86_64")]
         libc::SYS_fork => true,
-        libc::SYS_clone => flags as c_int & libc::CLONE_VM == 0,
+        libc::SYS_clone => is_apart(first),
+        // A structure of the second argument's length, which begins with the flags.
+        libc::SYS_clone3 if first != 0 && second >= size_of::<u64>() => {
+            // SAFETY: guaranteed by the caller.
+            is_apart(unsafe { (first as *const usize).read() })
+        }
         _ => false,
     }
 }

@@ -190,6 +190,9 @@ pub(crate) unsafe fn change_mask(
     0
 }
 
+/// Flag of a signal stack that handlers may leave; the only one besides the stack's state.
+const SS_AUTODISARM: c_int = 1 << 31;
+
 /// Answers `sigaltstack`: changes the setting that the program returns to.
 pub(crate) unsafe fn change_stack(context: &mut ucontext_t, [new, old, ..]: Arguments) -> isize {
     let current = &mut context.uc_stack;
@@ -204,6 +207,9 @@ pub(crate) unsafe fn change_stack(context: &mut ucontext_t, [new, old, ..]: Argu
         if let Some(new) = (new as *const libc::stack_t).as_ref() {
             if is_on {
                 return -(libc::EPERM as isize);
+            }
+            if ![0, libc::SS_ONSTACK, libc::SS_DISABLE].contains(&(new.ss_flags & !SS_AUTODISARM)) {
+                return -(libc::EINVAL as isize);
             }
             if new.ss_flags & libc::SS_DISABLE == 0 && new.ss_size < libc::MINSIGSTKSZ {
                 return -(libc::ENOMEM as isize);
@@ -240,39 +246,54 @@ struct CloneArguments {
 /// Answers a call that creates a process or thread.
 unsafe fn new_task(context: &mut ucontext_t, number: c_long, arguments: Arguments) -> isize {
     const SHARED: u64 = libc::CLONE_VM as u64;
+    const WAITS: u64 = libc::CLONE_VFORK as u64;
     // SAFETY: as the program says.
     unsafe {
-        let (flags, has_stack) = match number {
-            libc::SYS_fork => (0, false),
-            libc::SYS_vfork => (SHARED, false),
-            libc::SYS_clone => (arguments[0] as u64, arguments[1] != 0),
+        let (flags, new_stack) = match number {
+            libc::SYS_fork => (0, 0),
+            libc::SYS_vfork => (SHARED | WAITS, 0),
+            libc::SYS_clone => (arguments[0] as u64, arguments[1]),
             _ => {
                 let how = arguments[0] as *const CloneArguments;
                 if how.is_null() || arguments[1] < size_of::<CloneArguments>() {
                     return system_call(number, arguments);
                 }
-                ((*how).flags, (*how).stack != 0)
+                let top = match (*how).stack {
+                    0 => 0,
+                    stack => stack.wrapping_add((*how).stack_bytes) as usize,
+                };
+                ((*how).flags, top)
             }
         };
-        if has_stack {
+        if flags & SHARED != 0 && new_stack != 0 {
             crate::vfork::has_own_threads();
             descriptors::share();
             stack::on_own(|| report::record_with(|| Note::Thread { program: report::program() }));
             return on_new_stack(context, number, arguments);
         }
-        if flags & SHARED != 0 {
-            return new_waited_for(number, arguments);
+        let child = if flags & (SHARED | WAITS) != 0 {
+            // The wait comes after the fork: other threads would block on what is held around it while the
+            // kernel waits.
+            exec::and_wait(|| new_process(number, arguments))
+        } else {
+            new_process(number, arguments)
+        };
+        if child == 0 && new_stack != 0 {
+            context.uc_mcontext.gregs[libc::REG_RSP as usize] = new_stack as i64;
         }
-        threads::forked(|| system_call(number, arguments))
+        child
     }
 }
 
-/// Creates a process that shares memory and stack with its parent, as `vfork` does. As it would return
-/// through our frames on the parent's stack, it gets its own memory instead, and the parent waits.
-/// Everything else is as the program asked: the termination signal, namespaces, a pidfd.
-unsafe fn new_waited_for(number: c_long, mut arguments: Arguments) -> isize {
-    const NOT_ASKED: u64 =
-        (libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_SIGHAND | libc::CLONE_SETTLS) as u64;
+/// Creates a process with its own memory, even if it is to share its parent's: it returns through our
+/// frames, on our stack. It has its own descriptors, too, as it closes our connections. Everything else is
+/// as the program asked: the termination signal, namespaces, a pidfd.
+unsafe fn new_process(number: c_long, mut arguments: Arguments) -> isize {
+    const NOT_ASKED: u64 = (libc::CLONE_VM
+        | libc::CLONE_VFORK
+        | libc::CLONE_SIGHAND
+        | libc::CLONE_SETTLS
+        | libc::CLONE_FILES) as u64;
     let mut how = [0u8; CLONE_BYTES_MAX];
     let number = match number {
         libc::SYS_clone3 => {
@@ -281,22 +302,22 @@ unsafe fn new_waited_for(number: c_long, mut arguments: Arguments) -> isize {
                 return -(libc::E2BIG as isize);
             };
             let flags = asked.flags & !NOT_ASKED;
-            put_back(&mut how, CloneArguments { flags, ..asked });
+            put_back(&mut how, CloneArguments { flags, stack: 0, stack_bytes: 0, ..asked });
             arguments[0] = how.as_ptr() as usize;
             number
         }
-        _ => {
-            if number == libc::SYS_vfork {
-                arguments = [libc::SIGCHLD as usize, 0, 0, 0, 0, 0];
-            }
+        libc::SYS_clone => {
             arguments[0] &= !(NOT_ASKED as usize);
+            arguments[1] = 0;
+            number
+        }
+        _ => {
+            arguments = [libc::SIGCHLD as usize, 0, 0, 0, 0, 0];
             libc::SYS_clone
         }
     };
-    // The wait comes after `forked`: other threads would block on what is held around a fork while the
-    // kernel waits.
     // SAFETY: as the program says.
-    exec::and_wait(|| threads::forked(|| unsafe { system_call(number, arguments) }))
+    threads::forked(|| unsafe { system_call(number, arguments) })
 }
 
 /// Maximum size that we accept for the structure of `clone3`.

@@ -7,7 +7,7 @@ use libc::{c_int, c_void, pid_t, pthread_attr_t, pthread_t};
 
 /// Start function of a POSIX thread.
 pub(crate) type Start = unsafe extern "C-unwind" fn(*mut c_void) -> *mut c_void;
-/// Start function of a C11 thread.
+/// Start function of a C11 thread, or of a child of `clone`.
 pub(crate) type StartC11 = unsafe extern "C-unwind" fn(*mut c_void) -> c_int;
 
 struct Begin<F> {
@@ -105,6 +105,46 @@ pub(crate) unsafe fn thrd_create(
 pub(crate) unsafe fn fork_alone() -> pid_t {
     // SAFETY: as the program says.
     unsafe { forked(|| real::_Fork()) }
+}
+
+/// Replaces `clone`. A child with its own memory and descriptors is one of a fork; any other is like a
+/// thread made without libc.
+pub(crate) unsafe fn clone(
+    function: Option<StartC11>,
+    stack: *mut c_void,
+    flags: c_int,
+    argument: *mut c_void,
+    parent_id: *mut pid_t,
+    storage: *mut c_void,
+    child_id: *mut pid_t,
+) -> c_int {
+    let make = |function, argument| {
+        // SAFETY: as the program says.
+        unsafe { real::clone(function, stack, flags, argument, parent_id, storage, child_id) }
+    };
+    let Some(start) = function.filter(|_| start::state().is_some()) else {
+        return make(function, argument);
+    };
+    if flags & (libc::CLONE_VM | libc::CLONE_FILES) != 0 {
+        crate::vfork::has_own_threads();
+        crate::descriptors::share();
+        return make(function, argument);
+    }
+    // The child finds it in its copy of this stack.
+    let mut begin = Begin { start, argument, blocked: 0 };
+    forked(|| make(Some(run_child), (&raw mut begin).cast()))
+}
+
+unsafe extern "C-unwind" fn run_child(begin: *mut c_void) -> c_int {
+    start::in_child();
+    // SAFETY: made by `clone` above, in the memory that this process has a copy of.
+    let status = unsafe {
+        let Begin { start, argument, .. } = &*begin.cast::<Begin<StartC11>>();
+        start(*argument)
+    };
+    // libc ends the process, without what `exit` would do.
+    start::finish();
+    status
 }
 
 /// Runs `fork`, which forks other than by libc's `fork`, and does what is due before and after it.
