@@ -470,7 +470,7 @@ mod tests {
         std::fs::remove_file(&path).unwrap();
         rustix::fs::mknodat(CWD, &path, FileType::Fifo, Mode::RUSR, 0).unwrap();
         let failure = end.read_start(false, 10).unwrap_err().to_string();
-        assert!(failure.contains("no regular file any more"), "{failure}");
+        assert!(failure.contains("no longer a regular file"), "{failure}");
 
         std::fs::remove_file(&path).unwrap();
         std::os::unix::fs::symlink("secret", &path).unwrap();

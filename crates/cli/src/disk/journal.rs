@@ -168,7 +168,7 @@ mod tests {
         journal.take_back(&[piece(0, Some(7)), piece(15, Some(9))]).unwrap();
         journal.note(&[piece(0, Some(7))]).unwrap();
         journal.file.write_all(b"{\"offset\":15,\"len").unwrap();
-        assert!(open().unwrap_err().to_string().contains("under way"));
+        assert!(open().unwrap_err().to_string().contains("is running"));
         drop(journal);
         let mut journal = open().unwrap();
         let Left::Pieces(pieces) = journal.read(&title).unwrap() else { panic!() };
