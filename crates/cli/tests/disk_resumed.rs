@@ -205,3 +205,27 @@ fn a_target_that_cannot_be_reached_costs_no_progress() {
     assert!(done["from_earlier"].as_u64().unwrap() >= MIB, "{done}");
     assert!(fs::read(path("source")).unwrap() == fs::read(path("target")).unwrap());
 }
+
+/// The kernel reports only once that it could not write something.
+#[test]
+fn what_a_failed_flush_may_have_lost_is_not_noted() {
+    if !have("strace") {
+        return;
+    }
+    let place = Place::new();
+    let mut command = Command::new("strace");
+    let inject = "inject=fdatasync:error=EIO:when=1";
+    command.args(["-f", "-o", "/dev/null", "-e", "trace=fdatasync", "-e", inject, TOWLINE]);
+    place.arguments(&mut command, false);
+    // strace counts the calls of each thread for itself.
+    command.arg("--jobs=1");
+    let ended = command.stdout(Stdio::null()).output().unwrap();
+    if ended.status.success() {
+        return eprintln!("SKIPPED: strace may not trace here");
+    }
+    let said = String::from_utf8_lossy(&ended.stderr);
+    assert!(said.contains("flushing: "), "{said}");
+    let noted = place.noted();
+    assert!(noted.len() == 1, "{noted:?}");
+    place.finished();
+}
