@@ -713,3 +713,52 @@ fn a_state_that_was_shortened_is_told_at_the_end() {
     assert!(said.contains(&told), "{said}");
     assert_eq!(server.child.wait().unwrap().signal(), Some(libc::SIGBUS));
 }
+
+/// Such a client may be a program that never leaves, or stand at the other end of a network.
+#[test]
+fn a_server_for_standard_input_ends_when_told_so() {
+    use rustix::process::{Pid, Signal, kill_process};
+    for signal in [Signal::TERM, Signal::INT] {
+        let mut server = Command::new(TOWLINE)
+            .args(["serve", "--disk", "d=mem:1M", "--nbd", "-"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        server.stdout.as_mut().unwrap().read_exact(&mut [0; 18]).unwrap();
+        kill_process(Pid::from_child(&server), signal).unwrap();
+        let mut status = None;
+        support::wait_until("it ends", || {
+            status = server.try_wait().unwrap();
+            status.is_some()
+        });
+        assert!(status.unwrap().success());
+    }
+}
+
+#[test]
+fn standard_output_that_takes_nothing_ends_the_server() {
+    let full = fs::File::options().write(true).open("/dev/full").unwrap();
+    let mut server = Command::new(TOWLINE)
+        .args(["serve", "--disk", "d=mem:1M", "--nbd", "-"])
+        .stdin(Stdio::piped())
+        .stdout(full)
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // Standard input stays open.
+    let mut complaint = String::new();
+    server.stderr.take().unwrap().read_to_string(&mut complaint).unwrap();
+    assert_eq!(server.wait().unwrap().code(), Some(1), "{complaint}");
+    assert!(complaint.contains("--nbd -: standard output: No space left"), "{complaint}");
+}
+
+#[test]
+fn metrics_are_there_for_a_client_on_standard_input() {
+    let arguments = ["serve", "--disk", "d=mem:1M", "--nbd", "-", "--metrics", "127.0.0.1:0"];
+    let mut command = Command::new(TOWLINE);
+    let mut server =
+        Serving::new(command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::null()));
+    server.says("metrics on http://127.0.0.1:");
+    server.end();
+}

@@ -20,6 +20,7 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::mpsc::Receiver;
 use std::time::Duration;
 use towline_net::address::{Address, Listener};
 use towline_server::{
@@ -352,21 +353,12 @@ fn serve(args: &Args) -> Result<(), Refusal> {
         let _ = tell.send(why.to_owned());
         handle.close();
     });
-    if standard {
-        let (link, last) = nbd::standard_link()?;
-        server.serve_nbd(link);
-        server.stop();
-        if let Ok(why) = failure.try_recv() {
-            return Err(why.into());
-        }
-        if let Some(Err(_)) = last.map(std::thread::JoinHandle::join) {
-            return Err("--nbd -: copying to standard output failed".to_owned().into());
-        }
-        return Ok(());
-    }
     if let Some(address) = metrics {
         let bound = metrics::start(address, config.insecure, server.prometheus())?;
         note(format_args!("towline: metrics on http://{bound}/metrics"));
+    }
+    if standard {
+        return serve_standard(server, signals, &failure);
     }
     let plural = if config.cores == 1 { "" } else { "s" };
     let how = format!("{}, {} core{plural}", server.engine(), config.cores);
@@ -411,6 +403,31 @@ fn serve(args: &Args) -> Result<(), Refusal> {
     note("towline: shutting down");
     server.stop();
     failure.try_recv().map_or(Ok(()), |why| Err(why.into()))
+}
+
+/// Serves the client on standard input and output until it leaves, a signal comes or the server fails.
+fn serve_standard(
+    server: Server,
+    mut signals: Signals,
+    failure: &Receiver<String>,
+) -> Result<(), Refusal> {
+    let (link, output) = nbd::standard_link()?;
+    let (over, left) = (server.serve_nbd(link), signals.handle());
+    let wait = move || {
+        let _ = over.recv();
+        left.close();
+    };
+    let thread = std::thread::Builder::new().name("towline-client".to_owned()).spawn(wait);
+    thread.map_err(|error| format!("--nbd -: {error}"))?;
+    let is_told = signals.forever().any(|signal| signal != SIGHUP);
+    server.stop();
+    if let Ok(why) = failure.try_recv() {
+        return Err(why.into());
+    }
+    if let Some(output) = output {
+        output.finish(is_told)?;
+    }
+    Ok(())
 }
 
 /// Notifies the service manager, if there is one.
