@@ -171,6 +171,11 @@ impl Report {
         self.line(format_args!("{}", failure.explained().about(subject)));
     }
 
+    /// Remembers a failure that another process has printed.
+    pub(crate) fn failed_elsewhere(&self) {
+        self.failed.store(true, Ordering::Relaxed);
+    }
+
     /// Prints a remark that does not change the exit status.
     pub(crate) fn warning(&self, subject: impl Display, text: impl Display) {
         self.line(format_args!("{subject}: {text}"));
