@@ -64,8 +64,8 @@ pub(crate) fn greet(
         Transport::Tcp(host, port) | Transport::Nearest(host, port) => {
             (connect_tcp(host, *port, CONNECT)?, 0)
         }
-        Transport::Shm(path) if near => (connect_unix(path)?, want::SHARED_MEMORY),
-        Transport::Unix(path) | Transport::Shm(path) => (connect_unix(path)?, 0),
+        Transport::Shm(path) if near => (connect_unix(path, CONNECT)?, want::SHARED_MEMORY),
+        Transport::Unix(path) | Transport::Shm(path) => (connect_unix(path, CONNECT)?, 0),
     };
     let greeted = greet_in_time(link, wants, client, (session, secret), options)?;
     let Welcome { local_socket, session, secret, .. } = greeted.welcome;

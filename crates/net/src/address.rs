@@ -6,7 +6,7 @@ use crate::{Link, LinkKind};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::sockopt;
-use socket2::{Domain, Socket, Type};
+use socket2::{Domain, SockAddr, Socket, Type};
 use std::fmt;
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
@@ -372,12 +372,32 @@ pub fn connect_tcp(host: &str, port: u16, limit: Duration) -> io::Result<Link> {
     Ok(Link::Socket(connect_stream((host, port), limit)?.into(), LinkKind::Tcp))
 }
 
-/// Connects to a Unix socket.
+/// Connects to a Unix socket. The socket is in blocking mode. A server that accepts nobody, so that its queue
+/// is full, is waited for up to `limit`.
 ///
 /// # Errors
-/// What `connect(2)` says.
-pub fn connect_unix(path: &Path) -> io::Result<Link> {
-    Ok(Link::Socket(UnixStream::connect(path)?.into(), LinkKind::Unix))
+/// What `connect(2)` says; `TimedOut` at the limit.
+pub fn connect_unix_stream(path: &Path, limit: Duration) -> io::Result<UnixStream> {
+    let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
+    // The kernel applies it to the wait for a place in the queue.
+    socket.set_write_timeout(Some(limit))?;
+    socket.connect(&SockAddr::unix(path)?).map_err(|error| match error.kind() {
+        io::ErrorKind::WouldBlock => {
+            let what = format!("the server accepts no connection for {limit:?}");
+            io::Error::new(io::ErrorKind::TimedOut, what)
+        }
+        _ => error,
+    })?;
+    socket.set_write_timeout(None)?;
+    Ok(UnixStream::from(OwnedFd::from(socket)))
+}
+
+/// Connects to a Unix socket like [`connect_unix_stream`], and returns the link.
+///
+/// # Errors
+/// See [`connect_unix_stream`].
+pub fn connect_unix(path: &Path, limit: Duration) -> io::Result<Link> {
+    Ok(Link::Socket(connect_unix_stream(path, limit)?.into(), LinkKind::Unix))
 }
 
 /// Connects over a Unix socket in the abstract name space.
@@ -437,6 +457,27 @@ mod tests {
         let any = Address::Tcp("127.0.0.1:0".parse().unwrap());
         let Address::Tcp(got) = Listener::bind(&any).unwrap().address().unwrap() else { panic!() };
         assert_ne!(got.port(), 0);
+    }
+
+    #[test]
+    fn a_unix_socket_whose_queue_is_full_is_not_waited_for_without_limit() {
+        let path = std::env::temp_dir().join(format!("towline-full-{}", std::process::id()));
+        let listener = UnixListener::bind(&path).unwrap();
+        rustix::net::listen(&listener, 0).unwrap();
+        let (done, ended) = std::sync::mpsc::channel();
+        let place = path.clone();
+        std::thread::spawn(move || {
+            // The first takes the only place.
+            let connect = || connect_unix_stream(&place, Duration::from_millis(20));
+            let (_first, second) = (connect().unwrap(), connect());
+            let _ = done.send(second.map(drop));
+        });
+        let second = ended.recv_timeout(Duration::from_secs(60));
+        std::fs::remove_file(&path).unwrap();
+        let error = second.expect("it waits").unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        assert_eq!(error.to_string(), "the server accepts no connection for 20ms");
+        drop(listener);
     }
 
     #[test]

@@ -27,7 +27,7 @@ impl Shared {
     pub(crate) fn connect(&self, address: &Address) -> Result<PeerId, Error> {
         let link = match address {
             Address::Tcp(at) => connect_tcp(&at.ip().to_string(), at.port(), CONNECT)?,
-            Address::Unix(path) => connect_unix(path)?,
+            Address::Unix(path) => connect_unix(path, CONNECT)?,
             Address::Abstract(name) => connect_abstract(name)?,
             _ => return Err(Error::Invalid("address of an unknown kind")),
         };

@@ -4,10 +4,9 @@
 use std::fs::File;
 use std::io::{self, BufReader, Read, Write};
 use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
-use towline_net::address::connect_stream;
+use towline_net::address::{connect_stream, connect_unix_stream};
 
 /// Input buffer for short replies, many of which arrive at a time.
 const INPUT_BYTES: usize = 64 * 1024;
@@ -218,7 +217,7 @@ impl Client {
     pub(super) fn connect(place: &Place, export: &str, order: Order) -> io::Result<Self> {
         let socket: OwnedFd = match place {
             Place::Tcp(address) => connect_stream(address.as_str(), PATIENCE)?.into(),
-            Place::Unix(path) => UnixStream::connect(path)?.into(),
+            Place::Unix(path) => connect_unix_stream(path, PATIENCE)?.into(),
         };
         use rustix::net::sockopt::{Timeout, set_socket_timeout};
         set_socket_timeout(&socket, Timeout::Recv, Some(PATIENCE))?;
