@@ -154,8 +154,37 @@ impl Run {
     }
 }
 
+/// A socket with a time limit. The kernel reports as `EAGAIN` that it has passed, which says nothing to a user.
+struct Connection(File);
+
+fn told(error: io::Error) -> io::Error {
+    match error.kind() {
+        io::ErrorKind::WouldBlock => {
+            let what = format!("no answer within {} s", PATIENCE.as_secs());
+            io::Error::new(io::ErrorKind::TimedOut, what)
+        }
+        _ => error,
+    }
+}
+
+impl Read for Connection {
+    fn read(&mut self, target: &mut [u8]) -> io::Result<usize> {
+        self.0.read(target).map_err(told)
+    }
+}
+
+impl Write for Connection {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.write(bytes).map_err(told)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
+}
+
 pub(super) struct Client {
-    input: BufReader<File>,
+    input: BufReader<Connection>,
     /// Requests that have not been sent yet.
     output: Vec<u8>,
     order: Order,
@@ -222,7 +251,7 @@ impl Client {
         use rustix::net::sockopt::{Timeout, set_socket_timeout};
         set_socket_timeout(&socket, Timeout::Recv, Some(PATIENCE))?;
         set_socket_timeout(&socket, Timeout::Send, Some(PATIENCE))?;
-        let input = BufReader::with_capacity(HEADER_BYTES, File::from(socket));
+        let input = BufReader::with_capacity(HEADER_BYTES, Connection(File::from(socket)));
         let mut this = Self { input, output: Vec::new(), order, size: 0 };
         this.take::<18>()?;
         this.output.extend_from_slice(&3u32.to_be_bytes());
@@ -363,10 +392,11 @@ impl Client {
 
     /// Starts a load with its first requests.
     pub(super) fn begin(&mut self, load: Load) -> io::Result<Run> {
-        let file = self.input.get_ref().try_clone()?;
+        let socket = Connection(self.input.get_ref().0.try_clone()?);
         let long = load.size >= LONG_REPLY_BYTES;
         // No request is under way, so the old buffer is empty.
-        self.input = BufReader::with_capacity(if long { HEADER_BYTES } else { INPUT_BYTES }, file);
+        self.input =
+            BufReader::with_capacity(if long { HEADER_BYTES } else { INPUT_BYTES }, socket);
         let start = Instant::now();
         let (mut offsets, mut slots, mut under_way) = (Offsets::new(load), Vec::new(), 0);
         let front = if load.writes { REQUEST_BYTES } else { 0 };
@@ -428,7 +458,7 @@ impl Client {
 
     /// The connection.
     pub(super) fn socket(&self) -> &File {
-        self.input.get_ref()
+        &self.input.get_ref().0
     }
 
     /// Starts the next request of a slot. Returns false at the end of the span.
@@ -463,5 +493,21 @@ fn no_error(error: u64) -> io::Result<()> {
     match error {
         0 => Ok(()),
         error => Err(io::Error::from_raw_os_error(error as i32)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn a_server_that_is_silent_is_told_as_such() {
+        let (near, _far) = UnixStream::pair().unwrap();
+        near.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
+        let mut socket = Connection(File::from(OwnedFd::from(near)));
+        let error = socket.read_exact(&mut [0]).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        assert_eq!(error.to_string(), "no answer within 60 s");
     }
 }
