@@ -190,6 +190,8 @@ pub(super) struct Client {
     order: Order,
     /// Bytes of the disk.
     size: u64,
+    /// The server has a command to flush.
+    flushes: bool,
 }
 
 /// The offsets of the requests of a load.
@@ -232,6 +234,8 @@ const OPTION_STRUCTURED: u32 = 8;
 const REPLY_ACK: u32 = 1;
 const REPLY_INFO: u32 = 3;
 const INFO_EXPORT: [u8; 2] = [0; 2];
+/// The transmission flag of servers that have the command FLUSH.
+const SEND_FLUSH: u64 = 1 << 2;
 
 fn wrong(what: impl Into<String>) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what.into())
@@ -252,7 +256,7 @@ impl Client {
         set_socket_timeout(&socket, Timeout::Recv, Some(PATIENCE))?;
         set_socket_timeout(&socket, Timeout::Send, Some(PATIENCE))?;
         let input = BufReader::with_capacity(HEADER_BYTES, Connection(File::from(socket)));
-        let mut this = Self { input, output: Vec::new(), order, size: 0 };
+        let mut this = Self { input, output: Vec::new(), order, size: 0, flushes: false };
         this.take::<18>()?;
         this.output.extend_from_slice(&3u32.to_be_bytes());
         if order == Order::Any && !this.option(OPTION_STRUCTURED, &[])? {
@@ -298,8 +302,9 @@ impl Client {
             match kind {
                 REPLY_ACK => return Ok(true),
                 kind if kind >> 31 == 1 => return Ok(false),
-                REPLY_INFO if text.len() >= 10 && text[..2] == INFO_EXPORT => {
+                REPLY_INFO if text.len() == 12 && text[..2] == INFO_EXPORT => {
                     self.size = number(&text[2..10]);
+                    self.flushes = number(&text[10..]) & SEND_FLUSH != 0;
                 }
                 _ => {}
             }
@@ -323,8 +328,11 @@ impl Client {
         self.input.get_mut().write_all(message)
     }
 
-    /// Makes everything written so far durable.
+    /// Makes everything written so far durable, if the server has a command for it.
     pub(super) fn flush(&mut self) -> io::Result<()> {
+        if !self.flushes {
+            return Ok(());
+        }
         self.request(FLUSH, 0, 0, 0);
         let mut slots =
             [Slot { buffer: Vec::new(), offset: 0, since: Instant::now(), first: None }];
@@ -509,5 +517,34 @@ mod tests {
         let error = socket.read_exact(&mut [0]).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
         assert_eq!(error.to_string(), "no answer within 60 s");
+    }
+
+    #[test]
+    fn only_a_server_that_can_flush_is_asked_to() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("socket");
+        let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        let server = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            stream.write_all(b"NBDMAGICIHAVEOPT\0\x01").unwrap();
+            // The client's flags, and GO with the name "x".
+            stream.read_exact(&mut [0; 4 + 16 + 7]).unwrap();
+            let reply = |kind: u32, data: &[u8]| {
+                let head = [0x0003_e889_0455_65a9_u64.to_be_bytes(), [0, 0, 0, 7, 0, 0, 0, 0]];
+                let mut bytes = head.concat();
+                bytes[12..].copy_from_slice(&kind.to_be_bytes());
+                bytes.extend((data.len() as u32).to_be_bytes());
+                [&bytes[..], data].concat()
+            };
+            // A disk of 1 MiB whose only flag is that it has flags.
+            stream.write_all(&reply(3, &[0, 0, 0, 0, 0, 0, 0, 16, 0, 0, 0, 1])).unwrap();
+            stream.write_all(&reply(1, &[])).unwrap();
+            stream.read(&mut [0; 64]).unwrap()
+        });
+        let mut client = Client::connect(&Place::Unix(path), "x", Order::Ascending).unwrap();
+        assert_eq!(client.size(), 1 << 20);
+        client.flush().unwrap();
+        drop(client);
+        assert_eq!(server.join().unwrap(), 0, "it was asked for something");
     }
 }
