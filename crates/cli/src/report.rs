@@ -30,9 +30,12 @@ impl Failure {
         Self { subject: None, errno: None, text: text.into() }
     }
 
-    /// Names the object, unless it has been named already.
+    /// Names the object, unless it has been named already. An empty name is shown as `""`.
     pub(crate) fn about(mut self, subject: impl Display) -> Self {
-        self.subject.get_or_insert_with(|| subject.to_string());
+        self.subject.get_or_insert_with(|| match subject.to_string() {
+            empty if empty.is_empty() => "\"\"".to_owned(),
+            name => name,
+        });
         self
     }
 
@@ -168,6 +171,11 @@ impl Report {
         self.line(format_args!("{}", failure.explained().about(subject)));
     }
 
+    /// Remembers a failure that another process has printed.
+    pub(crate) fn failed_elsewhere(&self) {
+        self.failed.store(true, Ordering::Relaxed);
+    }
+
     /// Prints a remark that does not change the exit status.
     pub(crate) fn warning(&self, subject: impl Display, text: impl Display) {
         self.line(format_args!("{subject}: {text}"));
@@ -214,6 +222,7 @@ mod tests {
         let failure = Failure::from(Errno::ENOENT).about("a").about("b").with("look elsewhere");
         assert_eq!(failure.to_string(), "a: no such file or directory; look elsewhere");
         assert!(failure.is(Errno::ENOENT) && !failure.is_refusal());
+        assert_eq!(Failure::new("gone").about("").about("a").to_string(), "\"\": gone");
         let failure = Failure::from(rustix::io::Errno::PERM);
         assert!(failure.is_refusal());
         assert_eq!(failure.to_string(), "operation not permitted");

@@ -8,7 +8,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
-use support::{TOWLINE, World, good, names, noise, set_mode, wait_until};
+use support::{TOWLINE, World, good, have, names, noise, set_mode, wait_until};
 
 #[test]
 fn a_killed_copy_leaves_no_half_file_and_goes_on() {
@@ -222,4 +222,39 @@ fn parts_of_this_version_are_continued() {
     good(&["cp", "--resume", source.to_str().unwrap(), &world.url("dir/target")]);
     assert!(fs::read(served.join("target")).unwrap() == data);
     assert_eq!(fs::metadata(served.join("target")).unwrap().ino(), inode);
+}
+
+/// The kernel reports only once that it could not write something: that a second attempt succeeds says nothing.
+#[test]
+fn what_could_not_be_made_durable_is_not_gone_on_with() {
+    if !have("strace") {
+        return;
+    }
+    let world = World::new();
+    fs::write(world.local("served/source"), noise(1 << 20, 3).repeat(96)).unwrap();
+    let socket = world.local("slow");
+    let mut server = Command::new(TOWLINE)
+        .args(["serve", "--dir", &format!("e={}:bandwidth=12M", world.local("served").display())])
+        .args(["--listen", &format!("unix://{}", socket.display())])
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    wait_until("the server listens", || socket.exists());
+    // On one thread, since strace counts the calls of each for itself.
+    let copied = Command::new("strace")
+        .args(["-f", "-o", "/dev/null", "-e", "trace=clone,clone3,fdatasync"])
+        .args(["-e", "inject=clone,clone3:error=EAGAIN"])
+        .args(["-e", "inject=fdatasync:error=EIO:when=1", TOWLINE, "cp"])
+        .arg(format!("towline+unix:///e/source?socket={}", socket.display()))
+        .arg(world.local("target"))
+        .output()
+        .unwrap();
+    server.kill().unwrap();
+    server.wait().unwrap();
+    if copied.status.success() {
+        return eprintln!("SKIPPED: strace may not trace here");
+    }
+    let said = String::from_utf8_lossy(&copied.stderr);
+    assert!(said.contains("input/output error; the incomplete copy was removed"), "{said}");
+    assert!(!world.local(".target.towline-part").exists());
 }

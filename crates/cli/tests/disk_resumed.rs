@@ -156,3 +156,76 @@ fn a_target_that_was_emptied() {
     }
     place.finished();
 }
+
+/// The server of the target is away for a while.
+#[test]
+fn a_target_that_cannot_be_reached_costs_no_progress() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name);
+    fs::write(path("source"), vec![1; SIZE as usize]).unwrap();
+    File::create(path("target")).unwrap().set_len(SIZE).unwrap();
+    let disk = format!("slow={}:bandwidth=12M", path("target").display());
+    let listen = format!("unix://{}", path("socket").display());
+    let serve = || {
+        let _ = fs::remove_file(path("socket"));
+        let mut command = Command::new(TOWLINE);
+        command.args(["serve", "--disk", &disk, "--listen", &listen]).stderr(Stdio::null());
+        let server = Running(command.spawn().unwrap());
+        wait_until("the server listens", || path("socket").exists());
+        server
+    };
+    let copy = |resume: bool| {
+        let mut command = Command::new(TOWLINE);
+        command.args(["disk", "copy", "--json", "--quiet"]).args(resume.then_some("--resume"));
+        command.arg(path("source"));
+        command.arg(format!("towline+unix:///slow?socket={}", path("socket").display()));
+        command.env("XDG_STATE_HOME", path("state"));
+        command
+    };
+    let noted = || {
+        let journals = fs::read_dir(path("state/towline/copies")).into_iter().flatten();
+        let text = |file: std::io::Result<fs::DirEntry>| fs::read_to_string(file.unwrap().path());
+        journals.map(|file| text(file).unwrap().lines().count()).sum::<usize>()
+    };
+    let server = serve();
+    let first = Running(copy(false).stdout(Stdio::null()).spawn().unwrap());
+    wait_until("something is noted", || noted() > 4);
+    drop(first);
+    let before = noted();
+    drop(server);
+    for resume in [true, false] {
+        let failed = copy(resume).output().unwrap();
+        assert!(!failed.status.success(), "nobody serves the target");
+        assert_eq!(noted(), before, "what was noted stays");
+    }
+    let _server = serve();
+    let done = copy(true).output().unwrap();
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    let done: Value = serde_json::from_slice(&done.stdout).unwrap();
+    assert!(done["from_earlier"].as_u64().unwrap() >= MIB, "{done}");
+    assert!(fs::read(path("source")).unwrap() == fs::read(path("target")).unwrap());
+}
+
+/// The kernel reports only once that it could not write something.
+#[test]
+fn what_a_failed_flush_may_have_lost_is_not_noted() {
+    if !have("strace") {
+        return;
+    }
+    let place = Place::new();
+    let mut command = Command::new("strace");
+    let inject = "inject=fdatasync:error=EIO:when=1";
+    command.args(["-f", "-o", "/dev/null", "-e", "trace=fdatasync", "-e", inject, TOWLINE]);
+    place.arguments(&mut command, false);
+    // strace counts the calls of each thread for itself.
+    command.arg("--jobs=1");
+    let ended = command.stdout(Stdio::null()).output().unwrap();
+    if ended.status.success() {
+        return eprintln!("SKIPPED: strace may not trace here");
+    }
+    let said = String::from_utf8_lossy(&ended.stderr);
+    assert!(said.contains("flushing: "), "{said}");
+    let noted = place.noted();
+    assert!(noted.len() == 1, "{noted:?}");
+    place.finished();
+}

@@ -324,6 +324,10 @@ fn wrong_use_is_explained_and_statuses_passed_on() {
     }
     let (code, complaint) = status(&["--at", PREFIX, "--", "true"]);
     assert!(code == Some(125) && complaint.contains("--serve"), "{complaint}");
+    let at = format!("{PREFIX}=towline://127.0.0.1:1/x");
+    let (code, complaint) = status(&["--serve", "/", "--at", &at, "--", "true"]);
+    let told = "towline: run: --serve: nothing would use the directory";
+    assert!(code == Some(125) && complaint.starts_with(told), "{complaint}");
     for url in ["http://h/x", "towlin+tcp://h/x", "://h"] {
         for own in [&[][..], &["--serve", "/"]] {
             let at = format!("{PREFIX}={url}");

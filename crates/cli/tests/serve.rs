@@ -314,11 +314,16 @@ fn a_disk_with_other_options_is_the_same_disk() {
 
 /// Starts a server that must refuse to start. Returns its complaint.
 fn refused(arguments: &[&str]) -> String {
+    refused_with(1, arguments)
+}
+
+/// As [`refused`], with this exit status.
+fn refused_with(status: i32, arguments: &[&str]) -> String {
     let mut command = Command::new("timeout");
     command.args(["60", TOWLINE, "serve", "--mem", "m=1M"]).args(arguments);
     let output = command.stdin(Stdio::null()).output().unwrap();
     let complaint = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(1), "{arguments:?}: {complaint}");
+    assert_eq!(output.status.code(), Some(status), "{arguments:?}: {complaint}");
     complaint
 }
 
@@ -351,18 +356,41 @@ fn what_cannot_be_is_refused_with_words() {
             "a member of 4096 bytes is smaller than a chunk of 8192",
         ),
         (&["--disk", &image("d=@/image:depth=1025")], "depth=1025: expected 1 to 1024"),
-        (&["--cores", "0"], "--cores 0: expected a number from 1"),
+    ] {
+        let complaint = refused(&[&["--listen", &socket], arguments].concat());
+        assert!(complaint.contains(words), "{complaint}");
+    }
+    // What is wrong whatever this machine has is wrong usage.
+    for (arguments, words) in [
+        (&["--cores", "0"][..], "--cores 0: expected a number from 1"),
         (&["--cores", "257"], "--cores 257: expected"),
         (&["--cores", "3", "--buffer-limit", "1535K"], "3 cores need at least 1536K"),
         (&["--fragment", "1K"], "--fragment 1024: expected"),
         (&["--no-root-squash"], "--no-root-squash: needs --identity"),
         (&["--listen", &socket], "socket: given twice"),
         (&["--disk", "d=mem:1M", "--nbd", &socket], "socket: given twice"),
+        (&["--nbd", "127.0.0.1:0"], "--nbd: there is no disk to serve"),
+        (&["--disk", "m=mem:1M"], "export \"m\": the name is used twice"),
     ] {
-        let complaint = refused(&[&["--listen", &socket], arguments].concat());
+        let complaint = refused_with(2, &[&["--listen", &socket], arguments].concat());
         assert!(complaint.contains(words), "{complaint}");
     }
+    let nothing = Command::new(TOWLINE).arg("serve").output().unwrap();
+    assert_eq!(nothing.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&nothing.stderr).contains("nothing to export"));
+    // A key of the configuration file is named as such.
     let file = image("@/towline.toml");
+    for (wrong, words) in [
+        ("cores = 0", "towline.toml: cores 0: expected a number from 1"),
+        ("fragment = \"1M\"", "towline.toml: fragment 1048576: expected 4K to 256K"),
+        ("cores = 3\nbuffer-limit = \"1535K\"", "towline.toml: buffer-limit 1571840: too little"),
+        ("no-root-squash = true", "towline.toml: no-root-squash: needs --identity"),
+        ("nbd = [\"127.0.0.1:0\"]", "towline.toml: nbd: there is no disk to serve"),
+    ] {
+        fs::write(&file, wrong).unwrap();
+        let complaint = refused(&["--listen", &socket, "--config", &file]);
+        assert!(complaint.contains(words), "{complaint}");
+    }
     for wrong in ["nbd = [\"localhost\"]", "metrics = \"localhost\""] {
         fs::write(&file, format!("{wrong}\n[export.d]\ndisk = \"mem:1M\"\n")).unwrap();
         let complaint = refused(&["--listen", &socket, "--config", &file]);
@@ -417,7 +445,7 @@ fn disks_need_an_address_of_either_kind() {
     let output = alone.output().unwrap();
     let complaint = String::from_utf8_lossy(&output.stderr);
     assert!(complaint.contains("--nbd") && complaint.contains("--listen"), "{complaint}");
-    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(output.status.code(), Some(2));
 }
 
 /// `towline ls` of a server lists both, so they are easily mistaken for each other.
@@ -684,4 +712,53 @@ fn a_state_that_was_shortened_is_told_at_the_end() {
     let told = format!("{}: somebody shortened it", sessions.display());
     assert!(said.contains(&told), "{said}");
     assert_eq!(server.child.wait().unwrap().signal(), Some(libc::SIGBUS));
+}
+
+/// Such a client may be a program that never leaves, or stand at the other end of a network.
+#[test]
+fn a_server_for_standard_input_ends_when_told_so() {
+    use rustix::process::{Pid, Signal, kill_process};
+    for signal in [Signal::TERM, Signal::INT] {
+        let mut server = Command::new(TOWLINE)
+            .args(["serve", "--disk", "d=mem:1M", "--nbd", "-"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        server.stdout.as_mut().unwrap().read_exact(&mut [0; 18]).unwrap();
+        kill_process(Pid::from_child(&server), signal).unwrap();
+        let mut status = None;
+        support::wait_until("it ends", || {
+            status = server.try_wait().unwrap();
+            status.is_some()
+        });
+        assert!(status.unwrap().success());
+    }
+}
+
+#[test]
+fn standard_output_that_takes_nothing_ends_the_server() {
+    let full = fs::File::options().write(true).open("/dev/full").unwrap();
+    let mut server = Command::new(TOWLINE)
+        .args(["serve", "--disk", "d=mem:1M", "--nbd", "-"])
+        .stdin(Stdio::piped())
+        .stdout(full)
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // Standard input stays open.
+    let mut complaint = String::new();
+    server.stderr.take().unwrap().read_to_string(&mut complaint).unwrap();
+    assert_eq!(server.wait().unwrap().code(), Some(1), "{complaint}");
+    assert!(complaint.contains("--nbd -: standard output: No space left"), "{complaint}");
+}
+
+#[test]
+fn metrics_are_there_for_a_client_on_standard_input() {
+    let arguments = ["serve", "--disk", "d=mem:1M", "--nbd", "-", "--metrics", "127.0.0.1:0"];
+    let mut command = Command::new(TOWLINE);
+    let mut server =
+        Serving::new(command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::null()));
+    server.says("metrics on http://127.0.0.1:");
+    server.end();
 }

@@ -394,13 +394,21 @@ pub fn connect_tcp(host: &str, port: u16, limit: Duration) -> io::Result<Link> {
     Ok(Link::Socket(connect_stream((host, port), limit)?.into(), LinkKind::Tcp))
 }
 
-/// Connects to a Unix socket. The limit counts while as many connections as the listener allows wait to
-/// be accepted.
+/// Connects to a Unix socket. The socket is in blocking mode. A server that accepts nobody, so that its queue
+/// is full, is waited for up to `limit`.
 ///
 /// # Errors
-/// What `connect(2)` says; `TimedOut`.
-pub fn connect_unix(path: &Path, limit: Duration) -> io::Result<Link> {
+/// What `connect(2)` says; `TimedOut` at the limit.
+pub fn connect_unix_stream(path: &Path, limit: Duration) -> io::Result<UnixStream> {
     connect_local(&SocketAddrUnix::new(path)?, limit)
+}
+
+/// Connects to a Unix socket like [`connect_unix_stream`], and returns the link.
+///
+/// # Errors
+/// See [`connect_unix_stream`].
+pub fn connect_unix(path: &Path, limit: Duration) -> io::Result<Link> {
+    Ok(Link::Socket(connect_unix_stream(path, limit)?.into(), LinkKind::Unix))
 }
 
 /// Connects over a Unix socket in the abstract name space; otherwise like [`connect_unix`].
@@ -408,19 +416,23 @@ pub fn connect_unix(path: &Path, limit: Duration) -> io::Result<Link> {
 /// # Errors
 /// See [`connect_unix`]; `ConnectionRefused` when no socket has this name in this network namespace.
 pub fn connect_abstract(name: &str, limit: Duration) -> io::Result<Link> {
-    connect_local(&SocketAddrUnix::new_abstract_name(name.as_bytes())?, limit)
+    let address = SocketAddrUnix::new_abstract_name(name.as_bytes())?;
+    Ok(Link::Socket(connect_local(&address, limit)?.into(), LinkKind::Unix))
 }
 
-fn connect_local(address: &SocketAddrUnix, limit: Duration) -> io::Result<Link> {
+fn connect_local(address: &SocketAddrUnix, limit: Duration) -> io::Result<UnixStream> {
     let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
-    // The limit for sending is also that for connecting.
+    // The kernel applies it to the wait for a place in the queue, too.
     socket.set_write_timeout(Some(limit))?;
     rustix::net::connect(&socket, address).map_err(|errno| match errno {
-        Errno::AGAIN => io::ErrorKind::TimedOut.into(),
+        Errno::AGAIN => {
+            let what = format!("the server accepts no connection for {limit:?}");
+            io::Error::new(io::ErrorKind::TimedOut, what)
+        }
         other => io::Error::from(other),
     })?;
     socket.set_write_timeout(None)?;
-    Ok(Link::Socket(socket.into(), LinkKind::Unix))
+    Ok(UnixStream::from(OwnedFd::from(socket)))
 }
 
 /// True when both ends of a TCP connection are on this machine.

@@ -280,12 +280,13 @@ impl Server {
         &self.nbd_addresses
     }
 
-    /// Serves one NBD client that is already connected; returns when the connection ends.
-    pub fn serve_nbd(&self, link: Link) {
+    /// Serves one NBD client that is already connected. Nothing ever comes from the channel: it ends with the
+    /// connection.
+    #[must_use]
+    pub fn serve_nbd(&self, link: Link) -> std::sync::mpsc::Receiver<()> {
         let (over, gone) = std::sync::mpsc::channel();
         self.shared.mailboxes[0].send(Mail::NbdLane(Arc::new(link), Some(over)));
-        // Nothing is ever sent: the core drops its end.
-        let _ = gone.recv();
+        gone
     }
 
     /// Calls `tell` with an explanation when the server fails because of a bug in it, or at once if it has

@@ -10,7 +10,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::Duration;
-use towline_net::address::{Side, connect_stream, notice_silence};
+use towline_net::address::{Side, connect_stream, connect_unix_stream, notice_silence};
 
 /// The default port of NBD.
 const PORT: u16 = 10809;
@@ -168,7 +168,7 @@ impl Source {
             Error::system(format_args!("{self}: cannot connect{hint}"))(error)
         };
         let socket: OwnedFd = match &self.place {
-            Place::Unix(path) => UnixStream::connect(path).map_err(none)?.into(),
+            Place::Unix(path) => connect_unix_stream(path, PATIENCE).map_err(none)?.into(),
             Place::Tcp(host, port) => {
                 let stream = connect_stream((host.as_str(), *port), PATIENCE).map_err(none)?;
                 // Local connections, too: they may lead into a tunnel to another machine.

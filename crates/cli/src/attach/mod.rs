@@ -116,17 +116,21 @@ pub(crate) fn run(args: &Args) -> ExitCode {
     } else if let Some(device) = &args.resume {
         resume(args, device, &report);
     } else if let Some(url) = &args.url {
-        report.check(url, attach(args, url));
+        report.check(url, attach(args, url, &report));
     }
     report.status()
 }
 
-fn attach(args: &Args, url: &str) -> Outcome<()> {
+fn attach(args: &Args, url: &str, report: &Report) -> Outcome<()> {
     // First, so that the kernel is not blamed for a mistyped URL.
     let origin = serve::origin(url)?;
     let kind = kind(args)?;
     fits(args, kind)?;
-    if args.foreground { serve::attach(args, &origin, kind) } else { start(args, url, kind) }
+    if args.foreground {
+        serve::attach(args, &origin, kind)
+    } else {
+        start(args, url, kind, report)
+    }
 }
 
 /// Chooses between ublk and NBD, by the flags and by what the kernel has.
@@ -165,7 +169,7 @@ fn fits(args: &Args, kind: Kind) -> Outcome<()> {
 }
 
 /// Starts the background process and waits until its device can be used.
-fn start(args: &Args, url: &str, kind: Kind) -> Outcome<()> {
+fn start(args: &Args, url: &str, kind: Kind, report: &Report) -> Outcome<()> {
     let mut flags = vec![url.to_owned()];
     flags.push(match kind {
         Kind::Ublk => "--ublk".to_owned(),
@@ -180,10 +184,10 @@ fn start(args: &Args, url: &str, kind: Kind) -> Outcome<()> {
     flag("read-ahead", args.read_ahead.map(|n| n.to_string()));
     flag("dead-after", args.dead_after.map(|n| n.to_string()));
     flag("timeout", args.timeout.map(|n| n.to_string()));
-    in_background(&flags)
+    in_background(&flags, report)
 }
 
-fn in_background(flags: &[String]) -> Outcome<()> {
+fn in_background(flags: &[String], report: &Report) -> Outcome<()> {
     let program = std::env::current_exe()?;
     let mut child = Command::new(program)
         .arg("attach")
@@ -204,9 +208,10 @@ fn in_background(flags: &[String]) -> Outcome<()> {
             Failure::from(error).about("standard output").with(attached)
         });
     }
+    child.wait()?;
     // The process has given the reason on standard error.
-    let status = child.wait()?;
-    std::process::exit(status.code().unwrap_or(1).max(1));
+    report.failed_elsewhere();
+    Ok(())
 }
 
 fn resume(args: &Args, device: &str, report: &Report) {
@@ -230,7 +235,7 @@ fn resume(args: &Args, device: &str, report: &Report) {
         } else if args.foreground {
             serve::resume(args, record)
         } else {
-            in_background(&[format!("--resume={}", record.name())])
+            in_background(&[format!("--resume={}", record.name())], report)
         };
         report.check(record.name(), resumed);
     }
@@ -278,8 +283,10 @@ fn list(json: bool) -> std::io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Args, NEW};
+    use super::{Args, NEW, in_background};
+    use crate::report::Report;
     use clap::Parser;
+    use std::process::ExitCode;
 
     #[derive(Parser)]
     struct Cli {
@@ -289,6 +296,14 @@ mod tests {
 
     fn parsed(line: &str) -> Option<Args> {
         Cli::try_parse_from(format!("attach {line}").split(' ')).ok().map(|cli| cli.args)
+    }
+
+    #[test]
+    fn a_device_that_cannot_be_resumed_keeps_no_other_from_it() {
+        // The process is this test program, which takes no such flags and so fails.
+        let report = Report::new("attach");
+        assert!(in_background(&["--resume=ublkb9".to_owned()], &report).is_ok());
+        assert_eq!(format!("{:?}", report.status()), format!("{:?}", ExitCode::FAILURE));
     }
 
     #[test]

@@ -4,10 +4,9 @@
 use std::fs::File;
 use std::io::{self, BufReader, Read, Write};
 use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
-use towline_net::address::connect_stream;
+use towline_net::address::{connect_stream, connect_unix_stream};
 
 /// Input buffer for short replies, many of which arrive at a time.
 const INPUT_BYTES: usize = 64 * 1024;
@@ -155,13 +154,44 @@ impl Run {
     }
 }
 
+/// A socket with a time limit. The kernel reports as `EAGAIN` that it has passed, which says nothing to a user.
+struct Connection(File);
+
+fn told(error: io::Error) -> io::Error {
+    match error.kind() {
+        io::ErrorKind::WouldBlock => {
+            let what = format!("no answer within {} s", PATIENCE.as_secs());
+            io::Error::new(io::ErrorKind::TimedOut, what)
+        }
+        _ => error,
+    }
+}
+
+impl Read for Connection {
+    fn read(&mut self, target: &mut [u8]) -> io::Result<usize> {
+        self.0.read(target).map_err(told)
+    }
+}
+
+impl Write for Connection {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.write(bytes).map_err(told)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
+}
+
 pub(super) struct Client {
-    input: BufReader<File>,
+    input: BufReader<Connection>,
     /// Requests that have not been sent yet.
     output: Vec<u8>,
     order: Order,
     /// Bytes of the disk.
     size: u64,
+    /// The server has a command to flush.
+    flushes: bool,
 }
 
 /// The offsets of the requests of a load.
@@ -204,6 +234,8 @@ const OPTION_STRUCTURED: u32 = 8;
 const REPLY_ACK: u32 = 1;
 const REPLY_INFO: u32 = 3;
 const INFO_EXPORT: [u8; 2] = [0; 2];
+/// The transmission flag of servers that have the command FLUSH.
+const SEND_FLUSH: u64 = 1 << 2;
 
 fn wrong(what: impl Into<String>) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what.into())
@@ -218,13 +250,13 @@ impl Client {
     pub(super) fn connect(place: &Place, export: &str, order: Order) -> io::Result<Self> {
         let socket: OwnedFd = match place {
             Place::Tcp(address) => connect_stream(address.as_str(), PATIENCE)?.into(),
-            Place::Unix(path) => UnixStream::connect(path)?.into(),
+            Place::Unix(path) => connect_unix_stream(path, PATIENCE)?.into(),
         };
         use rustix::net::sockopt::{Timeout, set_socket_timeout};
         set_socket_timeout(&socket, Timeout::Recv, Some(PATIENCE))?;
         set_socket_timeout(&socket, Timeout::Send, Some(PATIENCE))?;
-        let input = BufReader::with_capacity(HEADER_BYTES, File::from(socket));
-        let mut this = Self { input, output: Vec::new(), order, size: 0 };
+        let input = BufReader::with_capacity(HEADER_BYTES, Connection(File::from(socket)));
+        let mut this = Self { input, output: Vec::new(), order, size: 0, flushes: false };
         this.take::<18>()?;
         this.output.extend_from_slice(&3u32.to_be_bytes());
         if order == Order::Any && !this.option(OPTION_STRUCTURED, &[])? {
@@ -270,8 +302,9 @@ impl Client {
             match kind {
                 REPLY_ACK => return Ok(true),
                 kind if kind >> 31 == 1 => return Ok(false),
-                REPLY_INFO if text.len() >= 10 && text[..2] == INFO_EXPORT => {
+                REPLY_INFO if text.len() == 12 && text[..2] == INFO_EXPORT => {
                     self.size = number(&text[2..10]);
+                    self.flushes = number(&text[10..]) & SEND_FLUSH != 0;
                 }
                 _ => {}
             }
@@ -295,8 +328,11 @@ impl Client {
         self.input.get_mut().write_all(message)
     }
 
-    /// Makes everything written so far durable.
+    /// Makes everything written so far durable, if the server has a command for it.
     pub(super) fn flush(&mut self) -> io::Result<()> {
+        if !self.flushes {
+            return Ok(());
+        }
         self.request(FLUSH, 0, 0, 0);
         let mut slots =
             [Slot { buffer: Vec::new(), offset: 0, since: Instant::now(), first: None }];
@@ -364,10 +400,11 @@ impl Client {
 
     /// Starts a load with its first requests.
     pub(super) fn begin(&mut self, load: Load) -> io::Result<Run> {
-        let file = self.input.get_ref().try_clone()?;
+        let socket = Connection(self.input.get_ref().0.try_clone()?);
         let long = load.size >= LONG_REPLY_BYTES;
         // No request is under way, so the old buffer is empty.
-        self.input = BufReader::with_capacity(if long { HEADER_BYTES } else { INPUT_BYTES }, file);
+        self.input =
+            BufReader::with_capacity(if long { HEADER_BYTES } else { INPUT_BYTES }, socket);
         let start = Instant::now();
         let (mut offsets, mut slots, mut under_way) = (Offsets::new(load), Vec::new(), 0);
         let front = if load.writes { REQUEST_BYTES } else { 0 };
@@ -429,7 +466,7 @@ impl Client {
 
     /// The connection.
     pub(super) fn socket(&self) -> &File {
-        self.input.get_ref()
+        &self.input.get_ref().0
     }
 
     /// Starts the next request of a slot. Returns false at the end of the span.
@@ -464,5 +501,50 @@ fn no_error(error: u64) -> io::Result<()> {
     match error {
         0 => Ok(()),
         error => Err(io::Error::from_raw_os_error(error as i32)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn a_server_that_is_silent_is_told_as_such() {
+        let (near, _far) = UnixStream::pair().unwrap();
+        near.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
+        let mut socket = Connection(File::from(OwnedFd::from(near)));
+        let error = socket.read_exact(&mut [0]).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        assert_eq!(error.to_string(), "no answer within 60 s");
+    }
+
+    #[test]
+    fn only_a_server_that_can_flush_is_asked_to() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("socket");
+        let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        let server = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            stream.write_all(b"NBDMAGICIHAVEOPT\0\x01").unwrap();
+            // The client's flags, and GO with the name "x".
+            stream.read_exact(&mut [0; 4 + 16 + 7]).unwrap();
+            let reply = |kind: u32, data: &[u8]| {
+                let head = [0x0003_e889_0455_65a9_u64.to_be_bytes(), [0, 0, 0, 7, 0, 0, 0, 0]];
+                let mut bytes = head.concat();
+                bytes[12..].copy_from_slice(&kind.to_be_bytes());
+                bytes.extend((data.len() as u32).to_be_bytes());
+                [&bytes[..], data].concat()
+            };
+            // A disk of 1 MiB whose only flag is that it has flags.
+            stream.write_all(&reply(3, &[0, 0, 0, 0, 0, 0, 0, 16, 0, 0, 0, 1])).unwrap();
+            stream.write_all(&reply(1, &[])).unwrap();
+            stream.read(&mut [0; 64]).unwrap()
+        });
+        let mut client = Client::connect(&Place::Unix(path), "x", Order::Ascending).unwrap();
+        assert_eq!(client.size(), 1 << 20);
+        client.flush().unwrap();
+        drop(client);
+        assert_eq!(server.join().unwrap(), 0, "it was asked for something");
     }
 }

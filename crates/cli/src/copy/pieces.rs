@@ -97,6 +97,9 @@ struct State {
     /// The offset in the last note, and when it was written.
     noted: u64,
     noted_at: Instant,
+    /// The part could not be made durable. A second try may succeed although data is lost, because the kernel
+    /// reports that only once. So nothing more is noted.
+    note_failed: bool,
     failure: Option<Failure>,
 }
 
@@ -119,6 +122,7 @@ impl Transfer<'_> {
             furthest: self.from,
             noted: self.from,
             noted_at: Instant::now(),
+            note_failed: false,
             failure: None,
         });
         let inside = AtomicBool::new(self.inside);
@@ -131,8 +135,10 @@ impl Transfer<'_> {
         match state.failure.take() {
             None => Ok(()),
             Some(failure) => {
-                // Without the note the part is not continued; nothing else depends on it.
-                let _ = part::note(self.stamp, self.target, state.done());
+                if !state.note_failed {
+                    // Without the note the part is not continued; nothing else depends on it.
+                    let _ = part::note(self.stamp, self.target, state.done());
+                }
                 Err(failure)
             }
         }
@@ -160,7 +166,9 @@ impl Transfer<'_> {
                 (now.noted, now.noted_at) = (done, Instant::now());
                 drop(now);
                 if let Err(failure) = part::note(self.stamp, self.target, done) {
-                    locked(state).failure.get_or_insert(failure);
+                    let mut now = locked(state);
+                    now.note_failed = true;
+                    now.failure.get_or_insert(failure);
                     return;
                 }
             }
@@ -328,6 +336,7 @@ mod tests {
             furthest: 20,
             noted: 0,
             noted_at: Instant::now(),
+            note_failed: false,
             failure: None,
         };
         assert_eq!(state.done(), 20, "the target may be no longer than that");

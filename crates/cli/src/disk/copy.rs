@@ -188,9 +188,13 @@ fn prepare(
             target_is: target.place()?,
         }))
     };
-    if args.resume
-        && let Some(journal) = &mut journal
-        && let Ok(end) = open()
+    let left = match args.resume.then(&open).transpose() {
+        // Nothing is left in a target that is not there.
+        Err(failure) if is_new && failure.is(Errno::ENOENT) => None,
+        // Otherwise what was noted stays for the next attempt.
+        left => left?,
+    };
+    if let (Some(journal), Some(end)) = (&mut journal, left)
         && let Some(title) = title(&end)?
     {
         match journal.read(&title)? {
@@ -209,6 +213,8 @@ fn prepare(
         forget_others(journal.as_ref(), &end.place()?)?;
         return Ok(Prepared { target: Target::Disk { end, is_new: false }, journal, earlier });
     }
+    // First, so that a target that cannot be opened costs an earlier copy nothing.
+    let disk = if is_new { None } else { Some(open()?) };
     // Before the target is emptied, so that a copy that is killed right after that cannot be resumed.
     if let Some(journal) = &mut journal {
         journal.clear()?;
@@ -216,10 +222,10 @@ fn prepare(
     if let Some(place) = place {
         forget_others(journal.as_ref(), &place)?;
     }
-    let end = match is_new {
+    let end = match disk {
+        Some(end) => end,
         // The length of a stream is unknown, so the file grows with it.
-        true => End::create(name, source.map_or(0, End::size))?,
-        false => open()?,
+        None => End::create(name, source.map_or(0, End::size))?,
     };
     if !is_new {
         forget_others(journal.as_ref(), &end.place()?)?;

@@ -66,6 +66,9 @@ struct State {
     noted_at: Instant,
     /// A thread is making pieces durable.
     noting: bool,
+    /// A flush failed. The next one may succeed although what was written before is lost: a kernel reports that
+    /// only once. So nothing is noted any more.
+    flush_failed: bool,
     journal: Option<Journal>,
     /// Pieces of an earlier run that this one has not overwritten, by offset.
     earlier: BTreeMap<u64, Piece>,
@@ -103,6 +106,7 @@ impl<'a> Transfer<'a> {
             noted: 0,
             noted_at: Instant::now(),
             noting: false,
+            flush_failed: false,
             journal,
             earlier: earlier.pieces.into_iter().map(|piece| (piece.offset, piece)).collect(),
             from_earlier: 0,
@@ -140,7 +144,9 @@ impl<'a> Transfer<'a> {
         let failure = locked(&self.state).failure.take();
         if let Some(failure) = failure {
             // Finished pieces are worth keeping, but a failed target may fail again.
-            let _ = self.note();
+            if !locked(&self.state).flush_failed {
+                let _ = self.note();
+            }
             return Err(failure);
         }
         if let Target::Disk { end, is_new } = &self.target {
@@ -314,7 +320,7 @@ impl<'a> Transfer<'a> {
     fn note(&self) -> Outcome<()> {
         let Target::Disk { end, .. } = &self.target else { return Ok(()) };
         let count = locked(&self.state).done.len();
-        end.flush()?;
+        end.flush().inspect_err(|_| locked(&self.state).flush_failed = true)?;
         let mut state = locked(&self.state);
         let State { done, noted, journal, noted_at, earlier, .. } = &mut *state;
         if let Some(journal) = journal {

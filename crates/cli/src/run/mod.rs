@@ -135,6 +135,11 @@ fn start(args: &Args) -> Outcome<u8> {
     let own = args.serve.as_ref().map(|_| &directory);
     let mut prefixes =
         args.at.iter().map(|at| prefix_and_url(at, own)).collect::<Outcome<Vec<_>>>()?;
+    let is_own = |url: &Url| url.transport == Transport::Unix(directory.socket());
+    if own.is_some() && !prefixes.iter().any(|(_, url)| is_own(url)) {
+        let what = "nothing would use the directory: each --at has a URL; leave out one of them";
+        return Err(Failure::new(what).about("--serve"));
+    }
     // The longest prefix comes first, so that a prefix below another one is found.
     prefixes.sort_by_key(|(prefix, _)| std::cmp::Reverse(prefix.len()));
     let mut sorted: Vec<&[u8]> = prefixes.iter().map(|(prefix, _)| prefix.as_slice()).collect();

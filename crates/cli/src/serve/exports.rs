@@ -45,9 +45,8 @@ pub(crate) fn parse_disk(text: impl AsRef<OsStr>) -> Result<DiskExport, String> 
         Some("delay") => {
             let size = parse_bytes(&need("size")?.to_string_lossy())?;
             let latency = need("latency")?.to_string_lossy().into_owned();
-            let latency = latency
-                .parse()
-                .map_err(|_| format!("\"{latency}\" is not a number of microseconds"))?;
+            let latency = digits(&latency)
+                .ok_or_else(|| format!("\"{latency}\" is not a number of microseconds"))?;
             let bandwidth = need("bandwidth")?.to_string_lossy().into_owned();
             let bandwidth = if bandwidth == "0" { 0 } else { parse_bytes(&bandwidth)? };
             DiskKind::Delay(size, Duration::from_micros(latency), bandwidth)
@@ -165,7 +164,7 @@ fn parse(
 
 /// Parses a number of requests per second, which must not be zero.
 fn parse_count(text: &str) -> Result<u64, String> {
-    let number = text.parse().ok().filter(|number| *number > 0);
+    let number = digits(text).filter(|number| *number > 0);
     number.ok_or_else(|| format!("\"{text}\" is not a number of requests per second"))
 }
 
@@ -177,8 +176,14 @@ fn parse_block(text: &str) -> Result<u32, String> {
 
 /// Parses a number of simultaneous requests, which must not be zero.
 fn parse_depth(text: &str) -> Result<u32, String> {
-    let number = text.parse().ok().filter(|number| *number > 0);
+    let number = digits(text).and_then(|number| u32::try_from(number).ok());
+    let number = number.filter(|number| *number > 0);
     number.ok_or_else(|| format!("\"{text}\" is not a number of requests"))
+}
+
+/// Parses a number without a sign, which `str::parse` would take.
+fn digits(text: &str) -> Option<u64> {
+    text.parse().ok().filter(|_| text.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
 /// Parses a number of bytes: digits and an optional K, M, G or T (powers of 1024).
@@ -188,14 +193,14 @@ pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
             "\"{text}\" is not a size; expected digits and an optional K, M, G or T, such as 2G"
         )
     };
-    let (digits, factor) = match text.char_indices().last() {
+    let (count, factor) = match text.char_indices().last() {
         Some((at, 'k' | 'K')) => (&text[..at], 1u64 << 10),
         Some((at, 'm' | 'M')) => (&text[..at], 1 << 20),
         Some((at, 'g' | 'G')) => (&text[..at], 1 << 30),
         Some((at, 't' | 'T')) => (&text[..at], 1 << 40),
         _ => (text, 1),
     };
-    let number: u64 = digits.parse().map_err(|_| wrong())?;
+    let number = digits(count).ok_or_else(wrong)?;
     number.checked_mul(factor).filter(|bytes| *bytes > 0).ok_or_else(wrong)
 }
 
@@ -272,8 +277,11 @@ mod tests {
         for bad in ["a", "a=", "a=/x:zz", "a=/x\\", "a=/x:iops=0", "a=/x:bandwidth", "a=/x:ro=1"] {
             assert!(parse_directory(bad).is_err(), "{bad}");
         }
-        for bad in ["", "G", "0", "-1", "1X", "99999999999T"] {
+        for bad in ["", "G", "0", "-1", "+1", "+1K", "1X", "99999999999T"] {
             assert!(parse_bytes(bad).is_err(), "{bad}");
+        }
+        for bad in ["d=/a:iops=+1", "d=/a:depth=+1", "d=delay:1M:+5:1G"] {
+            assert!(parse_disk(bad).is_err(), "{bad}");
         }
     }
 }

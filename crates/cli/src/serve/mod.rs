@@ -20,6 +20,7 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::mpsc::Receiver;
 use std::time::Duration;
 use towline_net::address::{Address, Listener};
 use towline_server::{
@@ -183,8 +184,47 @@ fn read_file(path: &Path) -> Result<(FileSettings, Vec<Front>, Option<SocketAddr
     Ok((file, fronts.map_err(wrong)?, metrics.map_err(wrong)?))
 }
 
+/// Why there is no server.
+enum Refusal {
+    /// The command line is wrong.
+    Usage(String),
+    /// Anything else, such as a wrong configuration file.
+    Failed(String),
+}
+
+impl From<String> for Refusal {
+    fn from(text: String) -> Self {
+        Self::Failed(text)
+    }
+}
+
+impl Refusal {
+    /// Says what is wrong with a setting, and names it as it was given: as a flag, or as a key of the
+    /// configuration file.
+    fn of(args: &Args, is_flag: bool, key: &str, what: &str) -> Self {
+        match &args.config {
+            Some(file) if !is_flag => {
+                Self::Failed(format!("configuration {}: {key}{what}", file.display()))
+            }
+            _ => Self::Usage(format!("--{key}{what}")),
+        }
+    }
+
+    /// Says what is wrong with several settings together. The command line is wrong unless there is a
+    /// configuration file, which may be.
+    fn of_all(args: &Args, what: String) -> Self {
+        if args.config.is_some() { Self::Failed(what) } else { Self::Usage(what) }
+    }
+
+    fn text(self) -> String {
+        match self {
+            Self::Usage(text) | Self::Failed(text) => text,
+        }
+    }
+}
+
 /// Combines the flags and the configuration file. `inherited`: a service manager has given sockets.
-fn settings(args: &Args, inherited: bool) -> Result<Settings, String> {
+fn settings(args: &Args, inherited: bool) -> Result<Settings, Refusal> {
     let read = args.config.as_deref().map(read_file).transpose()?;
     let (file, fronts_of_file, metrics) = read.unwrap_or_default();
     let defaults = Config::default();
@@ -193,20 +233,24 @@ fn settings(args: &Args, inherited: bool) -> Result<Settings, String> {
     let mut disks = file.disks;
     disks.extend(args.disk.iter().cloned());
     if exports.is_empty() && disks.is_empty() {
-        return Err("nothing to export; try --dir data=/srv/data or --mem scratch=1G".into());
+        let what = "nothing to export; try --dir data=/srv/data or --mem scratch=1G";
+        return Err(Refusal::of_all(args, what.to_owned()));
     }
     if let Some(disk) = disks.iter().find(|d| exports.iter().any(|e| e.name == d.name)) {
-        return Err(format!("export \"{}\": the name is used twice", disk.name));
+        let what = format!("export \"{}\": the name is used twice", disk.name);
+        return Err(Refusal::of_all(args, what));
     }
     let mut fronts = args.nbd.clone();
     fronts.extend(fronts_of_file);
     if !fronts.is_empty() && disks.is_empty() {
-        return Err("--nbd: there is no disk to serve; try --disk img=/srv/img.raw".into());
+        let what = ": there is no disk to serve; try --disk img=/srv/img.raw";
+        return Err(Refusal::of(args, !args.nbd.is_empty(), "nbd", what));
     }
     let mut listen = file.listen;
     listen.extend(args.listen.iter().cloned());
     if fronts.is_empty() && listen.is_empty() && exports.is_empty() && !inherited {
-        return Err("--disk: no client could reach it; add --nbd 127.0.0.1:10809 or --listen tcp://127.0.0.1:7440".into());
+        let what = ": no client could reach it; add --nbd 127.0.0.1:10809 or --listen tcp://127.0.0.1:7440";
+        return Err(Refusal::of(args, !args.disk.is_empty(), "disk", what));
     }
     let engine = match args.engine.or(file.engine) {
         None | Some(Engine::Auto) => EngineWish::Automatic,
@@ -231,40 +275,41 @@ fn settings(args: &Args, inherited: bool) -> Result<Settings, String> {
         nbd_handshake: defaults.nbd_handshake,
         lock_grace: defaults.lock_grace,
     };
-    check(&config)?;
+    check(args, &config)?;
     let nbd_standard = fronts.iter().any(|front| front.address().is_none());
     Ok(Settings { config, metrics: args.metrics.or(metrics), nbd_standard })
 }
 
-/// Checks the values of flags and keys. Returns a message for an invalid one.
-fn check(config: &Config) -> Result<(), String> {
+/// Checks the values of flags and keys.
+fn check(args: &Args, config: &Config) -> Result<(), Refusal> {
     if config.identity && !rustix::process::geteuid().is_root() {
-        return Err("--identity: only root can act as other users; start as root, or leave it out to serve as yourself".into());
+        let what = ": only root can act as other users; start as root, or leave it out to serve as yourself";
+        return Err(Refusal::of(args, args.identity, "identity", what));
     }
     if config.no_root_squash && !config.identity {
-        return Err("--no-root-squash: needs --identity; without it the server acts as its own user for everybody".into());
+        let what = ": needs --identity; without it the server acts as its own user for everybody";
+        return Err(Refusal::of(args, args.no_root_squash, "no-root-squash", what));
     }
     let mut seen = HashSet::new();
     for address in config.listen.iter().chain(&config.nbd) {
         let any_port = matches!(address, Address::Tcp(tcp) if tcp.port() == 0);
         if !any_port && !seen.insert(address) {
-            return Err(format!("address {address}: given twice"));
+            return Err(Refusal::of_all(args, format!("address {address}: given twice")));
         }
     }
-    if !(1..=CORES_MAX).contains(&config.cores) {
-        return Err(format!("--cores {}: expected a number from 1 to {CORES_MAX}", config.cores));
+    let cores = config.cores;
+    if !(1..=CORES_MAX).contains(&cores) {
+        let what = format!(" {cores}: expected a number from 1 to {CORES_MAX}");
+        return Err(Refusal::of(args, args.cores.is_some(), "cores", &what));
     }
     if !FRAGMENT_BYTES.contains(&config.fragment_bytes) {
-        return Err(format!("--fragment {}: expected 4K to 256K", config.fragment_bytes));
+        let what = format!(" {}: expected 4K to 256K", config.fragment_bytes);
+        return Err(Refusal::of(args, args.fragment.is_some(), "fragment", &what));
     }
-    let least = CORE_BUFFER_BYTES_MIN * config.cores as u64;
-    if config.buffer_limit < least {
-        return Err(format!(
-            "--buffer-limit {}: too little; {} cores need at least {}K",
-            config.buffer_limit,
-            config.cores,
-            least >> 10
-        ));
+    let (given, least) = (config.buffer_limit, CORE_BUFFER_BYTES_MIN * cores as u64);
+    if given < least {
+        let what = format!(" {given}: too little; {cores} cores need at least {}K", least >> 10);
+        return Err(Refusal::of(args, args.buffer_limit.is_some(), "buffer-limit", &what));
     }
     Ok(())
 }
@@ -273,14 +318,15 @@ fn check(config: &Config) -> Result<(), String> {
 pub(crate) fn run(args: Args) -> ExitCode {
     match serve(&args) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(message) => {
-            note(format_args!("towline: serve: {message}"));
-            ExitCode::FAILURE
+        Err(refusal) => {
+            let is_usage = matches!(refusal, Refusal::Usage(_));
+            note(format_args!("towline: serve: {}", refusal.text()));
+            if is_usage { ExitCode::from(2) } else { ExitCode::FAILURE }
         }
     }
 }
 
-fn serve(args: &Args) -> Result<(), String> {
+fn serve(args: &Args) -> Result<(), Refusal> {
     let inherited = inherited_listeners()?;
     let is_managed = !inherited.is_empty();
     let at_start = settings(args, is_managed)?;
@@ -307,21 +353,12 @@ fn serve(args: &Args) -> Result<(), String> {
         let _ = tell.send(why.to_owned());
         handle.close();
     });
-    if standard {
-        let (link, last) = nbd::standard_link()?;
-        server.serve_nbd(link);
-        server.stop();
-        if let Ok(why) = failure.try_recv() {
-            return Err(why);
-        }
-        if let Some(Err(_)) = last.map(std::thread::JoinHandle::join) {
-            return Err("--nbd -: copying to standard output failed".into());
-        }
-        return Ok(());
-    }
     if let Some(address) = metrics {
         let bound = metrics::start(address, config.insecure, server.prometheus())?;
         note(format_args!("towline: metrics on http://{bound}/metrics"));
+    }
+    if standard {
+        return serve_standard(server, signals, &failure);
     }
     let plural = if config.cores == 1 { "" } else { "s" };
     let how = format!("{}, {} core{plural}", server.engine(), config.cores);
@@ -346,7 +383,7 @@ fn serve(args: &Args) -> Result<(), String> {
             Ok(now) => notify(&[NotifyState::Reloading, now]),
             Err(error) => log::warn!("cannot read the system's clock: {error}"),
         }
-        let again = settings(args, is_managed).and_then(|next| {
+        let again = settings(args, is_managed).map_err(Refusal::text).and_then(|next| {
             let Config { exports, disks, .. } = &next.config;
             server.replace(exports, disks).map_err(|e| e.to_string()).map(|()| next)
         });
@@ -365,7 +402,32 @@ fn serve(args: &Args) -> Result<(), String> {
     notify(&[NotifyState::Stopping]);
     note("towline: shutting down");
     server.stop();
-    failure.try_recv().map_or(Ok(()), Err)
+    failure.try_recv().map_or(Ok(()), |why| Err(why.into()))
+}
+
+/// Serves the client on standard input and output until it leaves, a signal comes or the server fails.
+fn serve_standard(
+    server: Server,
+    mut signals: Signals,
+    failure: &Receiver<String>,
+) -> Result<(), Refusal> {
+    let (link, output) = nbd::standard_link()?;
+    let (over, left) = (server.serve_nbd(link), signals.handle());
+    let wait = move || {
+        let _ = over.recv();
+        left.close();
+    };
+    let thread = std::thread::Builder::new().name("towline-client".to_owned()).spawn(wait);
+    thread.map_err(|error| format!("--nbd -: {error}"))?;
+    let is_told = signals.forever().any(|signal| signal != SIGHUP);
+    server.stop();
+    if let Ok(why) = failure.try_recv() {
+        return Err(why.into());
+    }
+    if let Some(output) = output {
+        output.finish(is_told)?;
+    }
+    Ok(())
 }
 
 /// Notifies the service manager, if there is one.

@@ -2,11 +2,13 @@
 
 use super::resolve;
 use rustix::fs::FileType;
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
+use std::net::Shutdown;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::str::FromStr;
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 use towline_net::address::Address;
 use towline_net::{Link, LinkKind};
 
@@ -42,10 +44,38 @@ impl FromStr for Front {
     }
 }
 
+/// How long the last bytes to standard output may take once the server was told to end. Their reader may be
+/// stuck.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// How often to look whether they are written.
+const LOOK: Duration = Duration::from_millis(10);
+
+/// The thread that copies to standard output.
+pub(crate) struct Output(JoinHandle<std::io::Result<()>>);
+
+impl Output {
+    /// Waits, after the link is closed, until the last bytes are written; not for long if `is_told` to end.
+    pub(crate) fn finish(self, is_told: bool) -> Result<(), String> {
+        let begun = Instant::now();
+        while is_told && !self.0.is_finished() {
+            if begun.elapsed() >= PATIENCE {
+                return Ok(());
+            }
+            std::thread::sleep(LOOK);
+        }
+        match self.0.join() {
+            Ok(Ok(())) => Ok(()),
+            // The client has left.
+            Ok(Err(error)) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
+            Ok(Err(error)) => Err(format!("--nbd -: standard output: {error}")),
+            Err(_) => Err("--nbd -: copying to standard output failed".to_owned()),
+        }
+    }
+}
+
 /// Returns a link to the client on standard input and output: directly if that is a socket, otherwise through
-/// two threads that copy. After the link is closed, join the returned thread, so that the last bytes are not
-/// lost.
-pub(crate) fn standard_link() -> Result<(Link, Option<JoinHandle<()>>), String> {
+/// two threads that copy. After the link is closed, finish the output, so that the last bytes are not lost.
+pub(crate) fn standard_link() -> Result<(Link, Option<Output>), String> {
     let wrong = |error: std::io::Error| format!("--nbd -: standard input: {error}");
     let stdin = std::io::stdin();
     let stat = rustix::fs::fstat(&stdin).map_err(|e| wrong(e.into()))?;
@@ -65,22 +95,25 @@ pub(crate) fn standard_link() -> Result<(Link, Option<JoinHandle<()>>), String> 
     let copy_in = move || {
         // If either side ends, so does the connection.
         let _ = copy(std::io::stdin().lock(), &inward);
-        let _ = inward.shutdown(std::net::Shutdown::Write);
+        let _ = inward.shutdown(Shutdown::Write);
     };
     let copy_out = move || {
-        let _ = copy(&outward, std::io::stdout().lock());
+        let done = copy(&outward, std::io::stdout().lock());
+        // A client that cannot be answered is gone, although its requests may still come.
+        let _ = outward.shutdown(Shutdown::Both);
+        done
     };
     let thread = |name: &str| std::thread::Builder::new().name(name.to_owned());
     thread("towline-stdin").spawn(copy_in).map_err(wrong)?;
     let last = thread("towline-stdout").spawn(copy_out).map_err(wrong)?;
-    Ok((Link::Socket(near.into(), LinkKind::Unix), Some(last)))
+    Ok((Link::Socket(near.into(), LinkKind::Unix), Some(Output(last))))
 }
 
-/// Copies until the source ends. Each piece is passed on at once.
+/// Copies until the source ends or fails. Each piece is passed on at once. Reports errors of the target only.
 fn copy(mut source: impl Read, mut target: impl Write) -> std::io::Result<()> {
     let mut bytes = vec![0; 128 * 1024];
     loop {
-        let count = source.read(&mut bytes)?;
+        let count = source.read(&mut bytes).unwrap_or(0);
         if count == 0 {
             return Ok(());
         }
