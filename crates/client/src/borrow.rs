@@ -67,7 +67,7 @@ impl Memories {
     /// Returns the memory with this number. Receives it from the link if it is the next one.
     fn find(&mut self, number: u32, link: &Arc<Link>) -> Result<&Arc<Known>, Refusal> {
         let Link::Shm(shared) = &**link else {
-            return Err(wrong("memory memory memory lent over a socket"));
+            return Err(wrong("memory lent over a socket"));
         };
         let number = number as usize;
         if number == self.known.len() {
