@@ -117,8 +117,6 @@ pub struct Compound {
     operations: usize,
     /// Files that it opened and did not close.
     left_open: usize,
-    /// It closes a file that it has not opened.
-    closes: bool,
     /// Records what it does, if the session is kept.
     pen: Option<Box<Pen>>,
     /// It failed because it is unknown whether an operation was done.
@@ -167,7 +165,7 @@ impl Compound {
         let wrong = |what| Err(ProtocolError { what, at: 0 });
         let (mut operations, mut modifies, mut syncs) = (0, false, false);
         let (mut written, mut read, mut last) = (None, None, None);
-        let (mut waits, mut closes) = (false, false);
+        let mut waits = false;
         for request in Operations::of(body) {
             let request = *last.insert(request?);
             operations += 1;
@@ -185,7 +183,6 @@ impl Compound {
                 return wrong("more than one transfer in a request");
             }
             waits |= matches!(request, Request::Events { .. });
-            closes |= matches!(request, Request::Close { handle } if handle != CURRENT);
         }
         if operations == 0 {
             return wrong("request without operations");
@@ -203,8 +200,7 @@ impl Compound {
         self.body.extend_from_slice(body);
         self.payload.extend_from_slice(payload);
         (self.slot, self.sequence) = (slot, sequence);
-        (self.operations, self.closes) = (operations, closes);
-        (self.modifies, self.syncs) = (modifies, syncs);
+        (self.operations, self.modifies, self.syncs) = (operations, modifies, syncs);
         (self.offered, self.reads) = (offered, read.unwrap_or(0).into());
         Ok(last.filter(|_| operations == 1))
     }
@@ -231,7 +227,6 @@ impl Compound {
             sequence,
             operations,
             left_open,
-            closes,
             pen,
             undecided,
             elsewhere,
@@ -249,7 +244,7 @@ impl Compound {
         (*index, *at, *after, *operations, *left_open) = (0, 0, 0, 0, 0);
         (*slot, *sequence, *offered, *reads, *current) = (0, 0, 0, 0, None);
         (*data_of_file, *modifies, *failed, *undecided) = (false, false, false, false);
-        (*syncs, *closes) = (false, false);
+        *syncs = false;
         (*write, *pen, *elsewhere, *closed, *turn) = (None, None, None, None, None);
     }
 

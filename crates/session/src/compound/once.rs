@@ -8,7 +8,7 @@ use crate::state::Journal;
 use std::sync::Arc;
 use towline_store::{Caller, FileStore, OpenHow, SetAttr};
 use towline_wire::reply::parse_results;
-use towline_wire::request::{CURRENT, open_flag};
+use towline_wire::request::{CURRENT, Operations, open_flag};
 use towline_wire::{Errno, Reply, Request};
 
 /// Records what a request does.
@@ -16,6 +16,8 @@ pub(super) struct Pen {
     pub(super) journal: Journal,
     /// The record to write next.
     draft: Record,
+    /// The request closes a file that it has not opened.
+    closes: bool,
     /// Something was changed that survives a restart of the server.
     changes: bool,
     /// Progress at the last write: operations done, and whether one failed.
@@ -92,10 +94,13 @@ impl Compound {
             intent: None,
             results: Vec::new(),
         };
+        let closes =
+            |request| matches!(request, Ok(Request::Close { handle }) if handle != CURRENT);
+        let closes = Operations::of(&self.body).any(closes);
         let changes = known.is_some();
         let known = known.map(Arc::new);
         let journal = journal.clone();
-        self.pen = Some(Box::new(Pen { journal, draft, changes, written: None, known }));
+        self.pen = Some(Box::new(Pen { journal, draft, closes, changes, written: None, known }));
         false
     }
 
@@ -118,7 +123,7 @@ impl Compound {
         let over = self.failed || self.index == self.operations;
         pen.draft.index = self.index as u8;
         // Whoever repeats it after a restart has the files open again that it has closed.
-        let leaves_files = self.left_open > 0 || self.closes;
+        let leaves_files = self.left_open > 0 || pen.closes;
         pen.draft.complete = over && !leaves_files && self.data.is_empty();
         pen.draft.intent = None;
         pen.journal.write(self.slot, &mut pen.draft, &self.results);
