@@ -147,7 +147,7 @@ fn names(path: &[u8]) -> Vec<&[u8]> {
 /// Accepts a directory that exists already.
 fn existing(place: &Place, made: Outcome<()>) -> Outcome<()> {
     match made {
-        Err(failure) if failure.is(Errno::EEXIST) || failure.is(Errno::EROFS) => {
+        Err(failure) if failure.is(Errno::EEXIST) => {
             match place.base.stat_path(place.path(), true) {
                 Ok(attr) if attr.is_directory() => Ok(()),
                 _ => Err(failure),
