@@ -9,7 +9,7 @@ use std::fs;
 use std::io::Write;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use support::compare::{Libc, compiled, same, same_over};
 use support::{TOWLINE, World, have, under_run, wait_until};
 
@@ -49,6 +49,16 @@ fn opened(process: u32, file: &Path) -> usize {
     all.flatten().filter(|fd| fs::read_link(fd.path()).is_ok_and(|to| to == file)).count()
 }
 
+/// Starts a program that waits for its standard input, and returns once it has said this line.
+fn spawned_until(command: &mut Command, line: &str) -> Child {
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut said = String::new();
+    let mut output = std::io::BufReader::new(child.stdout.take().unwrap());
+    std::io::BufRead::read_line(&mut output, &mut said).unwrap();
+    assert_eq!(said, line);
+    child
+}
+
 /// Even if the process that closed the last of them makes no more requests.
 #[test]
 fn what_is_closed_is_closed_on_the_server() {
@@ -61,17 +71,10 @@ fn what_is_closed_is_closed_on_the_server() {
     for transport in ["tcp", "shm"] {
         let prefix = world.local("at");
         let at = format!("{}={}", prefix.display(), world.through(transport, "dir"));
-        let mut child = Command::new(TOWLINE)
-            .args(["run", "--at", &at, "--"])
-            .args([program.as_os_str(), "idle".as_ref(), prefix.join("folder/file").as_os_str()])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut line = String::new();
-        let mut output = std::io::BufReader::new(child.stdout.take().unwrap());
-        std::io::BufRead::read_line(&mut output, &mut line).unwrap();
-        assert_eq!(line, "idle\n");
+        let mut command = Command::new(TOWLINE);
+        command.args(["run", "--at", &at, "--"]);
+        command.args([program.as_os_str(), "idle".as_ref()]).arg(prefix.join("folder/file"));
+        let mut child = spawned_until(&mut command, "idle\n");
         wait_until(&format!("the server has closed it, over {transport}"), || {
             opened(world.server_id(), &file) == 0
         });
@@ -105,18 +108,12 @@ for end in os._exit, sys.exit:
 print('mapped', flush=True)
 sys.stdin.read()";
     let prefix = world.local("at");
-    let mut child = Command::new(TOWLINE)
+    let mut command = Command::new(TOWLINE);
+    command
         .args(["run", "--at", &format!("{}={}", prefix.display(), world.url("dir")), "--"])
         .args(["python3", "-c", script])
-        .arg(prefix.join("file"))
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut line = String::new();
-    let mut output = std::io::BufReader::new(child.stdout.take().unwrap());
-    std::io::BufRead::read_line(&mut output, &mut line).unwrap();
-    assert_eq!(line, "mapped\n");
+        .arg(prefix.join("file"));
+    let mut child = spawned_until(&mut command, "mapped\n");
     wait_until("the server has closed it", || opened(world.server_id(), &file) == 0);
     drop(child.stdin.take());
     assert!(child.wait().unwrap().success());

@@ -1,17 +1,18 @@
 //! Compounds alone: on a store in memory, and on a directory with a state.
 
 use super::{Compound, Context, Step};
+use crate::Session;
 use crate::files::{Files, Opened, SharedFiles, Table, Terms};
 use crate::locks::Owner;
+use crate::simulation::{One, caller};
 use crate::state::{Journal, STATE_BYTES, State};
-use crate::{Exports, Session};
 use rustix::fs::MemfdFlags;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use towline_mem::SharedMemory;
 use towline_store::directory::DirectoryStore;
 use towline_store::memory::MemoryStore;
-use towline_store::{Caller, FileStore, OpenHow};
+use towline_store::{FileStore, OpenHow};
 use towline_wire::limits::OPEN_FILES_MAX;
 use towline_wire::reply::parse_results;
 use towline_wire::request::{CURRENT, encode_compound, lock, open_flag, valid};
@@ -19,30 +20,6 @@ use towline_wire::{Errno, Reply, Request, Timestamp};
 
 const READ_WRITE: u32 = 2;
 const BOOT: [u8; 16] = [7; 16];
-
-struct One(Arc<dyn FileStore>, Terms);
-
-impl Exports for One {
-    fn find(&self, _: &[u8]) -> Option<(Arc<dyn FileStore>, Terms)> {
-        Some((self.0.clone(), self.1))
-    }
-
-    fn find_again(&self, name: &[u8]) -> Option<(Arc<dyn FileStore>, Terms)> {
-        self.find(name)
-    }
-
-    fn names(&self) -> Vec<u8> {
-        Vec::new()
-    }
-
-    fn statistics(&self) -> Vec<u8> {
-        Vec::new()
-    }
-}
-
-fn caller() -> Caller {
-    Caller { uid: 0, gid: 0, groups: Arc::new([]), enforce: false }
-}
 
 /// A session with one export.
 struct World {

@@ -43,11 +43,12 @@ impl Random {
     }
 }
 
-struct Names(Arc<dyn FileStore>);
+/// Exports one store, under every name.
+pub(crate) struct One(pub(crate) Arc<dyn FileStore>, pub(crate) Terms);
 
-impl Exports for Names {
+impl Exports for One {
     fn find(&self, _: &[u8]) -> Option<(Arc<dyn FileStore>, Terms)> {
-        Some((self.0.clone(), Terms::default()))
+        Some((self.0.clone(), self.1))
     }
 
     fn find_again(&self, name: &[u8]) -> Option<(Arc<dyn FileStore>, Terms)> {
@@ -63,7 +64,7 @@ impl Exports for Names {
     }
 }
 
-pub(super) fn caller() -> Caller {
+pub(crate) fn caller() -> Caller {
     Caller { uid: 0, gid: 0, groups: Arc::new([]), enforce: false }
 }
 
@@ -198,7 +199,7 @@ impl Server {
     }
 
     fn drive(&mut self, id: u64, message: &Message, mut compound: Compound) -> Option<Vec<u8>> {
-        let exports = Names(self.store.clone());
+        let exports = One(self.store.clone(), Terms::default());
         let session = self.sessions.get_mut(&id).expect("its client has joined it");
         let slot = message.header.slot;
         loop {
