@@ -239,7 +239,7 @@ def depth(bench):
             limit, *values = bench.medians(raw, *(lambda s=s: rate(s) for s in systems))
             found = dict(zip((s.name for s in systems), values))
             after = systems[0].counters()
-            each = (after["system_calls"] - calls["system_calls"]) / (after["requests"] - calls["requests"])
+            each = (after["system_calls_total"] - calls["system_calls_total"]) / (after["requests_total"] - calls["requests_total"])
             best, ours = max(others(found).values(), default=0), found["towline"]
             yield (f"4 KiB random {what}, depth 32, {via}", ">= 75 % of raw",
                    f"{ours:.0f} k/s = {ours / limit:.0%}, {ours / best if best else 0:.1f} x best peer; {each:.2f} system calls each",
