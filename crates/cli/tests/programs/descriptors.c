@@ -193,6 +193,21 @@ static void any_number_is_wanted(void) {
     show("f");
 }
 
+/* A duplicate with a high number is the same file, or there is none. */
+static void high_numbers(void) {
+    struct rlimit limit = {100000, 100000};
+    setrlimit(RLIMIT_NOFILE, &limit);
+    make("f", "some text");
+    int fd = MUST(open("f", O_RDWR));
+    int all[] = {dup2(fd, 70000), dup3(fd, 70001, O_CLOEXEC), fcntl(fd, F_DUPFD, 70002)};
+    for (int i = 0; i < 3; i++) {
+        char byte = 0;
+        say("%s", all[i] < 0 || (pread(all[i], &byte, 1, 5) == 1 && byte == 't') ? "good" : "another file");
+    }
+    SAY(write(fd, "SOME", 4));
+    show("f");
+}
+
 static void all_are_closed(void) {
     make("f", "text");
     int fd = MUST(open("f", O_RDONLY));
@@ -912,6 +927,7 @@ static const struct test tests[] = {
     {"limits", limits},
     {"many", many_are_open},
     {"wanted", any_number_is_wanted},
+    {"high-numbers", high_numbers},
     {"close-all", all_are_closed},
     {"close-on-exec", close_on_exec},
     {"passed", passed_over_a_socket},
