@@ -193,6 +193,27 @@ static void any_number_is_wanted(void) {
     show("f");
 }
 
+/* Locks do not depend on the numbers that the library has. */
+static void locked_meanwhile(void) {
+    make("locked", "text");
+    make("f", "some text");
+    int locked = MUST(open("locked", O_RDWR)), fd = MUST(open("f", O_RDONLY)), good = 0;
+    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_len = 3};
+    MUST(fcntl(locked, F_SETLK, &lock));
+    for (int to = 380; to < 400; to++)
+        if (to != transcript) good += dup2(fd, to) == to && lseek(to, 0, SEEK_CUR) == 0;
+    say("%d", good);
+    IN_CHILD(SAY(fcntl(locked, F_SETLK, &lock)));
+    lock.l_start = 3;
+    SAY(fcntl(locked, F_SETLK, &lock));
+    lock.l_start = 0;
+    IN_CHILD(SAY(fcntl(locked, F_SETLK, &lock)));
+    lock.l_type = F_UNLCK;
+    SAY(fcntl(locked, F_SETLK, &lock));
+    lock.l_type = F_WRLCK;
+    IN_CHILD(SAY(fcntl(locked, F_SETLK, &lock)));
+}
+
 /* A duplicate with a high number is the same file, or there is none. */
 static void high_numbers(void) {
     struct rlimit limit = {100000, 100000};
@@ -927,6 +948,7 @@ static const struct test tests[] = {
     {"limits", limits},
     {"many", many_are_open},
     {"wanted", any_number_is_wanted},
+    {"locked-meanwhile", locked_meanwhile},
     {"high-numbers", high_numbers},
     {"close-all", all_are_closed},
     {"close-on-exec", close_on_exec},
