@@ -358,7 +358,7 @@ pub(crate) fn read_at(open: Open, target: &mut [u8], offset: i64) -> Result<usiz
     if open.entry.mode.load(Ordering::Relaxed) & libc::S_IFMT == libc::S_IFDIR {
         return Err(libc::EISDIR);
     }
-    crate::hooks::maps::write_back_part(open, offset, target.len());
+    let _ = crate::hooks::maps::write_back_part(open, offset, target.len());
     opened::read_at(open, target, offset)
 }
 

@@ -159,7 +159,7 @@ unsafe fn map(
     let is_wanted = touched::is_wanted(length, flags)
         && !(populates && remote::stat(open)?.size >= offset as u64 + length as u64);
     if is_wanted {
-        write_back_file(open);
+        let _ = write_back_file(open);
     }
     let touched = if is_wanted { prepare_and_map(&wish, &shared) } else { Err(libc::ENOTSUP) };
     let is_touched = touched.is_ok();
@@ -455,22 +455,29 @@ pub(crate) unsafe fn msync(at: *mut c_void, length: size_t, flags: c_int) -> c_i
 }
 
 /// Writes back the changes of all mappings of a file.
-pub(crate) fn write_back_file(open: Open) {
-    write_back_part(open, 0, usize::MAX >> 1);
+///
+/// # Errors
+/// As [`write_back_part`].
+pub(crate) fn write_back_file(open: Open) -> Result<(), i32> {
+    write_back_part(open, 0, usize::MAX >> 1)
 }
 
 /// Writes back the changes of mappings to `length` bytes of a file from `offset` on.
-pub(crate) fn write_back_part(open: Open, offset: u64, length: usize) {
-    let _ = with_maps((), |maps| {
+///
+/// # Errors
+/// The first one of the server. Changes that could not be written stay in the mappings.
+pub(crate) fn write_back_part(open: Open, offset: u64, length: usize) -> Result<(), i32> {
+    with_maps((), |maps| {
+        let mut written = Ok(());
         let (start, end) = (offset as i64, (offset as i64).saturating_add(length as i64));
         for map in maps.iter().filter(|map| map.is_of(which(open))) {
             let place = |offset: i64| {
                 map.at + offset.saturating_sub(map.offset).clamp(0, map.length as i64) as usize
             };
-            map.write_back(place(start), place(end))?;
+            written = written.and(map.write_back(place(start), place(end)));
         }
-        Ok(())
-    });
+        written
+    })
 }
 
 /// Returns true if this process has a mapping, or any process of the run has a shared one.
@@ -525,7 +532,7 @@ pub(crate) fn changing<T>(open: Open, call: impl FnOnce() -> Result<T, i32>) -> 
     if !shared::is_any() {
         return call();
     }
-    write_back_file(open);
+    let _ = write_back_file(open);
     let result = call()?;
     let _ = inside(|| Shared::existing(which(open))?.read_anew(open));
     Ok(result)
@@ -536,7 +543,7 @@ pub(crate) fn closing(fd: c_int) {
     if is_any_here()
         && let Some(open) = descriptors::find(fd)
     {
-        write_back_file(open);
+        let _ = write_back_file(open);
     }
 }
 
@@ -546,13 +553,13 @@ pub(crate) fn move_from(fd: c_int) -> Result<(), i32> {
     maps.iter().filter_map(|map| map.shared.as_ref()).try_for_each(|shared| shared.move_from(fd))
 }
 
-/// Writes back all mappings; those inherited from a parent only if the parent has ended.
+/// Writes back all mappings that can be; those inherited from a parent only if the parent has ended.
 pub(crate) fn write_back_all() {
     let _ = with_maps((), |maps| {
         // SAFETY: the call has no arguments.
         let parent = unsafe { system_call(libc::SYS_getppid, [0; 6]) } as c_int;
         for map in maps.iter().filter(|map| map.parent != Some(parent)) {
-            map.write_back_all()?;
+            let _ = map.write_back_all();
         }
         Ok(())
     });
