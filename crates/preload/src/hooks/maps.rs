@@ -95,12 +95,14 @@ pub(crate) unsafe fn mmap(
     offset: off64_t,
 ) -> *mut c_void {
     let open = if flags & libc::MAP_ANONYMOUS == 0 { descriptors::find(fd) } else { None };
-    if flags & libc::MAP_FIXED != 0 {
-        let _ = replacing(at as usize, length);
-    }
     let Some(open) = open else {
         // SAFETY: the program passes valid arguments.
-        return unsafe { plain(at, length, protection, flags, fd, offset) };
+        let mapped = unsafe { plain(at, length, protection, flags, fd, offset) };
+        // Not if it fails, as then the mappings there stay.
+        if flags & libc::MAP_FIXED != 0 && mapped != libc::MAP_FAILED {
+            let _ = replacing(mapped as usize, length);
+        }
+        return mapped;
     };
     // SAFETY: the program passes valid arguments.
     let mapped = inside(|| unsafe { map(at, length, protection, flags, (open, fd), offset) });
@@ -126,7 +128,10 @@ unsafe fn map(
     if remote::is_path(open) {
         return Err(libc::EBADF);
     }
-    if length == 0 || offset < 0 || !(offset as usize).is_multiple_of(page_bytes()) {
+    let is_fixed = flags & libc::MAP_FIXED != 0;
+    let is_page = |number: usize| number.is_multiple_of(page_bytes());
+    let is_aligned = is_page(offset as usize) && (!is_fixed || is_page(at as usize));
+    if length == 0 || offset < 0 || !is_aligned {
         return Err(libc::EINVAL);
     }
     let access = open.entry.flags.load(Ordering::Relaxed) as c_int & libc::O_ACCMODE;
@@ -137,6 +142,9 @@ unsafe fn map(
     }
     if open.entry.mode.load(Ordering::Relaxed) & libc::S_IFMT != libc::S_IFREG {
         return Err(libc::ENODEV);
+    }
+    if is_fixed {
+        let _ = replacing(at as usize, length);
     }
     let length = whole_pages(length);
     // A file that is read at once gets its pages that way. The kernel would also allocate the pages beyond
@@ -333,7 +341,9 @@ pub(super) fn with_maps<T>(
 
 pub(crate) unsafe fn munmap(at: *mut c_void, length: size_t) -> c_int {
     let (from, to) = (at as usize, (at as usize).saturating_add(length));
-    let written = with_maps((), |maps| forget(maps, from, to));
+    // The kernel unmaps nothing then.
+    let is_refused = length == 0 || !from.is_multiple_of(page_bytes());
+    let written = if is_refused { Ok(()) } else { with_maps((), |maps| forget(maps, from, to)) };
     // SAFETY: the program passes valid arguments.
     match unsafe { checked(libc::SYS_munmap, [from, length, 0, 0, 0, 0]) } {
         Ok(_) => finish(written.map(|()| 0)),
