@@ -450,6 +450,19 @@ static void calls_that_fail(void) {
     SAY(munmap(at, PAGE));
 }
 
+/* Memory by a system call without libc takes the place of a mapping. */
+static void replaced_by_number(void) {
+    make("f", "text");
+    int fd = MUST(open("f", O_RDONLY));
+    unsigned char *at = mmap(NULL, PAGE, BOTH, MAP_PRIVATE, fd, 0);
+    MUST((long)at);
+    int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED;
+    say("%d", syscall(SYS_mmap, at, PAGE, BOTH, flags, -1, 0L) == (long)at);
+    at[0] = 'x';
+    SAY(madvise(at, PAGE, MADV_DONTNEED));
+    say("%d", at[0]);
+}
+
 int main(int count, char **arguments) {
     static const struct test tests[] = {
         {"stores-reach-the-file", stores_reach_the_file},
@@ -465,6 +478,7 @@ int main(int count, char **arguments) {
         {"threads-store", threads_store},
         {"processes-count", processes_count},
         {"calls-that-fail", calls_that_fail},
+        {"replaced-by-number", replaced_by_number},
         {NULL, NULL},
     };
     return run(count, arguments, tests);

@@ -261,9 +261,16 @@ calls! {
     SYS_execveat => Subject::Always, exec::execveat(a as _, b as _, c as _, d as _, e as _);
 }
 
-/// Decides about a mapping by the descriptor of its file.
+/// Decides about a mapping by the descriptor of its file, and whether it may take the place of others.
 fn mapped(flags: usize, fd: usize) -> Subject {
-    if flags as c_int & libc::MAP_ANONYMOUS == 0 { Subject::Fd(fd) } else { Subject::Never }
+    let has = |flag: c_int| flags as c_int & flag != 0;
+    if has(libc::MAP_FIXED) && maps::is_any_here() {
+        Subject::Always
+    } else if has(libc::MAP_ANONYMOUS) {
+        Subject::Never
+    } else {
+        Subject::Fd(fd)
+    }
 }
 
 /// Decides about a socket call by the name in its address.
