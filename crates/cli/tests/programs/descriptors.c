@@ -2,6 +2,7 @@
 #include "case.h"
 #include <aio.h>
 #include <execinfo.h>
+#include <linux/openat2.h>
 #include <poll.h>
 #include <pthread.h>
 #include <sys/epoll.h>
@@ -755,6 +756,8 @@ static void refused_calls(void) {
     make("g", "ABCDEFGHIJ");
     int path = MUST(open("f", O_PATH)), in = MUST(open("f", O_RDONLY)), both = MUST(open("f", O_RDWR | O_APPEND));
     char text[16];
+    unsigned long how[] = {O_RDONLY, 0, RESOLVE_NO_SYMLINKS};
+    SAY(syscall(SYS_openat2, AT_FDCWD, "/nowhere/f", how, sizeof how));
     SAY(fcntl(path, F_SETFL, O_APPEND));
     SAY(fcntl(path, F_SETFD, FD_CLOEXEC));
     SAY(fsetxattr(path, "user.a", "b", 1, 0));

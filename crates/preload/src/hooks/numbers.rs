@@ -413,8 +413,9 @@ unsafe fn openat2(at: c_int, path: *const c_char, how: *const OpenHow, length: u
     }
     // SAFETY: the program passes null or a structure of `length` bytes, which is at least its size here.
     let Some(how) = (unsafe { how.as_ref() }) else { return finish(Err(libc::EFAULT)) };
+    // The kernel has found nothing.
+    let local = |_, _| finish(Err(libc::ENOENT));
     // The library cannot enforce `resolve`. With `ENOSYS`, programs fall back to `openat`.
-    let local = |_, _| finish(Err(if how.resolve == 0 { libc::ENOENT } else { libc::ENOSYS }));
     let remote = |at: &place::At| match how.resolve {
         0 => files::open_remote(at, how.flags as c_int, how.mode as u32),
         _ => Err(libc::ENOSYS),
