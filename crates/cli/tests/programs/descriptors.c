@@ -452,6 +452,10 @@ static void by_their_names(void) {
     MUST(dup2(fd, 0));
     int in = SAY(open("/dev/stdin", O_RDONLY));
     peek(in, 2);
+    /* A link with a text, unlike those in /proc. */
+    memset(link, 0, sizeof link);
+    SAY(readlink("/dev/stdin", link, sizeof link - 1));
+    say("%s", link);
     SAY(truncate("/proc/self/fd/0", 6));
     SAY(lseek(fd, 0, SEEK_END));
     MUST(unlink("f"));
