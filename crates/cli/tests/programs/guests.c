@@ -302,6 +302,34 @@ static void memory(void) {
     printf("%s\n", get("m"));
 }
 
+/* Children are made while another thread moves the end of the heap, and ask for it. */
+static volatile int moves = 1;
+static void *moves_heap(void *end) {
+    while (moves) syscall(SYS_brk, (char *)end + (1 << 20)), syscall(SYS_brk, end);
+    return NULL;
+}
+
+static void heap_of_children(void) {
+    char *end = (char *)syscall(SYS_brk, 0);
+    pthread_t other;
+    int good = 0;
+    pthread_create(&other, NULL, moves_heap, end);
+    for (int i = 0; i < 100; i++) {
+        pid_t child = fork();
+        if (child == 0) _exit(syscall(SYS_brk, 0) >= (long)end ? 5 : 6);
+        int status = 0;
+        for (int wait = 0; waitpid(child, &status, WNOHANG) == 0; wait++) {
+            if (wait == 20000) kill(child, SIGKILL), moves = 0;
+            usleep(1000);
+        }
+        if (!moves) break;
+        good += WEXITSTATUS(status) == 5;
+    }
+    moves = 0;
+    pthread_join(other, NULL);
+    printf("%d children have a heap\n", good);
+}
+
 static void programs(char *self) {
     char name[4096] = "";
     ssize_t length = readlink("/proc/self/exe", name, sizeof name - 1);
@@ -464,6 +492,7 @@ int main(int count, char **arguments) {
     waits();
     messages();
     memory();
+    heap_of_children();
     programs(arguments[0]);
     spawns(arguments[0]);
     pthread_t spawner;
