@@ -1,6 +1,7 @@
 /* Actions of programs with their own libc: threads of every kind, stacks for signals, memory by brk, waits
  * that signals end, their own name, and new programs. With "again": prints the file named last. */
 #define _GNU_SOURCE
+#include <alloca.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -477,6 +478,13 @@ static void spawns_with_pipe(char *self) {
 
 int main(int count, char **arguments) {
     setvbuf(stdout, NULL, _IOLBF, 0);
+    if (count > 2 && !strcmp(arguments[1], "deep")) {
+        /* Uses this many MiB of stack, from the top down. */
+        long bytes = atol(arguments[2]) << 20;
+        volatile char *stack = alloca(bytes);
+        for (long at = bytes - 1; at > 0; at -= 4096) stack[at] = 1;
+        return puts("deep") < 0;
+    }
     if (count > 1 && !strcmp(arguments[1], "again")) {
         printf("again with %d: %s\n", count, get(arguments[count - 1]));
         sigset_t blocked;
