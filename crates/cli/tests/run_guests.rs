@@ -86,6 +86,22 @@ fn walks_behave() {
     same_as_guest(Libc::Static, "walks.c");
 }
 
+#[test]
+fn the_stack_of_a_guest_is_as_long_as_its_limit() {
+    if !can_host() || !Libc::Static.is_here() {
+        return;
+    }
+    let world = World::new();
+    let program = compiled(Libc::Static, &world, "guests.c");
+    let prefix = world.local("at");
+    let mut run = Command::new(TOWLINE);
+    run.args(["run", "--at", &format!("{}={}", prefix.display(), world.url("dir")), "--"]);
+    run.args(["sh", "-c", "ulimit -s 65536 && exec \"$0\" deep 60 \"$1\""]);
+    run.args([&program, &prefix]);
+    let (said, code) = finished(&mut run, &world.local("said"));
+    assert_eq!((said.as_str(), code), ("deep\n", Some(0)));
+}
+
 /// A guest may be started by `towline run`, by a shell, from a remote directory or for a script.
 #[test]
 fn guests_are_hosted_however_they_are_started() {

@@ -174,6 +174,54 @@ exit $?"#;
     assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
+/// Nor does it keep back what others hold, not even at the end of the program.
+#[test]
+fn what_a_mapping_holds_and_cannot_be_stored_is_told() {
+    if !have("python3") {
+        return println!("SKIPPED mappings of a full export: there is no python3");
+    }
+    let world = World::new();
+    let script = r#"
+import errno, mmap, os, sys
+os.chdir(sys.argv[1])
+def new(name):
+    return os.open(name, os.O_RDWR | os.O_CREAT, 0o600)
+hole, other, full = new("hole"), new("other"), new("full")
+os.ftruncate(hole, 4096)
+os.write(other, b"." * 4096)
+for count in 1 << 16, 4096:
+    try:
+        while os.write(full, bytes(count)):
+            pass
+    except OSError as error:
+        print(errno.errorcode[error.errno])
+lost, kept = mmap.mmap(hole, 4096), mmap.mmap(other, 4096)
+lost[:4] = b"lost"
+try:
+    os.fsync(hole)
+    print("stored")
+except OSError as error:
+    print(errno.errorcode[error.errno])
+kept[:4] = b"kept"
+sys.stdout.flush()
+os._exit(0)"#;
+    let prefix = world.local("at");
+    let run = |command: &[&str]| {
+        let output = Command::new(TOWLINE)
+            .args(["run", "--at", &format!("{}={}", prefix.display(), world.url("small")), "--"])
+            .args(command)
+            .output()
+            .unwrap();
+        let complaint = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{complaint}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let said = run(&["python3", "-c", script, prefix.to_str().unwrap()]);
+    assert_eq!(said, "ENOSPC\n".repeat(3));
+    let other = run(&["cat", prefix.join("other").to_str().unwrap()]);
+    assert_eq!(&other[..5], "kept.");
+}
+
 /// What a mapping holds is not only written, but as safe as after `fsync`.
 #[test]
 fn a_mapping_that_is_flushed_is_synced() {

@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use towline_instance::notes::Note;
 use towline_instance::{ENTRIES, Entry, PLACEHOLDERS, State, Taken};
 
-/// Descriptors from this number on are never remote: opening one fails with `EMFILE`.
+/// Descriptors from this number on are never remote: a call that would make one fails with `EMFILE`, or
+/// `EBADF` if it names the number.
 const DESCRIPTORS_MAX: usize = 65536;
 
 /// For each descriptor: the entry's number plus one, a word of the library's own ones ([`Own`]), or zero.
@@ -300,26 +301,40 @@ fn pin(fd: i32) -> Option<Open> {
     is_same.then_some(open)
 }
 
-/// Runs a call that duplicates the descriptor `from`, and notes the new descriptor.
+/// Runs a call that duplicates the descriptor `from`, and notes the new descriptor. A number without a
+/// place in the table is beyond the limit for remote files.
 pub(crate) fn duplicate(from: i32, call: impl FnOnce() -> i32) -> i32 {
     let pinned = pin(from);
     let new = call();
     if new >= 0 {
         forget(new);
     }
-    if let Some(open) = pinned
-        && (new < 0 || !enter(new, open.number as u32 + 1))
-    {
-        unpin(open);
+    let Some(open) = pinned else { return new };
+    if new >= 0 && enter(new, open.number as u32 + 1) {
+        return new;
     }
-    new
+    unpin(open);
+    if new >= 0 {
+        // SAFETY: just made, and known to nobody else.
+        unsafe { system_call(libc::SYS_close, [new as usize, 0, 0, 0, 0, 0]) };
+        guard::set_errno(libc::EMFILE);
+    }
+    -1
 }
 
 /// Runs a call that replaces the descriptor `to` by a duplicate of `from`. Other threads that use `to`
-/// meanwhile find either the old or the new file.
+/// meanwhile find either the old or the new file. As in [`duplicate`], a remote file needs a place in the
+/// table.
 pub(crate) fn replace(from: i32, to: i32, call: impl FnOnce() -> i32) -> i32 {
     let _held = own::hold(to);
     let pinned = pin(from);
+    if let Some(open) = pinned
+        && usize::try_from(to).is_ok_and(|to| to >= DESCRIPTORS_MAX)
+    {
+        unpin(open);
+        guard::set_errno(libc::EBADF);
+        return -1;
+    }
     let word = pinned.map_or(0, |open| open.number as u32 + 1);
     // Before the kernel does it: until then `to` is no placeholder.
     let before = pinned.and_then(|_| exchange(to, word));

@@ -134,13 +134,19 @@ pub(crate) fn may_have(fd: i32) -> bool {
 }
 
 /// Moves our descriptor away from a number that the program wants. No other thread may be inside.
+/// [`remote::take_over_locks`] must follow once the program has it.
 pub(crate) fn make_way(fd: i32) {
     let Some(what) = descriptors::own_at(fd) else { return };
     // If that fails, it is lost.
     let _ = match what {
         // They are made anew on demand.
         Own::Connection => {
-            remote::goodbye();
+            if remote::has_locks() {
+                // A goodbye would release them.
+                remote::leave_locks();
+            } else {
+                remote::goodbye();
+            }
             remote::let_go();
             close_connections();
             Ok(())

@@ -358,7 +358,7 @@ pub(crate) fn read_at(open: Open, target: &mut [u8], offset: i64) -> Result<usiz
     if open.entry.mode.load(Ordering::Relaxed) & libc::S_IFMT == libc::S_IFDIR {
         return Err(libc::EISDIR);
     }
-    crate::hooks::maps::write_back_part(open, offset, target.len());
+    let _ = crate::hooks::maps::write_back_part(open, offset, target.len());
     opened::read_at(open, target, offset)
 }
 
@@ -460,6 +460,11 @@ pub(crate) fn has_process_locks() {
     }
 }
 
+/// Returns true if this process may have record locks.
+pub(crate) fn has_locks() -> bool {
+    HAS_PROCESS_LOCKS.load(Ordering::Relaxed)
+}
+
 /// Releases this process's record locks on a file, as any close of it does.
 pub(crate) fn drop_process_locks(open: Open) {
     if HAS_PROCESS_LOCKS.load(Ordering::Relaxed) {
@@ -470,20 +475,21 @@ pub(crate) fn drop_process_locks(open: Open) {
     }
 }
 
-/// Called when this process is about to execute a program, which keeps its locks.
-pub(crate) fn will_execute() {
+/// Called when this process is about to lose its sessions but not its locks: to execute a program, or for a
+/// number that the program wants (`own.rs`).
+pub(crate) fn leave_locks() {
     fresh::settle_all();
     if HAS_PROCESS_LOCKS.load(Ordering::Relaxed)
         && let Some(state) = start::state()
     {
-        // Without room the locks end some seconds after the program has started.
+        // Without room the locks end some seconds after this.
         let _ = state.executes(process::id());
     }
 }
 
-/// Called when this process has just executed a program: if it has locks, a new session must take them over
-/// before the previous one ends.
-pub(crate) fn has_executed() {
+/// Called after [`leave_locks`], which may have been in the program before: if this process has locks, a new
+/// session must take them over before the previous one ends.
+pub(crate) fn take_over_locks() {
     if start::state().is_none_or(|state| !state.executed(process::id)) {
         return;
     }

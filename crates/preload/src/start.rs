@@ -245,7 +245,7 @@ pub(crate) extern "C" fn start(
         }
         working::inherit();
         descriptors::adopt_all();
-        remote::has_executed();
+        remote::take_over_locks();
         // SAFETY: the lists that the program starts with.
         if working::is_remote() || unsafe { trap::is_mentioned([arguments, environment]) } {
             wait_for_servers();

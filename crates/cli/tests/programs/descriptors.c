@@ -2,6 +2,7 @@
 #include "case.h"
 #include <aio.h>
 #include <execinfo.h>
+#include <linux/openat2.h>
 #include <poll.h>
 #include <pthread.h>
 #include <sys/epoll.h>
@@ -190,6 +191,42 @@ static void any_number_is_wanted(void) {
     say("%d, %c", bytes, shared[5000]);
     for (int i = 64; i < 1024; i++) if (i != transcript) good -= close(i) == 0;
     say("%d", good);
+    show("f");
+}
+
+/* Locks do not depend on the numbers that the library has. */
+static void locked_meanwhile(void) {
+    make("locked", "text");
+    make("f", "some text");
+    int locked = MUST(open("locked", O_RDWR)), fd = MUST(open("f", O_RDONLY)), good = 0;
+    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_len = 3};
+    MUST(fcntl(locked, F_SETLK, &lock));
+    for (int to = 380; to < 400; to++)
+        if (to != transcript) good += dup2(fd, to) == to && lseek(to, 0, SEEK_CUR) == 0;
+    say("%d", good);
+    IN_CHILD(SAY(fcntl(locked, F_SETLK, &lock)));
+    lock.l_start = 3;
+    SAY(fcntl(locked, F_SETLK, &lock));
+    lock.l_start = 0;
+    IN_CHILD(SAY(fcntl(locked, F_SETLK, &lock)));
+    lock.l_type = F_UNLCK;
+    SAY(fcntl(locked, F_SETLK, &lock));
+    lock.l_type = F_WRLCK;
+    IN_CHILD(SAY(fcntl(locked, F_SETLK, &lock)));
+}
+
+/* A duplicate with a high number is the same file, or there is none. */
+static void high_numbers(void) {
+    struct rlimit limit = {100000, 100000};
+    setrlimit(RLIMIT_NOFILE, &limit);
+    make("f", "some text");
+    int fd = MUST(open("f", O_RDWR));
+    int all[] = {dup2(fd, 70000), dup3(fd, 70001, O_CLOEXEC), fcntl(fd, F_DUPFD, 70002)};
+    for (int i = 0; i < 3; i++) {
+        char byte = 0;
+        say("%s", all[i] < 0 || (pread(all[i], &byte, 1, 5) == 1 && byte == 't') ? "good" : "another file");
+    }
+    SAY(write(fd, "SOME", 4));
     show("f");
 }
 
@@ -415,6 +452,10 @@ static void by_their_names(void) {
     MUST(dup2(fd, 0));
     int in = SAY(open("/dev/stdin", O_RDONLY));
     peek(in, 2);
+    /* A link with a text, unlike those in /proc. */
+    memset(link, 0, sizeof link);
+    SAY(readlink("/dev/stdin", link, sizeof link - 1));
+    say("%s", link);
     SAY(truncate("/proc/self/fd/0", 6));
     SAY(lseek(fd, 0, SEEK_END));
     MUST(unlink("f"));
@@ -719,6 +760,8 @@ static void refused_calls(void) {
     make("g", "ABCDEFGHIJ");
     int path = MUST(open("f", O_PATH)), in = MUST(open("f", O_RDONLY)), both = MUST(open("f", O_RDWR | O_APPEND));
     char text[16];
+    unsigned long how[] = {O_RDONLY, 0, RESOLVE_NO_SYMLINKS};
+    SAY(syscall(SYS_openat2, AT_FDCWD, "/nowhere/f", how, sizeof how));
     SAY(fcntl(path, F_SETFL, O_APPEND));
     SAY(fcntl(path, F_SETFD, FD_CLOEXEC));
     SAY(fsetxattr(path, "user.a", "b", 1, 0));
@@ -912,6 +955,8 @@ static const struct test tests[] = {
     {"limits", limits},
     {"many", many_are_open},
     {"wanted", any_number_is_wanted},
+    {"locked-meanwhile", locked_meanwhile},
+    {"high-numbers", high_numbers},
     {"close-all", all_are_closed},
     {"close-on-exec", close_on_exec},
     {"passed", passed_over_a_socket},

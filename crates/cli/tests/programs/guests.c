@@ -1,6 +1,7 @@
 /* Actions of programs with their own libc: threads of every kind, stacks for signals, memory by brk, waits
  * that signals end, their own name, and new programs. With "again": prints the file named last. */
 #define _GNU_SOURCE
+#include <alloca.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -302,6 +303,34 @@ static void memory(void) {
     printf("%s\n", get("m"));
 }
 
+/* Children are made while another thread moves the end of the heap, and ask for it. */
+static volatile int moves = 1;
+static void *moves_heap(void *end) {
+    while (moves) syscall(SYS_brk, (char *)end + (1 << 20)), syscall(SYS_brk, end);
+    return NULL;
+}
+
+static void heap_of_children(void) {
+    char *end = (char *)syscall(SYS_brk, 0);
+    pthread_t other;
+    int good = 0;
+    pthread_create(&other, NULL, moves_heap, end);
+    for (int i = 0; i < 100; i++) {
+        pid_t child = fork();
+        if (child == 0) _exit(syscall(SYS_brk, 0) >= (long)end ? 5 : 6);
+        int status = 0;
+        for (int wait = 0; waitpid(child, &status, WNOHANG) == 0; wait++) {
+            if (wait == 20000) kill(child, SIGKILL), moves = 0;
+            usleep(1000);
+        }
+        if (!moves) break;
+        good += WEXITSTATUS(status) == 5;
+    }
+    moves = 0;
+    pthread_join(other, NULL);
+    printf("%d children have a heap\n", good);
+}
+
 static void programs(char *self) {
     char name[4096] = "";
     ssize_t length = readlink("/proc/self/exe", name, sizeof name - 1);
@@ -449,6 +478,13 @@ static void spawns_with_pipe(char *self) {
 
 int main(int count, char **arguments) {
     setvbuf(stdout, NULL, _IOLBF, 0);
+    if (count > 2 && !strcmp(arguments[1], "deep")) {
+        /* Uses this many MiB of stack, from the top down. */
+        long bytes = atol(arguments[2]) << 20;
+        volatile char *stack = alloca(bytes);
+        for (long at = bytes - 1; at > 0; at -= 4096) stack[at] = 1;
+        return puts("deep") < 0;
+    }
     if (count > 1 && !strcmp(arguments[1], "again")) {
         printf("again with %d: %s\n", count, get(arguments[count - 1]));
         sigset_t blocked;
@@ -464,6 +500,7 @@ int main(int count, char **arguments) {
     waits();
     messages();
     memory();
+    heap_of_children();
     programs(arguments[0]);
     spawns(arguments[0]);
     pthread_t spawner;

@@ -435,6 +435,34 @@ static void processes_count(void) {
     say("%u", sum);
 }
 
+/* The mapping stays as it is. */
+static void calls_that_fail(void) {
+    make("f", "........................");
+    unsigned char *at = map("f", PAGE, BOTH, 0);
+    int fd = MUST(open("f", O_RDONLY));
+    SAY(munmap(at + 1, PAGE));
+    SAY(munmap(at, 0));
+    SAY(mmap(at, PAGE, BOTH, MAP_SHARED | MAP_FIXED, fd, 0));
+    SAY(mmap(at, PAGE, PROT_READ, MAP_PRIVATE | MAP_FIXED, 99, 0));
+    memcpy(at, "stored", 6);
+    SAY(msync(at, PAGE, MS_SYNC));
+    show("f");
+    SAY(munmap(at, PAGE));
+}
+
+/* Memory by a system call without libc takes the place of a mapping. */
+static void replaced_by_number(void) {
+    make("f", "text");
+    int fd = MUST(open("f", O_RDONLY));
+    unsigned char *at = mmap(NULL, PAGE, BOTH, MAP_PRIVATE, fd, 0);
+    MUST((long)at);
+    int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED;
+    say("%d", syscall(SYS_mmap, at, PAGE, BOTH, flags, -1, 0L) == (long)at);
+    at[0] = 'x';
+    SAY(madvise(at, PAGE, MADV_DONTNEED));
+    say("%d", at[0]);
+}
+
 int main(int count, char **arguments) {
     static const struct test tests[] = {
         {"stores-reach-the-file", stores_reach_the_file},
@@ -449,6 +477,8 @@ int main(int count, char **arguments) {
         {"pieces-and-sizes", pieces_and_sizes},
         {"threads-store", threads_store},
         {"processes-count", processes_count},
+        {"calls-that-fail", calls_that_fail},
+        {"replaced-by-number", replaced_by_number},
         {NULL, NULL},
     };
     return run(count, arguments, tests);

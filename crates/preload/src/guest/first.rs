@@ -7,8 +7,9 @@ use libc::c_char;
 
 type Strings = *const *const c_char;
 
-/// Maximum stack size; the usual limit of shells.
-const STACK_BYTES_MAX: usize = 8 << 20;
+/// Maximum stack sizes, the first that addresses suffice for: pages that are not used take no memory. The
+/// second is the usual limit of shells.
+const STACK_BYTES_MAX: [usize; 2] = [1 << 30, 8 << 20];
 const STACK_BYTES_MIN: usize = 256 << 10;
 const PAGE: usize = 4096;
 /// Auxiliary types of the kernel's restartable sequences, of which this thread has registered one already.
@@ -95,13 +96,18 @@ fn memory() -> Result<usize, i32> {
     let get = [libc::RLIMIT_STACK as usize, &raw mut limit as usize, 0, 0, 0, 0];
     // SAFETY: the structure outlives the call.
     unsafe { checked(libc::SYS_getrlimit, get) }?;
-    let bytes = (limit.rlim_cur as usize).clamp(STACK_BYTES_MIN, STACK_BYTES_MAX) & !(PAGE - 1);
+    let bytes = |most| (limit.rlim_cur as usize).clamp(STACK_BYTES_MIN, most) & !(PAGE - 1);
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_STACK;
     let access = libc::PROT_READ | libc::PROT_WRITE;
-    let call = [0, bytes + PAGE, access as usize, flags as usize, usize::MAX, 0];
-    // SAFETY: new memory, whose lowest page becomes the guard page.
+    let map = |bytes: usize| {
+        let call = [0, bytes + PAGE, access as usize, flags as usize, usize::MAX, 0];
+        // SAFETY: new memory.
+        unsafe { checked(libc::SYS_mmap, call) }.map(|from| (from, bytes))
+    };
+    let [most, usual] = STACK_BYTES_MAX.map(bytes);
+    let (from, bytes) = map(most).or_else(|_| map(usual))?;
+    // SAFETY: the lowest page of new memory becomes the guard page.
     unsafe {
-        let from = checked(libc::SYS_mmap, call)?;
         checked(libc::SYS_mprotect, [from, PAGE, libc::PROT_NONE as usize, 0, 0, 0])?;
         Ok(from + PAGE + bytes)
     }

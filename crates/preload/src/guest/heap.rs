@@ -1,6 +1,6 @@
 //! `brk` for a guest. The kernel's heap belongs to our libc, which would lose its memory.
 
-use crate::guard::checked;
+use crate::guard::{checked, inside};
 use std::sync::Mutex;
 
 /// Heap sizes to reserve, the first that addresses suffice for; beyond it a libc continues with mappings.
@@ -26,8 +26,12 @@ fn reserve(at: usize, bytes: usize, flags: i32) -> Result<usize, i32> {
 
 /// `brk(2)` as the kernel has it: returns the end, which is the previous one on failure.
 pub(super) fn set_end(asked: usize) -> usize {
-    let Ok(mut heap) = HEAP.lock() else { return 0 };
-    let heap = match &mut *heap {
+    // No fork comes in between: in the child, the lock would stay taken.
+    inside(|| Ok(move_end(&mut *HEAP.lock().map_err(|_| libc::EIO)?, asked))).unwrap_or(0)
+}
+
+fn move_end(heap: &mut Option<Heap>, asked: usize) -> usize {
+    let heap = match heap {
         Some(heap) => heap,
         none => {
             let mut most = BYTES_MAX.iter();

@@ -223,7 +223,7 @@ pub(crate) unsafe fn copy_file_range(
         };
         let handle = target.handle;
         let client = remote::client(mount(source) as usize)?;
-        super::maps::write_back_file(source);
+        let _ = super::maps::write_back_file(source);
         let copied = super::maps::changing(target, || {
             remote::with(source, |source| {
                 client.with_handle(handle, 0, |target| source.copy_range(r, target, w, count))

@@ -299,7 +299,7 @@ fn before() {
     crate::between::end();
     super::maps::write_back_all();
     let _ = inside(|| {
-        crate::remote::will_execute();
+        crate::remote::leave_locks();
         Ok(())
     });
 }

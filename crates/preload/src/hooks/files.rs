@@ -6,7 +6,7 @@ use crate::guard::{self, finish, inside, is_inside, ours};
 use crate::opened::{self, First, Opened};
 use crate::place::{self, At, Last};
 use crate::table::real;
-use crate::{fresh, known, own, pool, start};
+use crate::{fresh, known, own, pool, remote, start};
 use libc::{c_char, c_int, c_uint, c_ulong, mode_t};
 use std::ffi::CStr;
 use std::sync::atomic::Ordering;
@@ -71,7 +71,7 @@ pub(crate) fn open_remote(at: &At, flags: c_int, mode: mode_t) -> Result<c_int, 
     let reserved = match early.map_or_else(|| descriptors::reserve(flags), Ok) {
         Ok(reserved) => reserved,
         Err(error) => {
-            crate::remote::client(mount)?.close_handle(handle);
+            remote::client(mount)?.close_handle(handle);
             return Err(error);
         }
     };
@@ -233,7 +233,9 @@ fn replace(from: c_int, to: c_int, call: impl FnOnce() -> c_int) -> c_int {
         return ours(|| {
             guard::alone(|| {
                 own::make_way(to);
-                done(descriptors::replace(from, to, call))
+                let replaced = done(descriptors::replace(from, to, call));
+                remote::take_over_locks();
+                replaced
             })
         });
     }
@@ -286,7 +288,7 @@ pub(crate) unsafe fn fcntl(fd: c_int, command: c_int, argument: c_ulong) -> c_in
         command,
         libc::F_DUPFD | libc::F_DUPFD_CLOEXEC | libc::F_GETFL | libc::F_GETFD | libc::F_SETFD
     );
-    if !is_of_descriptor && crate::remote::is_path(open) {
+    if !is_of_descriptor && remote::is_path(open) {
         return finish(Err(libc::EBADF));
     }
     match command {

@@ -350,9 +350,9 @@ fn sync(open: Open, kind: u32) -> Result<c_int, i32> {
     if remote::is_path(open) {
         return Err(libc::EBADF);
     }
-    maps::write_back_file(open);
+    let written = maps::write_back_file(open);
     let synced = remote::with(open, |file| file.sync(kind)).map(|()| 0);
-    fresh::settle(open).and(synced)
+    fresh::settle(open).and(written).and(synced)
 }
 
 pub(crate) unsafe fn fsync(fd: c_int) -> c_int {

@@ -95,12 +95,14 @@ pub(crate) unsafe fn mmap(
     offset: off64_t,
 ) -> *mut c_void {
     let open = if flags & libc::MAP_ANONYMOUS == 0 { descriptors::find(fd) } else { None };
-    if flags & libc::MAP_FIXED != 0 {
-        let _ = replacing(at as usize, length);
-    }
     let Some(open) = open else {
         // SAFETY: the program passes valid arguments.
-        return unsafe { plain(at, length, protection, flags, fd, offset) };
+        let mapped = unsafe { plain(at, length, protection, flags, fd, offset) };
+        // Not if it fails, as then the mappings there stay.
+        if flags & libc::MAP_FIXED != 0 && mapped != libc::MAP_FAILED {
+            let _ = replacing(mapped as usize, length);
+        }
+        return mapped;
     };
     // SAFETY: the program passes valid arguments.
     let mapped = inside(|| unsafe { map(at, length, protection, flags, (open, fd), offset) });
@@ -126,7 +128,10 @@ unsafe fn map(
     if remote::is_path(open) {
         return Err(libc::EBADF);
     }
-    if length == 0 || offset < 0 || !(offset as usize).is_multiple_of(page_bytes()) {
+    let is_fixed = flags & libc::MAP_FIXED != 0;
+    let is_page = |number: usize| number.is_multiple_of(page_bytes());
+    let is_aligned = is_page(offset as usize) && (!is_fixed || is_page(at as usize));
+    if length == 0 || offset < 0 || !is_aligned {
         return Err(libc::EINVAL);
     }
     let access = open.entry.flags.load(Ordering::Relaxed) as c_int & libc::O_ACCMODE;
@@ -137,6 +142,9 @@ unsafe fn map(
     }
     if open.entry.mode.load(Ordering::Relaxed) & libc::S_IFMT != libc::S_IFREG {
         return Err(libc::ENODEV);
+    }
+    if is_fixed {
+        let _ = replacing(at as usize, length);
     }
     let length = whole_pages(length);
     // A file that is read at once gets its pages that way. The kernel would also allocate the pages beyond
@@ -159,7 +167,7 @@ unsafe fn map(
     let is_wanted = touched::is_wanted(length, flags)
         && !(populates && remote::stat(open)?.size >= offset as u64 + length as u64);
     if is_wanted {
-        write_back_file(open);
+        let _ = write_back_file(open);
     }
     let touched = if is_wanted { prepare_and_map(&wish, &shared) } else { Err(libc::ENOTSUP) };
     let is_touched = touched.is_ok();
@@ -333,7 +341,9 @@ pub(super) fn with_maps<T>(
 
 pub(crate) unsafe fn munmap(at: *mut c_void, length: size_t) -> c_int {
     let (from, to) = (at as usize, (at as usize).saturating_add(length));
-    let written = with_maps((), |maps| forget(maps, from, to));
+    // The kernel unmaps nothing then.
+    let is_refused = length == 0 || !from.is_multiple_of(page_bytes());
+    let written = if is_refused { Ok(()) } else { with_maps((), |maps| forget(maps, from, to)) };
     // SAFETY: the program passes valid arguments.
     match unsafe { checked(libc::SYS_munmap, [from, length, 0, 0, 0, 0]) } {
         Ok(_) => finish(written.map(|()| 0)),
@@ -455,22 +465,29 @@ pub(crate) unsafe fn msync(at: *mut c_void, length: size_t, flags: c_int) -> c_i
 }
 
 /// Writes back the changes of all mappings of a file.
-pub(crate) fn write_back_file(open: Open) {
-    write_back_part(open, 0, usize::MAX >> 1);
+///
+/// # Errors
+/// As [`write_back_part`].
+pub(crate) fn write_back_file(open: Open) -> Result<(), i32> {
+    write_back_part(open, 0, usize::MAX >> 1)
 }
 
 /// Writes back the changes of mappings to `length` bytes of a file from `offset` on.
-pub(crate) fn write_back_part(open: Open, offset: u64, length: usize) {
-    let _ = with_maps((), |maps| {
+///
+/// # Errors
+/// The first one of the server. Changes that could not be written stay in the mappings.
+pub(crate) fn write_back_part(open: Open, offset: u64, length: usize) -> Result<(), i32> {
+    with_maps((), |maps| {
+        let mut written = Ok(());
         let (start, end) = (offset as i64, (offset as i64).saturating_add(length as i64));
         for map in maps.iter().filter(|map| map.is_of(which(open))) {
             let place = |offset: i64| {
                 map.at + offset.saturating_sub(map.offset).clamp(0, map.length as i64) as usize
             };
-            map.write_back(place(start), place(end))?;
+            written = written.and(map.write_back(place(start), place(end)));
         }
-        Ok(())
-    });
+        written
+    })
 }
 
 /// Returns true if this process has a mapping, or any process of the run has a shared one.
@@ -525,7 +542,7 @@ pub(crate) fn changing<T>(open: Open, call: impl FnOnce() -> Result<T, i32>) -> 
     if !shared::is_any() {
         return call();
     }
-    write_back_file(open);
+    let _ = write_back_file(open);
     let result = call()?;
     let _ = inside(|| Shared::existing(which(open))?.read_anew(open));
     Ok(result)
@@ -536,7 +553,7 @@ pub(crate) fn closing(fd: c_int) {
     if is_any_here()
         && let Some(open) = descriptors::find(fd)
     {
-        write_back_file(open);
+        let _ = write_back_file(open);
     }
 }
 
@@ -546,13 +563,13 @@ pub(crate) fn move_from(fd: c_int) -> Result<(), i32> {
     maps.iter().filter_map(|map| map.shared.as_ref()).try_for_each(|shared| shared.move_from(fd))
 }
 
-/// Writes back all mappings; those inherited from a parent only if the parent has ended.
+/// Writes back all mappings that can be; those inherited from a parent only if the parent has ended.
 pub(crate) fn write_back_all() {
     let _ = with_maps((), |maps| {
         // SAFETY: the call has no arguments.
         let parent = unsafe { system_call(libc::SYS_getppid, [0; 6]) } as c_int;
         for map in maps.iter().filter(|map| map.parent != Some(parent)) {
-            map.write_back_all()?;
+            let _ = map.write_back_all();
         }
         Ok(())
     });

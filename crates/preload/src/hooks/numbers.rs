@@ -261,9 +261,16 @@ calls! {
     SYS_execveat => Subject::Always, exec::execveat(a as _, b as _, c as _, d as _, e as _);
 }
 
-/// Decides about a mapping by the descriptor of its file.
+/// Decides about a mapping by the descriptor of its file, and whether it may take the place of others.
 fn mapped(flags: usize, fd: usize) -> Subject {
-    if flags as c_int & libc::MAP_ANONYMOUS == 0 { Subject::Fd(fd) } else { Subject::Never }
+    let has = |flag: c_int| flags as c_int & flag != 0;
+    if has(libc::MAP_FIXED) && maps::is_any_here() {
+        Subject::Always
+    } else if has(libc::MAP_ANONYMOUS) {
+        Subject::Never
+    } else {
+        Subject::Fd(fd)
+    }
 }
 
 /// Decides about a socket call by the name in its address.
@@ -406,8 +413,9 @@ unsafe fn openat2(at: c_int, path: *const c_char, how: *const OpenHow, length: u
     }
     // SAFETY: the program passes null or a structure of `length` bytes, which is at least its size here.
     let Some(how) = (unsafe { how.as_ref() }) else { return finish(Err(libc::EFAULT)) };
+    // The kernel has found nothing.
+    let local = |_, _| finish(Err(libc::ENOENT));
     // The library cannot enforce `resolve`. With `ENOSYS`, programs fall back to `openat`.
-    let local = |_, _| finish(Err(if how.resolve == 0 { libc::ENOENT } else { libc::ENOSYS }));
     let remote = |at: &place::At| match how.resolve {
         0 => files::open_remote(at, how.flags as c_int, how.mode as u32),
         _ => Err(libc::ENOSYS),

@@ -3,7 +3,8 @@
 //! The descriptor and the events read from it are the kernel's own. `fanotify_mark` finds no remote file,
 //! and `name_to_handle_at` does not support any.
 
-use super::by_path;
+use super::{by_path, itself, or_working};
+use crate::guard::finish;
 use crate::place::{self, At};
 use crate::table::real;
 use crate::{guard, holder, remote, start};
@@ -114,6 +115,12 @@ pub(crate) unsafe fn name_to_handle_at(
     mount: *mut c_int,
     flags: c_int,
 ) -> c_int {
+    // SAFETY: the program passes valid arguments.
+    let path = unsafe { or_working(at, path, flags) };
+    // SAFETY: the program passes valid arguments.
+    if unsafe { itself(at, path, flags) }.is_some() {
+        return finish(Err(libc::EOPNOTSUPP));
+    }
     let follow = flags & libc::AT_SYMLINK_FOLLOW != 0;
     // SAFETY: the program passes valid arguments.
     let local = |at, path| unsafe { real::name_to_handle_at(at, path, handle, mount, flags) };
