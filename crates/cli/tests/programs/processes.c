@@ -115,6 +115,24 @@ static void environments(void) {
     IN_CHILD(execl("/bin/sh", "sh", "-c", "exec env -i sh -c 'cat f; echo; cat < f'", NULL));
 }
 
+/* A program that has no environment runs commands. */
+static void commands_without_environment(void) {
+    make("f", "text\n");
+    clearenv();
+    SAY(system("cat f"));
+    SAY(system("echo \"it's\" > 'a name'; exit 3"));
+    show("a name");
+    SAY(system(NULL) != 0);
+    char line[64] = "";
+    FILE *stream = popen("cat 'a name'; cat f", "r");
+    while (fgets(line, sizeof line, stream)) say("%s", line);
+    say("%d", pclose(stream));
+    stream = popen("cat > f", "w");
+    fputs("from a pipe", stream);
+    say("%d", pclose(stream));
+    show("f");
+}
+
 static void forks(void) {
     make("f", "abcdefghij");
     int fd = MUST(open("f", O_RDWR));
@@ -609,6 +627,7 @@ static const struct test tests[] = {
     {"exec", every_exec},
     {"scripts-and-flags", scripts_and_flags},
     {"environments", environments},
+    {"commands-without-environment", commands_without_environment},
     {"forks", forks},
     {"spawn", spawned},
     {"working-directory", working_directory},

@@ -127,6 +127,34 @@ impl Environment {
     }
 }
 
+/// Returns a command for the shell that runs `command` in a shell of the run; `None` if the environment will
+/// do, which libc passes on itself.
+///
+/// # Safety
+/// `command` is a string.
+pub(super) unsafe fn command_of_run(command: *const c_char) -> Option<Vec<u8>> {
+    let quoted = |text: &[u8]| {
+        let parts: Vec<&[u8]> = text.split(|letter| *letter == b'\'').collect();
+        [b"'", &parts.join(&br"'\''"[..])[..], b"'"].concat()
+    };
+    let made = inside(|| {
+        // SAFETY: the environment of this process; the command is a string, as the caller says.
+        let (new, command) = unsafe {
+            let new = Environment::of(environ, None).ok_or(libc::ENOENT)?;
+            (new, CStr::from_ptr(command).to_bytes())
+        };
+        let mut words = Vec::new();
+        for line in &new.own {
+            let line = line.strip_suffix(b"\0").unwrap_or(line);
+            let cut = line.iter().position(|letter| *letter == b'=').ok_or(libc::EINVAL)?;
+            words.push([&line[..=cut], &quoted(&line[cut + 1..])].concat());
+        }
+        words.extend([b"exec /bin/sh -c --".to_vec(), quoted(command)]);
+        Ok([&words.join(&b' ')[..], b"\0"].concat())
+    });
+    made.ok()
+}
+
 /// Runs `work` with an environment that gives the new program the name by which it was executed, for when
 /// the kernel executes something else in its place: a copy, or the interpreter of a script. At a `depth`
 /// above 0, where scripts run scripts, the first one has set the name already.

@@ -1,7 +1,9 @@
 //! Execution of new programs. They find the library and the run in their environment, and may themselves be
 //! remote.
 
-use super::environment::{Environment, Strings, environ, list, with_environment, with_name};
+use super::environment::{
+    Environment, Strings, command_of_run, environ, list, with_environment, with_name,
+};
 use super::folders::{candidates, may_be_there, search_path};
 use super::reach::{self, Way};
 use crate::descriptors::{self, Own};
@@ -502,10 +504,17 @@ pub(crate) unsafe fn fexecve(fd: c_int, arguments: Strings, environment: Strings
     }
 }
 
-pub(crate) unsafe fn system(command: *const c_char) -> c_int {
+/// Calls one of libc's functions that run a command, so that the shell belongs to the run.
+unsafe fn by_libc<T>(command: *const c_char, call: impl FnOnce(*const c_char) -> T) -> T {
     descriptors::share();
+    // SAFETY: the program passes null or a string.
+    let own = if command.is_null() { None } else { unsafe { command_of_run(command) } };
+    call(own.as_ref().map_or(command, |own| own.as_ptr().cast()))
+}
+
+pub(crate) unsafe fn system(command: *const c_char) -> c_int {
     // SAFETY: the program passes valid arguments.
-    unsafe { real::system(command) }
+    unsafe { by_libc(command, |command| real::system(command)) }
 }
 
 /// Ends the process, and does first what `exit` would do for the library. Signal handlers and children of
@@ -521,9 +530,8 @@ pub(crate) unsafe fn end(status: c_int) {
 }
 
 pub(crate) unsafe fn popen(command: *const c_char, mode: *const c_char) -> *mut FILE {
-    descriptors::share();
     // SAFETY: the program passes valid arguments.
-    unsafe { real::popen(command, mode) }
+    unsafe { by_libc(command, |command| real::popen(command, mode)) }
 }
 
 /// Calls `fork` and lets the parent wait until the child has executed a program or ended. Replaces `vfork`
