@@ -16,16 +16,11 @@ pub(super) fn hold(signals: &[i32]) -> Mask {
     before
 }
 
-/// Runs `work` with an earlier mask. A program started by it inherits that mask.
+/// Sets the mask of this thread. Async-signal-safe.
 #[allow(unsafe_code)]
-pub(super) fn with_mask<T>(mask: &Mask, work: impl FnOnce() -> T) -> T {
-    let mut held = set_of(&[]);
-    // SAFETY: both pointers are to signal sets that outlive the call, which cannot fail with a valid `how`.
-    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, mask, &raw mut held) };
-    let result = work();
-    // SAFETY: as above.
-    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const held, std::ptr::null_mut()) };
-    result
+pub(super) fn set_mask(mask: &Mask) {
+    // SAFETY: the set outlives the call, which cannot fail with a valid `how`.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, mask, std::ptr::null_mut()) };
 }
 
 /// True if SIGPIPE was ignored when this process started.
