@@ -249,6 +249,26 @@ fn streams_that_are_closed_stay_closed() {
     }
 }
 
+/// For a process that ignores SIGCHLD, as some services do for what they start, the kernel keeps no ended
+/// children. The program finds that signal as it was.
+#[test]
+fn a_run_with_a_report_ends_although_ends_of_children_are_ignored() {
+    let world = World::new();
+    let at = format!("{PREFIX}={}", world.url("dir"));
+    let seen = |before: &[&str]| {
+        let mut command = Command::new("timeout");
+        command.args(["60", "env", "--ignore-signal=CHLD"]).args(before);
+        command.args(["sh", "-c", "grep SigIgn /proc/self/status; exit 7"]).output().unwrap()
+    };
+    let expected = seen(&[]);
+    assert_eq!(expected.status.code(), Some(7), "{}", text(&expected));
+    for option in [&[][..], &["--report"]] {
+        let output = seen(&[&[TOWLINE, "run", "--at", &at], option, &["--"]].concat());
+        assert_eq!(output.status.code(), Some(7), "{option:?}: {}", text(&output));
+        assert_eq!(output.stdout, expected.stdout, "{option:?}");
+    }
+}
+
 #[test]
 fn the_program_itself_is_reached_and_can_be_started_by_the_linker() {
     let world = World::new();

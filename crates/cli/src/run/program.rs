@@ -68,6 +68,7 @@ pub(super) fn become_one(command: &Command, variables: Variables) -> io::Error {
 #[allow(unsafe_code)]
 pub(super) fn wait_for(command: &Command, variables: Variables) -> io::Result<u8> {
     let before = signals::hold(&ALL);
+    let are_ignored = signals::ignore_children(false);
     let signals = Signals::new(&ALL)?;
     let mut program = process::Command::new(&command.program);
     program.arg0(&command.arguments[0]).args(&command.arguments[1..]);
@@ -83,6 +84,7 @@ pub(super) fn wait_for(command: &Command, variables: Variables) -> io::Result<u8
             // The standard library resets SIGPIPE in the child to its default action, whatever this process
             // has.
             signals::take_pipe_signal();
+            signals::ignore_children(are_ignored);
             // Here, as this process must not be ended by a signal while it starts the program.
             signals::set_mask(&before);
             Ok(())

@@ -23,6 +23,15 @@ pub(super) fn set_mask(mask: &Mask) {
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, mask, std::ptr::null_mut()) };
 }
 
+/// Sets whether the end of a child is ignored: then it sends no SIGCHLD, and nobody can wait for it. Programs
+/// started later inherit that. Returns whether it was ignored before. Async-signal-safe.
+#[allow(unsafe_code)]
+pub(super) fn ignore_children(ignored: bool) -> bool {
+    let action = if ignored { libc::SIG_IGN } else { libc::SIG_DFL };
+    // SAFETY: both are predefined actions, so no handler function is involved.
+    unsafe { libc::signal(libc::SIGCHLD, action) == libc::SIG_IGN }
+}
+
 /// True if SIGPIPE was ignored when this process started.
 static PIPE_WAS_IGNORED: AtomicBool = AtomicBool::new(false);
 
