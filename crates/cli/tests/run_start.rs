@@ -6,11 +6,12 @@
 mod support;
 
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 use support::compare::{Libc, compiled};
-use support::{TOWLINE, World};
+use support::{TOWLINE, World, keeper};
 
 const PREFIX: &str = "/towline-start-test";
 
@@ -266,6 +267,29 @@ fn a_run_with_a_report_ends_although_ends_of_children_are_ignored() {
         let output = seen(&[&[TOWLINE, "run", "--at", &at], option, &["--"]].concat());
         assert_eq!(output.status.code(), Some(7), "{option:?}: {}", text(&output));
         assert_eq!(output.stdout, expected.stdout, "{option:?}");
+    }
+}
+
+/// What the run's own processes use does not keep a file system busy that the program has left, and is found
+/// from everywhere.
+#[test]
+fn a_run_does_not_depend_on_the_directory_where_it_was_started() {
+    let world = World::new();
+    fs::write(world.local("served/file"), "12345").unwrap();
+    for options in [&[][..], &["--report"]] {
+        let mut run = Command::new(TOWLINE);
+        run.args(["run", "--at", &format!("{PREFIX}=towline+unix:///dir?socket=socket")]);
+        run.args(options).args(["--", "sh", "-c"]);
+        run.arg(format!("cd /; cat {PREFIX}/file; echo; read go"));
+        run.current_dir(&world.path).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut run = run.stderr(Stdio::null()).spawn().unwrap();
+        let mut said = String::new();
+        BufReader::new(run.stdout.as_mut().unwrap()).read_line(&mut said).unwrap();
+        assert_eq!(said, "12345\n", "{options:?}");
+        let keeper = Path::new("/proc").join(keeper(run.id()).unwrap());
+        assert_eq!(fs::read_link(keeper.join("cwd")).unwrap(), Path::new("/"), "{options:?}");
+        drop(run.stdin.take());
+        run.wait().unwrap();
     }
 }
 
