@@ -89,8 +89,7 @@ impl Keeper {
         // Print notices that were written before the watch was in place.
         notices.print();
         let clients = servers.iter().map(|(client, _)| client.clone()).collect();
-        let urls = servers.iter().map(|(_, url)| url.clone()).collect();
-        let watches = Watches::new(directory, Arc::clone(&state), urls);
+        let watches = Watches::new(directory, Arc::clone(&state), servers.clone());
         let pager = Pager::start(directory, Arc::clone(&state), servers);
         let pager = pager.inspect_err(|error| log::warn!("cannot listen for mappings: {error}"));
         let holders = Holders::start(directory);
