@@ -200,6 +200,36 @@ fn whichever_way_a_run_begins_its_program_finds_the_same() {
     }
 }
 
+/// The prefix may be an existing directory, with other programs of these names.
+#[test]
+fn a_program_below_the_prefix_is_remote_however_it_is_named() {
+    let world = World::new();
+    for (program, copy) in [("echo", "at/sub/tool"), ("basename", "served/sub/tool")] {
+        let copy = world.local(copy);
+        fs::create_dir_all(copy.parent().unwrap()).unwrap();
+        fs::copy(Path::new("/bin").join(program), copy).unwrap();
+    }
+    let at = format!("{}={}", world.local("at").display(), world.url("dir"));
+    let whole = world.local("at/sub/tool").display().to_string();
+    let around = whole.replace("/sub/", "/./sub/");
+    for options in [&[][..], &["--report=json"]] {
+        for (name, path) in [
+            (whole.as_str(), "/bin"),
+            (&around, "/bin"),
+            ("at/sub/tool", "/bin"),
+            ("./at/sub/tool", "/bin"),
+            ("at/./sub/tool", "/bin"),
+            ("tool", "at/sub:/bin"),
+        ] {
+            let mut run = Command::new(TOWLINE);
+            run.args(["run", "--at", &at]).args(options).args(["--", name, "/a/remote"]);
+            let output = run.current_dir(&world.path).env("PATH", path).output().unwrap();
+            let said = String::from_utf8_lossy(&output.stdout).into_owned();
+            assert_eq!(said, "remote\n", "{name} {path} {options:?}: {}", text(&output));
+        }
+    }
+}
+
 /// A distant or busy server takes its time for the first answer.
 #[test]
 fn a_run_waits_for_a_server_that_is_slow() {
