@@ -8,7 +8,7 @@ use crate::layout::{
 };
 use crate::loader::memory;
 use crate::system::{
-    CLOCK_GETTIME, CLOEXEC, CLONE, EXECVE, FACCESSAT, FGETXATTR, FLOCK, FSTATAT, FTRUNCATE,
+    CLOCK_GETTIME, CLOEXEC, CLONE, EXECVE, FACCESSAT, FGETXATTR, FLOCK, FSTATAT, FTRUNCATE, GETCWD,
     GETRANDOM, HERE, MKDIRAT, OPENAT, PIDFD_OPEN, PRCTL, PWRITE, RT_SIGPROCMASK, SETSID, STATFS,
     UNLINKAT, call, close, complain, exit, missing_streams, open, process, read, user,
 };
@@ -226,13 +226,18 @@ fn program(beginning: &Beginning, name: &[u8], prefix: &[u8]) -> Option<Path> {
         path.strip_prefix(prefix).is_some_and(|rest| rest.is_empty() || rest.starts_with(b"/"))
     };
     if name.contains(&b'/') {
-        let may_climb = name.windows(2).any(|two| two == b".." || two == b"//");
+        let whole = match name.strip_prefix(b"/") {
+            Some(_) => Path::of(&[name])?,
+            None => Path::of(&[working()?.get(), b"/", name.strip_prefix(b"./").unwrap_or(name)])?,
+        };
+        let mut parts = whole.get().split(|byte| *byte == b'/').skip(1);
+        let is_unusual = parts.any(|part| matches!(part, b"" | b"." | b".."));
         return Path::of(&[name, b"\0"])
-            .filter(|path| !is_below(name) && !may_climb && is_reached(path));
+            .filter(|path| !is_below(whole.get()) && !is_unusual && is_reached(path));
     }
     let folders = || beginning.variable(b"PATH").unwrap_or_default().split(|byte| *byte == b':');
     // An empty folder stands for the working directory.
-    if folders().any(|folder| folder.is_empty() || is_below(folder)) {
+    if folders().any(|folder| !folder.starts_with(b"/") || is_below(folder)) {
         return None;
     }
     let found = folders().find_map(|folder| {
@@ -242,6 +247,15 @@ fn program(beginning: &Beginning, name: &[u8], prefix: &[u8]) -> Option<Path> {
         unsafe { call(FACCESSAT, how) }.map(|_| path)
     });
     found.filter(is_reached)
+}
+
+/// Returns the path of the working directory, unless it is the root or has none.
+fn working() -> Option<Path> {
+    let mut bytes = [0; PATH];
+    // SAFETY: `bytes` has the length passed.
+    unsafe { call(GETCWD, [bytes.as_mut_ptr() as usize, bytes.len()]) }?;
+    let path = bytes.split(|byte| *byte == 0).next().unwrap_or_default();
+    Path::of(&[path]).filter(|_| path.len() > 1 && path.starts_with(b"/"))
 }
 
 /// Returns true for a program for this machine that uses glibc and grants no rights, and for scripts that

@@ -17,6 +17,7 @@ mod numbers {
     pub(crate) const EXECVE: usize = 59;
     pub(crate) const FLOCK: usize = 73;
     pub(crate) const FTRUNCATE: usize = 77;
+    pub(crate) const GETCWD: usize = 79;
     pub(crate) const GETEUID: usize = 107;
     pub(crate) const GETEGID: usize = 108;
     pub(crate) const SETSID: usize = 112;
@@ -39,6 +40,7 @@ mod numbers {
 #[rustfmt::skip]
 mod numbers {
     pub(crate) const FGETXATTR: usize = 10;
+    pub(crate) const GETCWD: usize = 17;
     pub(crate) const FLOCK: usize = 32;
     pub(crate) const MKDIRAT: usize = 34;
     pub(crate) const UNLINKAT: usize = 35;

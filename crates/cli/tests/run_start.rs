@@ -6,11 +6,12 @@
 mod support;
 
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 use support::compare::{Libc, compiled};
-use support::{TOWLINE, World};
+use support::{TOWLINE, World, keeper};
 
 const PREFIX: &str = "/towline-start-test";
 
@@ -199,6 +200,36 @@ fn whichever_way_a_run_begins_its_program_finds_the_same() {
     }
 }
 
+/// The prefix may be an existing directory, with other programs of these names.
+#[test]
+fn a_program_below_the_prefix_is_remote_however_it_is_named() {
+    let world = World::new();
+    for (program, copy) in [("echo", "at/sub/tool"), ("basename", "served/sub/tool")] {
+        let copy = world.local(copy);
+        fs::create_dir_all(copy.parent().unwrap()).unwrap();
+        fs::copy(Path::new("/bin").join(program), copy).unwrap();
+    }
+    let at = format!("{}={}", world.local("at").display(), world.url("dir"));
+    let whole = world.local("at/sub/tool").display().to_string();
+    let around = whole.replace("/sub/", "/./sub/");
+    for options in [&[][..], &["--report=json"]] {
+        for (name, path) in [
+            (whole.as_str(), "/bin"),
+            (&around, "/bin"),
+            ("at/sub/tool", "/bin"),
+            ("./at/sub/tool", "/bin"),
+            ("at/./sub/tool", "/bin"),
+            ("tool", "at/sub:/bin"),
+        ] {
+            let mut run = Command::new(TOWLINE);
+            run.args(["run", "--at", &at]).args(options).args(["--", name, "/a/remote"]);
+            let output = run.current_dir(&world.path).env("PATH", path).output().unwrap();
+            let said = String::from_utf8_lossy(&output.stdout).into_owned();
+            assert_eq!(said, "remote\n", "{name} {path} {options:?}: {}", text(&output));
+        }
+    }
+}
+
 /// A distant or busy server takes its time for the first answer.
 #[test]
 fn a_run_waits_for_a_server_that_is_slow() {
@@ -246,6 +277,49 @@ fn streams_that_are_closed_stay_closed() {
             let before = [&[TOWLINE, "run", "--at", &at], option, &["--"]].concat();
             assert_eq!(seen(&before, &there), expected, "{closed} {option:?}");
         }
+    }
+}
+
+/// For a process that ignores SIGCHLD, as some services do for what they start, the kernel keeps no ended
+/// children. The program finds that signal as it was.
+#[test]
+fn a_run_with_a_report_ends_although_ends_of_children_are_ignored() {
+    let world = World::new();
+    let at = format!("{PREFIX}={}", world.url("dir"));
+    let seen = |before: &[&str]| {
+        let mut command = Command::new("timeout");
+        command.args(["60", "env", "--ignore-signal=CHLD"]).args(before);
+        command.args(["sh", "-c", "grep SigIgn /proc/self/status; exit 7"]).output().unwrap()
+    };
+    let expected = seen(&[]);
+    assert_eq!(expected.status.code(), Some(7), "{}", text(&expected));
+    for option in [&[][..], &["--report"]] {
+        let output = seen(&[&[TOWLINE, "run", "--at", &at], option, &["--"]].concat());
+        assert_eq!(output.status.code(), Some(7), "{option:?}: {}", text(&output));
+        assert_eq!(output.stdout, expected.stdout, "{option:?}");
+    }
+}
+
+/// What the run's own processes use does not keep a file system busy that the program has left, and is found
+/// from everywhere.
+#[test]
+fn a_run_does_not_depend_on_the_directory_where_it_was_started() {
+    let world = World::new();
+    fs::write(world.local("served/file"), "12345").unwrap();
+    for options in [&[][..], &["--report"]] {
+        let mut run = Command::new(TOWLINE);
+        run.args(["run", "--at", &format!("{PREFIX}=towline+unix:///dir?socket=socket")]);
+        run.args(options).args(["--", "sh", "-c"]);
+        run.arg(format!("cd /; cat {PREFIX}/file; echo; read go"));
+        run.current_dir(&world.path).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut run = run.stderr(Stdio::null()).spawn().unwrap();
+        let mut said = String::new();
+        BufReader::new(run.stdout.as_mut().unwrap()).read_line(&mut said).unwrap();
+        assert_eq!(said, "12345\n", "{options:?}");
+        let keeper = Path::new("/proc").join(keeper(run.id()).unwrap());
+        assert_eq!(fs::read_link(keeper.join("cwd")).unwrap(), Path::new("/"), "{options:?}");
+        drop(run.stdin.take());
+        run.wait().unwrap();
     }
 }
 

@@ -215,8 +215,9 @@ impl Library {
 
 fn make(home: &Path, path: &Path) -> Outcome<()> {
     let new = home.join(format!("preload-new-{}", std::process::id()));
-    let mut file =
-        OpenOptions::new().write(true).create(true).truncate(true).mode(0o500).open(&new)?;
+    // Left behind by a process with this number that was killed; its mode forbids writing to it.
+    let _ = fs::remove_file(&new);
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o500).open(&new)?;
     let written = file.write_all(LIBRARY).and_then(|()| fs::rename(&new, path));
     if let Err(error) = written {
         // If there is no space, a part of the library is of no use.
@@ -227,11 +228,12 @@ fn make(home: &Path, path: &Path) -> Outcome<()> {
     Ok(())
 }
 
-/// Removes libraries of other versions. Those that cannot be removed may stay: they only take up space.
+/// Removes libraries of other versions, and unfinished ones of processes that were killed. Those that cannot
+/// be removed may stay: they only take up space.
 fn remove_unused_libraries(home: &Path, own: &Path) {
     let is_library = |path: &PathBuf| {
         let name = path.file_name().unwrap_or_default().as_encoded_bytes();
-        name.starts_with(b"preload-") && name.ends_with(b".so") && path != own
+        name.starts_with(b"preload-") && path != own
     };
     let entries = fs::read_dir(home).into_iter().flatten().flatten();
     for path in entries.map(|entry| entry.path()).filter(is_library) {
@@ -241,5 +243,36 @@ fn remove_unused_libraries(home: &Path, own: &Path) {
         {
             let _ = fs::remove_file(&path);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    /// Processes that are killed while they make the library leave a part of it.
+    #[test]
+    fn unfinished_libraries_are_no_obstacle_and_do_not_stay() {
+        let folder = tempfile::tempdir().unwrap();
+        let name = |process: u32| folder.path().join(format!("preload-new-{process}"));
+        let [own, old, recent] = [std::process::id(), 1, 2].map(|process| {
+            fs::write(name(process), "part").unwrap();
+            name(process)
+        });
+        // A reader that has the file of that process open notices if it is written to.
+        let mut reader = File::open(&own).unwrap();
+        fs::set_permissions(&own, fs::Permissions::from_mode(0o500)).unwrap();
+        let long_ago = SystemTime::now() - 2 * UNUSED;
+        File::options().write(true).open(&old).unwrap().set_modified(long_ago).unwrap();
+        let path = folder.path().join(LIBRARY_NAME);
+        assert!(make(folder.path(), &path).is_ok());
+        assert_eq!(fs::read(&path).unwrap(), LIBRARY);
+        assert!(!own.exists() && !old.exists() && recent.exists());
+        assert_eq!(
+            io::read_to_string(&mut reader).unwrap(),
+            "part",
+            "as only root could change it"
+        );
     }
 }

@@ -476,13 +476,16 @@ fn fill(
     let offset = range.offset + (start - range.at);
     let buffer = &mut buffer[..length as usize];
     let _turn = range.memory.as_ref().map(|m| Turn::take(m.file.as_fd())).transpose()?;
-    let read = range.source.with(|file| file.read_at(buffer, offset))?;
-    let end = read.next_multiple_of(page_bytes());
-    buffer[read..end].fill(0);
+    let source = &range.source;
+    let read = read_around(buffer, (page - start) as usize, |to, at| {
+        source.with(|file| file.read_at(to, offset + at))
+    })?;
+    let end = read.end.next_multiple_of(page_bytes());
+    buffer[read.end..end].fill(0);
     if start + end as u64 <= page {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
-    let (mut done, mut piece) = (0, end);
+    let (mut done, mut piece) = (read.start, end);
     while done < end {
         let at = start + done as u64;
         let next = end.min(done + piece);
@@ -514,7 +517,23 @@ fn fill(
             _ => return Err(error),
         }
     }
-    Ok(start..start + done as u64)
+    Ok(start + read.start as u64..start + done as u64)
+}
+
+/// Reads the memory around a touched page, which is `touched` bytes into `to`. If some of it cannot be read,
+/// reads the page alone: the program has not touched the others. Returns which bytes were read, up to the end
+/// of the file.
+fn read_around(
+    to: &mut [u8],
+    touched: usize,
+    mut read: impl FnMut(&mut [u8], u64) -> io::Result<usize>,
+) -> io::Result<std::ops::Range<usize>> {
+    if let Ok(count) = memory::read_up_to_end(to, &mut read) {
+        return Ok(0..count);
+    }
+    let page = &mut to[touched..touched + page_bytes()];
+    let count = memory::read_up_to_end(page, |to, at| read(to, touched as u64 + at))?;
+    Ok(touched..touched + count)
 }
 
 /// Receives a message and its descriptors. The message is `None` if the other end is closed.

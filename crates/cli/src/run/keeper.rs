@@ -89,8 +89,7 @@ impl Keeper {
         // Print notices that were written before the watch was in place.
         notices.print();
         let clients = servers.iter().map(|(client, _)| client.clone()).collect();
-        let urls = servers.iter().map(|(_, url)| url.clone()).collect();
-        let watches = Watches::new(directory, Arc::clone(&state), urls);
+        let watches = Watches::new(directory, Arc::clone(&state), servers.clone());
         let pager = Pager::start(directory, Arc::clone(&state), servers);
         let pager = pager.inspect_err(|error| log::warn!("cannot listen for mappings: {error}"));
         let holders = Holders::start(directory);
@@ -194,9 +193,15 @@ impl Keeper {
             } else if event.file_name().is_some_and(|name| number(name).is_none()) {
                 self.notices.print();
             } else if event.events().contains(inotify::ReadFlags::QUEUE_OVERFLOW) {
-                log::warn!(
-                    "too many files are opened and closed at once: some stay open until the run ends"
-                );
+                // The kernel has dropped events: any file may have been closed. An entry without a file may
+                // be that of an open under way, whose placeholder is not open yet; if the open has failed, it
+                // stays taken.
+                let is_file = |entry: &Entry| entry.taken() != Taken::Free;
+                for number in self.state.used() {
+                    if self.state.entry(number).is_some_and(is_file) {
+                        self.doubts.hold(queue, &self.placeholders, number);
+                    }
+                }
             }
         }
         if asked != std::mem::replace(&mut self.asked, asked) {
@@ -307,11 +312,14 @@ impl Doubts {
         state: &State,
         number: usize,
     ) -> bool {
-        if self.0.values().any(|doubted| *doubted == number) {
-            return true;
-        }
-        let is_doubtful = state.entry(number).is_some_and(is_doubtful);
-        let watch = events.filter(|_| is_doubtful).and_then(|e| unname(e, placeholders, number));
+        let is_doubtful = || state.entry(number).is_some_and(is_doubtful);
+        self.0.values().any(|doubted| *doubted == number)
+            || is_doubtful() && self.hold(events, placeholders, number)
+    }
+
+    /// Has the kernel report when no process has this entry open any more. Returns false if it cannot.
+    fn hold(&mut self, events: Option<&OwnedFd>, placeholders: &Path, number: usize) -> bool {
+        let watch = events.and_then(|events| unname(events, placeholders, number));
         self.0.extend(watch.map(|watch| (watch, number)));
         watch.is_some()
     }
@@ -394,5 +402,38 @@ mod tests {
             poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&limit)).unwrap() > 0
         });
         assert!(is_met, "the process waits for the pager");
+    }
+
+    /// The kernel keeps a limited number of events, and then drops those of other files.
+    #[test]
+    fn files_that_are_closed_while_too_much_happens_are_closed() {
+        let folder = tempfile::tempdir().unwrap();
+        let directory = RunDirectory::left(folder.path().join("run"));
+        std::fs::create_dir_all(directory.placeholders()).unwrap();
+        directory.fill().unwrap();
+        let path = directory.path().as_os_str().as_bytes();
+        let state = Arc::new(State::prepare(path, &Config::default()).unwrap().map().unwrap());
+        let mut keeper = Keeper::start(&directory, Arc::clone(&state), Vec::new());
+        let [closed, open] = [(); 2].map(|()| {
+            let number = state.take().unwrap();
+            assert!(state.entry(number).unwrap().change(Taken::Free, Taken::Open));
+            let placeholder = directory.placeholders().join(number.to_string());
+            (number, std::fs::File::create(placeholder).unwrap())
+        });
+        let reserved = state.take().unwrap();
+        let limit = std::fs::read_to_string("/proc/sys/fs/inotify/max_queued_events").unwrap();
+        for number in 0..=limit.trim().parse::<usize>().unwrap() {
+            // Equal neighbours would be one event.
+            let name = ["one", "other"][number % 2];
+            std::fs::write(directory.placeholders().join(name), "").unwrap();
+        }
+        drop(closed.1);
+        let used = |keeper: &mut Keeper| {
+            while keeper.work() {}
+            state.used().collect::<Vec<_>>()
+        };
+        assert_eq!(used(&mut keeper), [open.0, reserved]);
+        drop(open.1);
+        assert_eq!(used(&mut keeper), [reserved]);
     }
 }

@@ -250,6 +250,9 @@ impl Run {
                 return;
             }
         };
+        // Otherwise the file system of this directory could not be unmounted even after the programs have left
+        // it. All paths that are used from here on are absolute.
+        let _ = rustix::process::chdir("/");
         program.keep_until_end(Some(&mut keeper), &others, &self.state);
         keeper.stop();
         for Met { client, root, .. } in met {
@@ -339,7 +342,13 @@ fn prefix_and_url(at: &OsString, own: Option<&RunDirectory>) -> Outcome<(Vec<u8>
     let url = match (url, own) {
         (Some(url), _) => {
             let text = std::str::from_utf8(url).map_err(|_| Failure::new("the URL is not text"))?;
-            Url::parse(text).map_err(|error| Failure::new(error).about(shown(bytes)))?
+            let mut url =
+                Url::parse(text).map_err(|error| Failure::new(error).about(shown(bytes)))?;
+            // Programs connect, too, from whatever their working directories are then.
+            if let Transport::Unix(socket) | Transport::Shm(socket) = &mut url.transport {
+                *socket = std::path::absolute(&*socket)?;
+            }
+            url
         }
         (None, Some(directory)) => Url {
             transport: Transport::Unix(directory.socket()),

@@ -68,6 +68,7 @@ pub(super) fn become_one(command: &Command, variables: Variables) -> io::Error {
 #[allow(unsafe_code)]
 pub(super) fn wait_for(command: &Command, variables: Variables) -> io::Result<u8> {
     let before = signals::hold(&ALL);
+    let are_ignored = signals::ignore_children(false);
     let signals = Signals::new(&ALL)?;
     let mut program = process::Command::new(&command.program);
     program.arg0(&command.arguments[0]).args(&command.arguments[1..]);
@@ -77,15 +78,19 @@ pub(super) fn wait_for(command: &Command, variables: Variables) -> io::Result<u8
             None => program.env_remove(name),
         };
     }
-    // SAFETY: the closure only makes an async-signal-safe call, which is allowed in the child after fork.
+    // SAFETY: the closure only makes async-signal-safe calls, which are allowed in the child after fork.
     unsafe {
-        // The standard library resets SIGPIPE in the child to its default action, whatever this process has.
-        program.pre_exec(|| {
+        program.pre_exec(move || {
+            // The standard library resets SIGPIPE in the child to its default action, whatever this process
+            // has.
             signals::take_pipe_signal();
+            signals::ignore_children(are_ignored);
+            // Here, as this process must not be ended by a signal while it starts the program.
+            signals::set_mask(&before);
             Ok(())
         });
     }
-    let mut child = signals::with_mask(&before, || program.spawn())?;
+    let mut child = program.spawn()?;
     let pid = Pid::from_child(&child);
     loop {
         while let Some(signal) = signals.next() {
@@ -104,5 +109,60 @@ pub(super) fn wait_for(command: &Command, variables: Variables) -> io::Result<u8
         }
         // Fails only when a signal arrives.
         let _ = poll(&mut [PollFd::from_borrowed_fd(signals.as_fd(), PollFlags::IN)], None);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsRawFd;
+    use std::time::{Duration, Instant};
+
+    /// Executing the program can take long, for instance from a slow file system.
+    #[test]
+    #[allow(unsafe_code)]
+    fn a_signal_that_comes_while_the_program_begins_is_passed_on() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("program");
+        std::fs::copy("/bin/sleep", &path).unwrap();
+        let file = std::fs::File::open(&path).unwrap();
+        // SAFETY: these commands take a number.
+        let fcntl = |what, with: i32| unsafe { libc::fcntl(file.as_raw_fd(), what, with) };
+        // A lease holds up whatever opens the file, as its execution does. This process is sent a signal then:
+        // one that does nothing.
+        const SET_SIGNAL: i32 = 10;
+        if fcntl(SET_SIGNAL, libc::SIGURG) != 0 || fcntl(libc::F_SETLEASE, libc::F_WRLCK) != 0 {
+            println!("SKIPPED: no leases here: {}", io::Error::last_os_error());
+            return;
+        }
+        let (sender, thread) = std::sync::mpsc::channel();
+        let waiting = std::thread::spawn(move || {
+            sender.send(rustix::thread::gettid()).unwrap();
+            let arguments = ["program", "300"].map(OsString::from).to_vec();
+            let command = Command { program: path.into_os_string(), arguments };
+            wait_for(&command, [("LD_PRELOAD", None), ("TOWLINE_RUN", None)])
+        });
+        let thread = thread.recv().unwrap().as_raw_nonzero().get();
+        let tell = |signal: i32| {
+            let process = std::process::id() as usize;
+            // SAFETY: a plain system call on a thread of this process.
+            unsafe { libc::syscall(libc::SYS_tgkill, process, thread as usize, signal as usize) };
+        };
+        let end = Instant::now() + Duration::from_secs(60);
+        let pause = || {
+            assert!(Instant::now() < end, "it takes too long");
+            std::thread::sleep(Duration::from_millis(1));
+        };
+        while fcntl(libc::F_GETLEASE, 0) == libc::F_WRLCK {
+            pause();
+        }
+        tell(libc::SIGTERM);
+        fcntl(libc::F_SETLEASE, libc::F_UNLCK);
+        while !waiting.is_finished() {
+            pause();
+            // The kernel drops the one for the end of the program, as other threads here do not block it.
+            tell(libc::SIGCHLD);
+        }
+        assert_eq!(waiting.join().unwrap().unwrap(), 128 + libc::SIGTERM as u8);
     }
 }

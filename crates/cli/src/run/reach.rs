@@ -47,12 +47,13 @@ pub(super) fn beginning(command: &[OsString], prefixes: &[&[u8]]) -> Vec<OsStrin
 
 fn may_be_remote(name: &OsStr, prefixes: &[&[u8]]) -> bool {
     let is_below = |path: &Path| {
+        // Relative paths start at the working directory, which may be below the parent of a prefix.
+        let Ok(path) = std::path::absolute(path) else { return false };
+        let path = lexically(&path);
         prefixes.iter().any(|prefix| path.starts_with(Path::new(OsStr::from_bytes(prefix))))
     };
     if name.as_bytes().contains(&b'/') {
-        // Relative paths start at the working directory, which may be below the parent of a prefix.
-        let Ok(path) = std::path::absolute(name) else { return false };
-        if is_below(&lexically(&path)) {
+        if is_below(Path::new(name)) {
             return true;
         }
     } else if std::env::var_os("PATH")

@@ -16,16 +16,20 @@ pub(super) fn hold(signals: &[i32]) -> Mask {
     before
 }
 
-/// Runs `work` with an earlier mask. A program started by it inherits that mask.
+/// Sets the mask of this thread. Async-signal-safe.
 #[allow(unsafe_code)]
-pub(super) fn with_mask<T>(mask: &Mask, work: impl FnOnce() -> T) -> T {
-    let mut held = set_of(&[]);
-    // SAFETY: both pointers are to signal sets that outlive the call, which cannot fail with a valid `how`.
-    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, mask, &raw mut held) };
-    let result = work();
-    // SAFETY: as above.
-    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const held, std::ptr::null_mut()) };
-    result
+pub(super) fn set_mask(mask: &Mask) {
+    // SAFETY: the set outlives the call, which cannot fail with a valid `how`.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, mask, std::ptr::null_mut()) };
+}
+
+/// Sets whether the end of a child is ignored: then it sends no SIGCHLD, and nobody can wait for it. Programs
+/// started later inherit that. Returns whether it was ignored before. Async-signal-safe.
+#[allow(unsafe_code)]
+pub(super) fn ignore_children(ignored: bool) -> bool {
+    let action = if ignored { libc::SIG_IGN } else { libc::SIG_DFL };
+    // SAFETY: both are predefined actions, so no handler function is involved.
+    unsafe { libc::signal(libc::SIGCHLD, action) == libc::SIG_IGN }
 }
 
 /// True if SIGPIPE was ignored when this process started.

@@ -50,3 +50,34 @@ fn a_process_that_begins_to_map_a_file_does_not_meet_the_pager_there() {
         assert!(is_first, "the pager is taken for a process that maps the file");
     });
 }
+
+/// Touching a page must not end a program because another page cannot be read.
+#[test]
+fn a_page_is_read_although_its_neighbours_cannot_be() {
+    let page = page_bytes();
+    let read = |unreadable: usize, pages: usize, touched: usize| {
+        let mut to = vec![0; 4 * page];
+        let file = |to: &mut [u8], at: u64| {
+            let at = at as usize;
+            // The server reads up to what cannot be read, and fails there.
+            let end = if at <= unreadable * page { unreadable.min(pages) } else { pages } * page;
+            match to.len().min(end.saturating_sub(at)) {
+                0 if at == unreadable * page && unreadable < pages => {
+                    Err(io::Error::from_raw_os_error(libc::EIO))
+                }
+                count => {
+                    to[..count].fill((at / page) as u8 + 1);
+                    Ok(count)
+                }
+            }
+        };
+        let read = read_around(&mut to, touched * page, file).map_err(|e| e.raw_os_error())?;
+        Ok((read.start / page..read.end / page, to[touched * page]))
+    };
+    assert_eq!(read(9, 4, 2), Ok((0..4, 1)), "in one piece");
+    assert_eq!(read(9, 3, 2), Ok((0..3, 1)), "up to the end of the file");
+    for unreadable in [0, 1, 3] {
+        assert_eq!(read(unreadable, 4, 2), Ok((2..3, 3)), "without page {unreadable}");
+    }
+    assert_eq!(read(2, 4, 2), Err(Some(libc::EIO)));
+}

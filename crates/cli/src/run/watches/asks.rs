@@ -54,7 +54,7 @@ impl Server {
         if self.met.is_none() && ask.opened.is_none() {
             return Err(Errno(UNKNOWN as u16).into());
         }
-        let Met { client, shared } = self.meet()?;
+        let Met { client, shared } = self.meet().inspect_err(|_| self.common.decline(ask))?;
         let which = (ask.mount, ask.identity);
         let found = shared.shadows().find(which);
         match (found, &ask.opened) {
@@ -171,4 +171,50 @@ fn wanted(mask: u32, is_directory: bool) -> u32 {
     // An open is repeated together with the close, see `Shadows::touch`.
     let both = if mask & event::OPEN != 0 && mask & CLOSE != 0 { CLOSE } else { 0 };
     mask & event::ALL | own | both
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Watches;
+    use super::*;
+    use crate::run::directory::RunDirectory;
+    use towline_client::Url;
+    use towline_instance::{Config, SHADOWS, State};
+    use towline_net::address::Address;
+    use towline_server::{Export, ExportKind, Server as Served};
+
+    /// The keeper owns the handle that came with a question, whatever it answers.
+    #[test]
+    fn a_file_that_cannot_be_watched_is_closed() {
+        use std::os::unix::ffi::OsStrExt;
+        let folder = tempfile::tempdir().unwrap();
+        let directory = RunDirectory::left(folder.path().join("run"));
+        std::fs::create_dir(directory.path()).unwrap();
+        // In place of the folder of the shadows.
+        std::fs::write(directory.path().join(SHADOWS), "").unwrap();
+        let _server = Served::start(&towline_server::Config {
+            exports: vec![Export::new("mem", ExportKind::Memory(1 << 20))],
+            listen: vec![Address::Unix(directory.socket())],
+            ..Default::default()
+        });
+        let config = Config { family: 7, ..Config::default() };
+        let path = directory.path().as_os_str().as_bytes();
+        let state = State::prepare(path, &config).unwrap().map().unwrap();
+        let url = format!("towline+unix:///mem?socket={}", directory.socket().display());
+        let url = Url::parse(&url).unwrap();
+        let mut options = Options::default();
+        options.family = config.family;
+        let client = Client::connect(&url.transport, options).unwrap();
+        let root = client.attach(&url.root()).unwrap();
+        let handle = root.open(b".", 0, 0).unwrap().into_handle();
+        let servers = vec![(client.clone(), url.clone())];
+        let watches = Watches::new(&directory, Arc::new(state), servers);
+        let mut server = Server::new(Arc::clone(&watches.common), url.transport);
+        let opened = Opened { handle, is_directory: true, path: Vec::new() };
+        let ask = Ask { mount: 0, mask: event::CREATE, identity: 1, opened: Some(opened) };
+        assert_eq!(server.answer(&ask).unwrap_err().errno(), Errno::ENOTDIR);
+        // Whatever is asked for later finds the file closed.
+        let found = client.with_handle(handle, 0, towline_client::File::stat);
+        assert_eq!(found.unwrap_err().errno(), Errno::EBADF);
+    }
 }

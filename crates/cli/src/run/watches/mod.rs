@@ -19,6 +19,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use towline_client::{Client, Errno, Error, File, Url};
+use towline_instance::watches::Ask;
 use towline_instance::{SHADOWS, State};
 use towline_wire::request::open_flag;
 
@@ -37,8 +38,8 @@ pub(super) struct Watches {
 struct Common {
     folder: PathBuf,
     state: Arc<State>,
-    /// By mount number.
-    urls: Vec<Url>,
+    /// By mount number: the keeper's own connections, which watch nothing.
+    servers: Vec<(Client, Url)>,
     family: u64,
     /// The next shadow number.
     numbers: Arc<AtomicU64>,
@@ -63,12 +64,16 @@ struct Shared {
 
 impl Watches {
     /// Starts without watches.
-    pub(super) fn new(directory: &RunDirectory, state: Arc<State>, urls: Vec<Url>) -> Self {
+    pub(super) fn new(
+        directory: &RunDirectory,
+        state: Arc<State>,
+        servers: Vec<(Client, Url)>,
+    ) -> Self {
         let common = Common {
             folder: directory.path().join(SHADOWS),
             family: state.config().map_or(0, |config| config.family),
             state,
-            urls,
+            servers,
             numbers: Arc::default(),
             met: Mutex::new(Some(Vec::new())),
         };
@@ -77,15 +82,16 @@ impl Watches {
 
     /// Passes a question to the thread that answers it. Without an answer, the program cannot watch.
     pub(super) fn ask(&mut self, question: Question) {
-        let urls = &self.common.urls;
-        let Some(url) = urls.get(question.0.mount as usize) else { return };
-        let same = |other: &Url| other.transport == url.transport;
-        let Some(first) = urls.iter().position(same) else { return };
+        let servers = &self.common.servers;
+        let Some((_, url)) = servers.get(question.0.mount as usize) else { return };
+        let same = |(_, other): &(Client, Url)| other.transport == url.transport;
+        let Some(first) = servers.iter().position(same) else { return };
         if !self.servers.contains_key(&first) {
             let (sender, questions) = channel();
             let server = Server::new(Arc::clone(&self.common), url.transport.clone());
             if let Err(error) = start("watches", move || server.answer_all(&questions)) {
                 log::warn!("remote files cannot be watched: {error}");
+                self.common.decline(&question.0);
                 return;
             }
             self.servers.insert(first, sender);
@@ -130,10 +136,19 @@ impl Common {
         lock(&self.met).is_none()
     }
 
+    /// Closes the file that came with a question, if its server cannot be met to watch it.
+    fn decline(&self, ask: &Ask) {
+        if let (Some(opened), Some((client, _))) =
+            (&ask.opened, self.servers.get(ask.mount as usize))
+        {
+            client.close_handle(opened.handle);
+        }
+    }
+
     /// Records the path of an open file, so that it can be opened again if the server restarts.
     fn remember(&self, client: &Client, handle: u64, shadow: &Shadow, path: &[u8]) {
         let (mount, inode) = shadow.which;
-        let Some(url) = self.urls.get(mount as usize) else { return };
+        let Some((_, url)) = self.servers.get(mount as usize) else { return };
         let flags = if shadow.is_directory { open_flag::DIRECTORY } else { open_flag::PATH };
         client.forget_handle(handle);
         let _ = File::from_handle(client, handle, &url.root(), path, flags, inode).into_handle();
