@@ -14,7 +14,7 @@ use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -94,8 +94,32 @@ impl fmt::Display for Address {
 pub enum Listener {
     /// TCP, and the congestion control for connections from other machines.
     Tcp(TcpListener, Option<Withheld>),
-    /// Unix, and the path of the file that it created.
-    Unix(UnixListener, Option<PathBuf>),
+    /// Unix, and the file that it created.
+    Unix(UnixListener, Option<SocketFile>),
+}
+
+/// The file of a Unix socket.
+#[derive(Debug)]
+pub struct SocketFile {
+    path: PathBuf,
+    /// Device and inode. No other file has them while the socket is open.
+    identity: (u64, u64),
+}
+
+impl SocketFile {
+    /// Describes the file at `path`; `None` if there is none.
+    fn at(path: &Path) -> Option<Self> {
+        let found = std::fs::symlink_metadata(path).ok()?;
+        Some(Self { path: path.into(), identity: (found.dev(), found.ino()) })
+    }
+
+    /// Removes the file, unless another one has its path now.
+    fn remove(&self) {
+        if Self::at(&self.path).is_some_and(|found| found.identity == self.identity) {
+            // If the file cannot be removed, the next start replaces it.
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
 }
 
 impl Listener {
@@ -110,7 +134,7 @@ impl Listener {
             Address::Unix(path) => {
                 let _turn = take_turn(path);
                 remove_dead_socket(path)?;
-                Self::Unix(UnixListener::bind(path)?, Some(path.clone()))
+                Self::Unix(UnixListener::bind(path)?, SocketFile::at(path))
             }
             Address::Abstract(name) => {
                 let name = std::os::unix::net::SocketAddr::from_abstract_name(name)?;
@@ -206,9 +230,8 @@ impl Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        if let Self::Unix(_, Some(path)) = self {
-            // If the file cannot be removed, the next start replaces it.
-            let _ = std::fs::remove_file(path);
+        if let Self::Unix(_, Some(file)) = self {
+            file.remove();
         }
     }
 }
@@ -507,6 +530,20 @@ mod tests {
         let any = Address::Tcp("127.0.0.1:0".parse().unwrap());
         let Address::Tcp(got) = Listener::bind(&any).unwrap().address().unwrap() else { panic!() };
         assert_ne!(got.port(), 0);
+    }
+
+    #[test]
+    fn a_listener_leaves_the_file_of_another_one() {
+        let path = std::env::temp_dir().join(format!("towline-taken-{}", std::process::id()));
+        let address = Address::Unix(path.clone());
+        let first = Listener::bind(&address).unwrap();
+        std::fs::remove_file(&path).unwrap(); // by somebody who takes its server for dead
+        let second = Listener::bind(&address).unwrap();
+        drop(first);
+        let _client = connect_unix(&path, Duration::from_secs(60)).unwrap();
+        second.accept().unwrap();
+        drop(second);
+        assert!(!path.exists());
     }
 
     /// Otherwise a name from elsewhere could make a node wait for ever.
