@@ -258,6 +258,7 @@ fn take_turn(path: &Path) -> Option<File> {
 /// Removes a socket that a dead server left behind. Checks the file's kind first, because connecting to
 /// a file of another kind fails with the same error.
 fn remove_dead_socket(path: &Path) -> io::Result<()> {
+    const ANSWER: Duration = Duration::from_secs(1);
     if path.as_os_str().len() > UNIX_PATH_BYTES_MAX {
         let what =
             format!("the path of a Unix socket can have at most {UNIX_PATH_BYTES_MAX} bytes");
@@ -268,14 +269,17 @@ fn remove_dead_socket(path: &Path) -> io::Result<()> {
         let what = "a file of this name exists and is not a socket";
         return Err(io::Error::new(io::ErrorKind::AddrInUse, what));
     }
-    match UnixStream::connect(path) {
+    let taken = || io::Error::new(io::ErrorKind::AddrInUse, "another server listens there");
+    match connect_unix_stream(path, ANSWER) {
         Ok(stream) if is_orphaned(&stream) => std::fs::remove_file(path),
-        Ok(_) => Err(io::Error::new(io::ErrorKind::AddrInUse, "another server listens there")),
-        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-            std::fs::remove_file(path)
-        }
-        // For any other error, let `bind` report the problem.
-        Err(_) => Ok(()),
+        Ok(_) => Err(taken()),
+        Err(error) => match error.kind() {
+            io::ErrorKind::ConnectionRefused => std::fs::remove_file(path),
+            // Its queue is full: it accepts nobody at the moment.
+            io::ErrorKind::TimedOut => Err(taken()),
+            // Let `bind` report any other problem.
+            _ => Ok(()),
+        },
     }
 }
 
@@ -556,6 +560,9 @@ mod tests {
         let first = connect_unix(&path, limit).unwrap();
         let second = connect_unix(&path, limit).unwrap_err();
         assert_eq!(second.kind(), io::ErrorKind::TimedOut, "{second}");
+        // Nor does a server that starts wait for it.
+        let refused = Listener::bind(&Address::Unix(path.clone())).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::AddrInUse, "{refused}");
         drop(listener.accept().unwrap());
         connect_unix(&path, limit).unwrap();
         drop(first);
