@@ -449,15 +449,22 @@ pub fn connect_abstract(name: &str, limit: Duration) -> io::Result<Link> {
 
 fn connect_local(address: &SocketAddrUnix, limit: Duration) -> io::Result<UnixStream> {
     let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
-    // The kernel applies it to the wait for a place in the queue, too.
-    socket.set_write_timeout(Some(limit))?;
-    rustix::net::connect(&socket, address).map_err(|errno| match errno {
-        Errno::AGAIN => {
-            let what = format!("the server accepts no connection for {limit:?}");
-            io::Error::new(io::ErrorKind::TimedOut, what)
+    let until = Instant::now() + limit;
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        // The kernel applies it to the wait for a place in the queue, too. Zero would be no limit.
+        socket.set_write_timeout(Some(left.max(Duration::from_micros(1))))?;
+        match rustix::net::connect(&socket, address) {
+            Ok(()) => break,
+            // With a time limit, signals end the wait even if their handlers let calls go on.
+            Err(Errno::INTR) if !left.is_zero() => {}
+            Err(Errno::AGAIN | Errno::INTR) => {
+                let what = format!("the server accepts no connection for {limit:?}");
+                return Err(io::Error::new(io::ErrorKind::TimedOut, what));
+            }
+            Err(other) => return Err(other.into()),
         }
-        other => io::Error::from(other),
-    })?;
+    }
     socket.set_write_timeout(None)?;
     Ok(UnixStream::from(OwnedFd::from(socket)))
 }
@@ -485,6 +492,7 @@ fn ends_within_machine(socket: impl AsFd) -> Option<(SocketAddr, SocketAddr)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::process::Command;
     use std::sync::Barrier;
 
     #[test]
@@ -566,6 +574,25 @@ mod tests {
         drop(listener.accept().unwrap());
         connect_unix(&path, limit).unwrap();
         drop(first);
+        std::fs::remove_file(path).unwrap();
+    }
+
+    /// With a time limit, `connect(2)` fails with `EINTR` then.
+    #[test]
+    fn a_process_that_is_stopped_while_it_connects_goes_on_with_it() {
+        let path = std::env::temp_dir().join(format!("towline-stopped-{}", std::process::id()));
+        let listener = UnixListener::bind(&path).unwrap();
+        rustix::net::listen(&listener, 0).unwrap();
+        let _first = connect_unix(&path, Duration::from_secs(60)).unwrap();
+        let stops = "sleep 0.1; kill -STOP $PPID; sleep 0.1; kill -CONT $PPID; sleep 0.1";
+        let mut stopping = Command::new("sh").args(["-c", stops]).spawn().unwrap();
+        let second = std::thread::spawn({
+            let path = path.clone();
+            move || connect_unix(&path, Duration::from_secs(60))
+        });
+        stopping.wait().unwrap();
+        listener.accept().unwrap();
+        second.join().unwrap().unwrap();
         std::fs::remove_file(path).unwrap();
     }
 
