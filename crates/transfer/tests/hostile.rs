@@ -4,6 +4,7 @@
 mod common;
 
 use common::{LIMIT, Via, bytes, link, node, options, serve};
+use rustix::fs::MemfdFlags;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::fd::AsRawFd;
@@ -11,7 +12,8 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 use towline_net::{Wait, receive_descriptors};
 use towline_transfer::{
-    Access, Address, Choice, Errno, Error, Global, Intent, Node, Options, Part, Strategy, import,
+    Access, Address, Choice, Errno, Error, Global, Intent, Node, Options, Part, Strategy, Way,
+    import,
 };
 use towline_wire::{Header, Kind};
 
@@ -261,6 +263,18 @@ fn a_peer_that_asks_and_does_not_read_is_bounded() {
     });
     assert!(cut, "the node queued a message for each byte");
     s.others_do_not_notice();
+    // A single grant of a whole long file does not queue all of it.
+    let file = std::fs::File::from(rustix::fs::memfd_create("long", MemfdFlags::CLOEXEC).unwrap());
+    file.set_len(1 << 32).unwrap();
+    let long = import::file(file, 0, 1 << 32).unwrap();
+    let long = s.owner.globalize(long, Access::Read).unwrap();
+    let before = s.owner.counts().of(Way::Pull).bytes_out;
+    let mut raw = Raw::connect(&s.owner);
+    raw.control(&fetch(1, 3, u64::MAX, long.parts().next().unwrap())).unwrap();
+    raw.0.read_exact(&mut [0; 32]).unwrap();
+    let queued = s.owner.counts().of(Way::Pull).bytes_out - before;
+    assert_eq!(queued, 1 << 20);
+    drop(raw);
     // Leases are bounded too: further ones are refused with EAGAIN, which is not a protocol error.
     let mut raw = Raw::connect(&s.owner);
     for operation in 0..1000 {
