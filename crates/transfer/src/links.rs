@@ -183,7 +183,7 @@ impl State {
         let (link, channel) = if peer.inbound {
             offer(link, Greeting { wants: agreed, ..own })?
         } else {
-            take(link, hello.wants, given)?
+            take(link, agreed, given)?
         };
         if let Some(channel) = &channel {
             rustix::io::ioctl_fionbio(channel, true)?;

@@ -7,10 +7,11 @@ use common::{LIMIT, Via, bytes, link, node, options, serve};
 use rustix::fs::MemfdFlags;
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::os::fd::AsRawFd;
-use std::os::unix::net::UnixStream;
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::Duration;
-use towline_net::{Wait, receive_descriptors};
+use towline_mem::SharedMemory;
+use towline_net::{SHM_BYTES, Wait, receive_descriptors, send_descriptors};
 use towline_transfer::{
     Access, Address, Choice, Errno, Error, Global, Intent, Node, Options, Part, Strategy, Way,
     import,
@@ -393,6 +394,38 @@ fn a_peer_over_shared_memory_gets_nothing_that_the_node_waits_on() {
     assert_eq!(kinds.len(), 2, "a socket and the memory: {kinds:?}");
     assert!(kinds[0].to_string_lossy().starts_with("socket:"), "{kinds:?}");
     assert!(kinds[1].to_string_lossy().starts_with("/memfd:"), "{kinds:?}");
+}
+
+#[test]
+fn a_node_without_rings_takes_none() {
+    let path = common::socket_path();
+    let listener = UnixListener::bind(&path).unwrap();
+    for (features, rings, takes) in [(2, false, true), (3, false, false), (3, true, true)] {
+        let node = Node::new(Options { rings, ..Options::default() }).unwrap();
+        let linked = std::thread::scope(|scope| {
+            let answering = scope.spawn(|| {
+                let (mut socket, _) = listener.accept().unwrap();
+                socket.read_exact(&mut [0; GREETING_BYTES]).unwrap();
+                let mut welcome = hello(features);
+                let kind = header(Kind::Welcome, 48, 0).to_bytes();
+                welcome[..kind.len()].copy_from_slice(&kind);
+                let (channel, other) = UnixStream::pair().unwrap();
+                let memory = SharedMemory::create("test", SHM_BYTES).unwrap();
+                let given = [channel.as_fd(), memory.fd()];
+                let given = &given[..if features == 3 { 2 } else { 1 }];
+                send_descriptors(&socket, &welcome, given, Wait::Any).unwrap();
+                (socket, other)
+            });
+            let linked = node.connect(&Address::Unix(path.clone()));
+            drop(answering.join().unwrap());
+            linked
+        });
+        match takes {
+            true => assert!(linked.is_ok(), "{features} {rings}: {linked:?}"),
+            false => assert!(matches!(linked, Err(Error::PeerLost)), "{linked:?}"),
+        }
+    }
+    std::fs::remove_file(path).unwrap();
 }
 
 /// With memory granted to push into, little is received at once, so that many messages take several turns.
