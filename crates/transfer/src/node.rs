@@ -268,11 +268,13 @@ impl Node {
             if global.parts().any(|part| part.home.node != home) {
                 return Some(Err(Error::Refused(towline_wire::Errno::ESTALE)));
             }
+            let unknown =
+                |(handle, generation): &(u32, u64)| state.entry(*handle, *generation).err();
+            if let Some(errno) = handles.iter().find_map(unknown) {
+                return Some(Err(Error::Refused(errno)));
+            }
             let mut busy = false;
-            for (handle, generation) in &handles {
-                if let Err(errno) = state.entry(*handle, *generation) {
-                    return Some(Err(Error::Refused(errno)));
-                }
+            for (handle, _) in &handles {
                 if let Some(Some(entry)) = state.entries.get_mut(*handle as usize) {
                     entry.closing = true;
                     busy |= entry.leases > 0;

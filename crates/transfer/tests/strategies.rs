@@ -5,7 +5,7 @@ mod common;
 
 use common::{ALL, LIMIT, Via, bytes, link, node, options, serve};
 use towline_transfer::{
-    Access, Choice, Error, Global, Intent, Node, Options, Strategy, Way, choose, import,
+    Access, Choice, Errno, Error, Global, Intent, Node, Options, Strategy, Way, choose, import,
 };
 
 /// Returns how often each byte was copied, counted at both ends.
@@ -380,6 +380,20 @@ fn a_context_needs_no_more_than_the_pool() {
     }
     assert!(receiver.pool_in_use().1 <= 2);
     assert!(matches!(receiver.wait_group(group, LIMIT), Err(Error::NoOperation)));
+}
+
+#[test]
+fn buffers_that_cannot_all_be_taken_back_stay_as_they_are() {
+    let (owner, receiver, _served) = pair(Via::Tcp);
+    let [first, second] =
+        [1, 2].map(|seed| owner.globalize(import::host(bytes(9000, seed)), Access::Read).unwrap());
+    let mut both = first.clone();
+    both.concatenate(second.clone()).unwrap();
+    owner.reclaim(&second, LIMIT).unwrap();
+    let refused = owner.reclaim(&both, LIMIT);
+    assert!(matches!(refused, Err(Error::Refused(Errno::ESTALE))), "{refused:?}");
+    assert!(opened(&receiver, &first, Strategy::Pull).unwrap() == bytes(9000, 1));
+    owner.reclaim(&first, LIMIT).unwrap();
 }
 
 #[test]
