@@ -318,6 +318,30 @@ fn messages_that_nobody_takes_are_bounded() {
 }
 
 #[test]
+fn messages_of_lost_links_are_bounded() {
+    let links = 4;
+    let receiver = node(Via::Tcp, Options { peers_max: links, ..options(Via::Tcp) });
+    let served = serve(&receiver);
+    for round in 0..3 * links as u8 {
+        let mut raw = Raw::connect(&receiver);
+        for number in 0..2 {
+            let mut body = vec![1, 0];
+            body.extend_from_slice(&65_536u32.to_le_bytes());
+            body.resize(65_542, round * 2 + number);
+            raw.control(&body).unwrap();
+        }
+        raw.0.shutdown(std::net::Shutdown::Write).unwrap();
+        assert!(raw.is_cut());
+    }
+    drop(served);
+    let soon = Some(Duration::from_millis(100));
+    let left: Vec<u8> = std::iter::from_fn(|| receiver.receive(soon).ok())
+        .map(|message| message.bytes[0])
+        .collect();
+    assert_eq!(left, (16..24).collect::<Vec<u8>>(), "the latest, as many as fit into all windows");
+}
+
+#[test]
 fn slow_writers_hold_no_more_than_the_pool() {
     let s = scene(4);
     let part = Part { length: 300_000, ..s.writable.parts().next().unwrap().clone() };
