@@ -127,6 +127,52 @@ fn more_memory_is_asked_for_than_the_socket_takes_at_once() {
 }
 
 #[test]
+fn more_memories_than_can_be_passed_are_brought_all_the_same() {
+    let (owner, receiver, _served) = pair(Via::Unix);
+    let (mut local, mut data) = (towline_mem::Aggregate::new(), Vec::new());
+    for seed in 0..17 {
+        let memory = import::shared_memory(8192, Access::ReadWrite).unwrap();
+        memory.copy_in(0, &bytes(8192, seed));
+        data.extend(bytes(8192, seed));
+        local.concatenate(import::shared(&memory));
+    }
+    let global = owner.globalize(local, Access::ReadWrite).unwrap();
+    let refused = opened(&receiver, &global, Strategy::Map);
+    assert!(matches!(refused, Err(Error::Refused(Errno::EOPNOTSUPP))), "{refused:?}");
+    // Buffers of the receiver itself are in the same context.
+    let own = receiver.globalize(import::host(vec![9; 100]), Access::ReadWrite).unwrap();
+    let mut both = own.clone();
+    both.concatenate(global.clone()).unwrap();
+    for intent in [Intent::Read, Intent::Write, Intent::ReadWrite] {
+        let mut context = receiver.open(&both, intent, Choice::Automatic).unwrap();
+        if intent != Intent::Write {
+            assert!(context.to_vec().unwrap() == [&vec![9; 100][..], &data].concat());
+        }
+        if intent != Intent::Read {
+            context.write_at(20_000, &[7; 30_000]).unwrap();
+            data[20_000 - 100..][..30_000].fill(7);
+        }
+        assert_eq!(context.ways().map(|(way, _)| way).collect::<Vec<_>>(), [Way::Own, Way::Pull]);
+        context.close().unwrap();
+    }
+    assert_eq!(receiver.pool_in_use().0, 0);
+    receiver.reclaim(&own, LIMIT).unwrap();
+    assert!(owner.reclaim(&global, LIMIT).unwrap().to_vec().unwrap() == data);
+    // What needs more buffers than there are is refused, not waited for.
+    let small = node(Via::Unix, Options { pool_buffers: 1, ..options(Via::Unix) });
+    link(Via::Unix, &small, &owner);
+    let mut local = towline_mem::Aggregate::new();
+    for _ in 0..17 {
+        let memory = import::shared_memory(1 << 16, Access::Read).unwrap();
+        local.concatenate(import::shared(&memory));
+    }
+    let global = owner.globalize(local, Access::Read).unwrap();
+    let refused = small.open(&global, Intent::Read, Choice::Automatic);
+    assert!(matches!(refused, Err(Error::TooLarge { .. })), "{refused:?}");
+    owner.reclaim(&global, LIMIT).unwrap();
+}
+
+#[test]
 fn memory_given_for_reading_cannot_be_written_by_who_gets_it() {
     let memory = import::shared_memory(4096, Access::Read).unwrap();
     let fd = memory.fd().try_clone_to_owned().unwrap();
