@@ -35,9 +35,9 @@ impl Node {
     ///
     /// # Errors
     /// `Unreachable`: there is no link to an owner, and none can be established; `TooLarge`: needs more
-    /// than the whole pool; `Strategy`: the forced one cannot be used; `Invalid`: too many parts, or for
-    /// writing although the descriptor allows only reading; `Refused(ESTALE)` for this node's own
-    /// buffers.
+    /// than the pool has, apart from what is reserved for pushes; `Strategy`: the forced one cannot be used;
+    /// `Invalid`: too many parts, or for writing although the descriptor allows only reading;
+    /// `Refused(ESTALE)` for this node's own buffers.
     pub fn start_open(
         &self,
         global: &Global,

@@ -21,11 +21,11 @@ pub enum Error {
     PeerLost,
     /// Not finished in the time given. An operation continues, and can be waited for again or cancelled.
     TimedOut,
-    /// The operation needs more memory than the whole pool has.
+    /// The operation needs more memory than the pool has, apart from what is reserved for pushes.
     TooLarge {
         /// Bytes needed, in whole buffers.
         needed: u64,
-        /// Size of the pool in bytes.
+        /// Bytes that the pool has for it.
         pool: u64,
     },
     /// There is no link to the owner, and no address of it may be or can be connected to.

@@ -321,18 +321,18 @@ impl Node {
     /// ends. A node that only routes descriptors grants none.
     ///
     /// # Errors
-    /// `PeerLost`; `TooLarge`: more than the pool has.
+    /// `PeerLost`; `TooLarge`: more than can be reserved. At least one buffer of the pool stays for
+    /// everything else.
     pub fn grant_push(&self, peer: PeerHandle, buffers: usize) -> Result<(), Error> {
         self.0.with(|state| {
-            let pool = state.options.pool_buffers;
-            if buffers > pool {
-                let (needed, pool) = (buffers as u64 * BUFFER_BYTES, pool as u64 * BUFFER_BYTES);
-                return Err(Error::TooLarge { needed, pool });
+            let (reserved, most) = (state.reserved(), state.options.pool_buffers - 1);
+            let peer = state.peers.get_mut(&peer.0).ok_or(Error::PeerLost)?;
+            let most = most - (reserved - peer.push_target);
+            if buffers > most {
+                let needed = (buffers as u64).saturating_mul(BUFFER_BYTES);
+                return Err(Error::TooLarge { needed, pool: most as u64 * BUFFER_BYTES });
             }
-            match state.peers.get_mut(&peer.0) {
-                Some(peer) => peer.push_target = peer.push_target.max(buffers),
-                None => return Err(Error::PeerLost),
-            }
+            peer.push_target = peer.push_target.max(buffers);
             Ok(())
         })
     }

@@ -33,7 +33,7 @@ impl State {
     pub(crate) fn check_pool(&self, runs: &[Run]) -> Result<(), Error> {
         let needed = runs.iter().map(Run::buffers_needed).sum::<u64>();
         let needed = needed.saturating_mul(BUFFER_BYTES); // a forged name may be 2^64 bytes long
-        let pool = self.options.pool_buffers as u64 * BUFFER_BYTES;
+        let pool = (self.options.pool_buffers - self.reserved()) as u64 * BUFFER_BYTES;
         if needed > pool {
             return Err(Error::TooLarge { needed, pool });
         }

@@ -355,6 +355,11 @@ impl State {
         }
     }
 
+    /// Returns the number of buffers reserved for pushes.
+    pub(crate) fn reserved(&self) -> usize {
+        self.peers.values().map(|peer| peer.push_target).sum()
+    }
+
     fn grant_push_buffers(&mut self, id: PeerId) {
         let Some(peer) = self.peers.get_mut(&id) else { return };
         let mut buffers = 0;

@@ -428,6 +428,24 @@ fn a_context_needs_no_more_than_the_pool() {
     assert!(matches!(receiver.wait_group(group, LIMIT), Err(Error::NoOperation)));
 }
 
+/// They would wait for ever for buffers that stay reserved as long as the link.
+#[test]
+fn contexts_do_not_wait_for_buffers_reserved_for_pushes() {
+    let owner = node(Via::Tcp, options(Via::Tcp));
+    let receiver = node(Via::Tcp, Options { pool_buffers: 4, ..options(Via::Tcp) });
+    let _served = serve(&owner);
+    let peer = link(Via::Tcp, &receiver, &owner);
+    let refused = receiver.grant_push(peer, 4);
+    assert!(matches!(refused, Err(Error::TooLarge { pool: 786_432, .. })), "{refused:?}");
+    receiver.grant_push(peer, 3).unwrap();
+    let data = bytes(500_000, 1);
+    let mut global = owner.globalize(import::host(data.clone()), Access::Read).unwrap();
+    let refused = receiver.start_open(&global, Intent::Read, Choice::Forced(Strategy::Pull), None);
+    assert!(matches!(refused, Err(Error::TooLarge { pool: 262_144, .. })), "{refused:?}");
+    let part = global.split_to(250_000);
+    assert!(opened(&receiver, &part, Strategy::Pull).unwrap() == data[..250_000]);
+}
+
 #[test]
 fn buffers_that_cannot_all_be_taken_back_stay_as_they_are() {
     let (owner, receiver, _served) = pair(Via::Tcp);
