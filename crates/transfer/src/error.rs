@@ -14,8 +14,9 @@ pub enum Error {
     /// The bytes are not a valid descriptor or message.
     Protocol(ProtocolError),
     /// The owner of the buffers refused. `ESTALE`: the buffers do not exist, or no longer; `EACCES`: not
-    /// for writing; `ERANGE`: beyond their end; `EOPNOTSUPP`: not with this strategy; `EAGAIN`: the peer
-    /// holds too many leases; otherwise an error in reading or writing the buffers.
+    /// for writing; `ERANGE`: beyond their end; `E2BIG`: in more than 16384 pieces; `EOPNOTSUPP`: not
+    /// with this strategy; `EAGAIN`: the peer holds too many leases; otherwise an error in reading or
+    /// writing the buffers.
     Refused(Errno),
     /// The peer closed the link, died, or broke the protocol.
     PeerLost,

@@ -6,7 +6,9 @@
 use crate::choose::Strategy;
 use crate::counters::Way;
 use crate::global::Access;
-use crate::limits::{FRAGMENTS_AHEAD, LEASES_MAX, MAPPED_PARTS_MAX, QUEUED_MAX, REGIONS_MAX};
+use crate::limits::{
+    FRAGMENTS_AHEAD, LEASES_MAX, MAPPED_PARTS_MAX, QUEUED_MAX, REGIONS_MAX, SLICES_MAX,
+};
 use crate::message::{Control, Place, Range, Want, stream};
 use crate::state::{BUFFER_BYTES, Lease, OWN, PeerId, State};
 use std::sync::Arc;
@@ -43,6 +45,9 @@ impl State {
                     found.append(slice.segment.clone(), offset, until - from);
                 }
                 before += slice.length;
+            }
+            if found.slices().len() > SLICES_MAX {
+                return Err(Errno::E2BIG);
             }
         }
         Ok(found)

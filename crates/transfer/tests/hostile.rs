@@ -39,6 +39,16 @@ impl Raw {
         self.0.write_all(&message)
     }
 
+    /// Receives a message: its kind, and its body or payload.
+    fn message(&mut self) -> (u8, Vec<u8>) {
+        let mut head = [0; 32];
+        self.0.read_exact(&mut head).unwrap();
+        let header = Header::parse(&head).unwrap();
+        let mut rest = vec![0; (header.body_bytes + header.payload_bytes) as usize];
+        self.0.read_exact(&mut rest).unwrap();
+        (head[0], rest)
+    }
+
     /// True when the node has closed the link.
     fn is_cut(&mut self) -> bool {
         let mut bytes = [0; 4096];
@@ -284,6 +294,30 @@ fn a_peer_that_asks_and_does_not_read_is_bounded() {
     s.others_do_not_notice();
     drop(raw);
     s.owner.reclaim(&s.readable, LIMIT).unwrap();
+}
+
+/// A thousand times a thousand pieces take 40 MB and the time of all peers.
+#[test]
+fn a_short_request_does_not_name_a_million_pieces() {
+    let s = scene(8);
+    let mut pieces = towline_mem::Aggregate::new();
+    for byte in 0..1024 {
+        pieces.concatenate(import::host(vec![byte as u8]));
+    }
+    let pieces = s.owner.globalize(pieces, Access::Read).unwrap();
+    let part = pieces.parts().next().unwrap();
+    let mut raw = Raw::connect(&s.owner);
+    for (times, tag) in [(16, 5), (1024, 8)] {
+        let mut body = fetch(times, 3, 1 << 20, part);
+        body.truncate(body.len() - ranges(part, 1).len());
+        body.extend_from_slice(&ranges(part, times as u16));
+        raw.control(&body).unwrap();
+        let answer = std::iter::from_fn(|| Some(raw.message())).find(|(kind, _)| *kind == 3);
+        let (_, answer) = answer.unwrap();
+        assert_eq!((answer[0], &answer[1..9]), (tag, &times.to_le_bytes()[..]));
+        assert!(tag == 5 || answer[9..] == Errno::E2BIG.0.to_le_bytes(), "{answer:?}");
+    }
+    s.others_do_not_notice();
 }
 
 #[test]
