@@ -117,6 +117,7 @@ impl Node {
             scratch: vec![0; SCRATCH_BYTES],
             led: false,
             looked_for_stalls: Instant::now(),
+            accept_from: Instant::now(),
             proof: (std::ptr::from_ref::<u64>(&proof).addr() as u64, *proof),
         };
         Ok(Self(Arc::new(Shared::new(state, Doorbell::new(bell()?), proof))))

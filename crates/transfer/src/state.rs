@@ -191,6 +191,8 @@ pub(crate) struct State {
     /// A thread is polling for all.
     pub(crate) led: bool,
     pub(crate) looked_for_stalls: Instant,
+    /// Before this moment no connections are accepted.
+    pub(crate) accept_from: Instant,
     /// Address and value of the proof that other processes can read this node's memory.
     pub(crate) proof: (u64, u64),
 }
