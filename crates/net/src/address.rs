@@ -6,7 +6,7 @@ use crate::{Link, LinkKind};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
-use rustix::net::{SocketAddrUnix, sockopt};
+use rustix::net::{SocketAddrUnix, SocketType, sockopt};
 use socket2::{Domain, Socket, Type};
 use std::fmt;
 use std::fs::File;
@@ -150,10 +150,13 @@ impl Listener {
     /// Takes a listening socket that a service manager passed.
     ///
     /// # Errors
-    /// The descriptor is not a listening TCP or Unix socket.
+    /// The descriptor is not a listening TCP or Unix stream socket.
     pub fn from_fd(fd: OwnedFd) -> io::Result<Self> {
         if !rustix::net::sockopt::socket_acceptconn(&fd)? {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "it does not listen"));
+        }
+        if sockopt::socket_type(&fd)? != SocketType::STREAM {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a stream socket"));
         }
         let listener = match rustix::net::sockopt::socket_domain(&fd)? {
             rustix::net::AddressFamily::UNIX => Self::Unix(UnixListener::from(fd), None),
@@ -505,6 +508,15 @@ mod tests {
             assert!(error.to_string().contains("does not listen"), "{error}");
         }
         assert!(Listener::from_fd(listener.into()).is_ok());
+        // It keeps the bounds of messages, and drops what does not fit into the buffer of one receive.
+        let (family, kind) = (rustix::net::AddressFamily::UNIX, SocketType::SEQPACKET);
+        let packets = rustix::net::socket(family, kind, None).unwrap();
+        let name = format!("towline-packets-{}", std::process::id());
+        let name = SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap();
+        rustix::net::bind(&packets, &name).unwrap();
+        rustix::net::listen(&packets, 1).unwrap();
+        let Err(error) = Listener::from_fd(packets) else { panic!("not a stream") };
+        assert!(error.to_string().contains("not a stream"), "{error}");
     }
 
     #[test]
