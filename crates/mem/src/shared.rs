@@ -70,14 +70,19 @@ impl SharedMemory {
     /// reserved huge pages, of which none may be left; otherwise its creator could make this process fault.
     ///
     /// # Errors
-    /// `EINVAL` when it is not sealed, is of reserved huge pages, or is shorter than `length`; what
-    /// `mmap(2)` says.
+    /// `EINVAL` when it is not sealed, is of reserved huge pages, or is shorter than `length`; `EPERM` when
+    /// it is sealed against writers and `writable`; what `mmap(2)` says.
     pub fn open(fd: OwnedFd, length: usize, writable: bool) -> io::Result<Self> {
-        let sealed = rustix::fs::fcntl_get_seals(&fd)?.contains(SealFlags::SHRINK);
+        let seals = rustix::fs::fcntl_get_seals(&fd)?;
+        let sealed = seals.contains(SealFlags::SHRINK);
         let reserved = rustix::fs::fstatfs(&fd)?.f_type as u32 == libc::HUGETLBFS_MAGIC as u32;
         let long_enough = rustix::fs::fstat(&fd)?.st_size as u64 >= length as u64;
         if !sealed || reserved || !long_enough || length == 0 {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        }
+        // `mmap` would say the same, but leave it open whether the addresses for it are still reserved.
+        if writable && seals.intersects(SealFlags::WRITE | SealFlags::FUTURE_WRITE) {
+            return Err(io::Error::from_raw_os_error(libc::EPERM));
         }
         Self::map(fd, length, writable)
     }
@@ -127,6 +132,8 @@ impl SharedMemory {
         if let Some(room) = room {
             match mapped {
                 Ok(_) => room.leave(length),
+                // How the file was opened is checked before anything else.
+                Err(rustix::io::Errno::ACCESS) => drop(room),
                 // The kernel may have released the addresses, and another mapping may have taken them.
                 Err(_) => std::mem::forget(room),
             }
@@ -470,6 +477,28 @@ mod tests {
         rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW).unwrap();
         let refused = SharedMemory::open(fd, HUGE_BYTES, true).unwrap_err();
         assert_eq!(refused.raw_os_error(), Some(libc::EINVAL));
+    }
+
+    /// A peer could use up all addresses of this process.
+    #[test]
+    fn memory_that_cannot_be_mapped_takes_no_addresses() {
+        const LENGTH: usize = 1 << 42;
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let fd = rustix::fs::memfd_create("test", flags).unwrap();
+        rustix::fs::ftruncate(&fd, LENGTH as u64).unwrap();
+        rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK).unwrap();
+        let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&fd));
+        let reading = std::fs::File::open(path).unwrap();
+        let refused = |fd: OwnedFd| SharedMemory::open(fd, LENGTH, true).unwrap_err();
+        let pages = || {
+            let sizes = std::fs::read_to_string("/proc/self/statm").unwrap();
+            sizes.split(' ').next().unwrap().parse::<usize>().unwrap()
+        };
+        assert_eq!(refused(reading.into()).raw_os_error(), Some(libc::EACCES));
+        assert!(pages() < LENGTH / crate::page_bytes(), "of a file opened for reading");
+        rustix::fs::fcntl_add_seals(&fd, SealFlags::FUTURE_WRITE).unwrap();
+        assert_eq!(refused(fd).raw_os_error(), Some(libc::EPERM));
+        assert!(pages() < LENGTH / crate::page_bytes(), "of a sealed file");
     }
 
     #[test]

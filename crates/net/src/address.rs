@@ -6,7 +6,7 @@ use crate::{Link, LinkKind};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
-use rustix::net::{SocketAddrUnix, sockopt};
+use rustix::net::{SocketAddrUnix, SocketType, sockopt};
 use socket2::{Domain, Socket, Type};
 use std::fmt;
 use std::fs::File;
@@ -14,7 +14,7 @@ use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -94,8 +94,32 @@ impl fmt::Display for Address {
 pub enum Listener {
     /// TCP, and the congestion control for connections from other machines.
     Tcp(TcpListener, Option<Withheld>),
-    /// Unix, and the path of the file that it created.
-    Unix(UnixListener, Option<PathBuf>),
+    /// Unix, and the file that it created.
+    Unix(UnixListener, Option<SocketFile>),
+}
+
+/// The file of a Unix socket.
+#[derive(Debug)]
+pub struct SocketFile {
+    path: PathBuf,
+    /// Device and inode. No other file has them while the socket is open.
+    identity: (u64, u64),
+}
+
+impl SocketFile {
+    /// Describes the file at `path`; `None` if there is none.
+    fn at(path: &Path) -> Option<Self> {
+        let found = std::fs::symlink_metadata(path).ok()?;
+        Some(Self { path: path.into(), identity: (found.dev(), found.ino()) })
+    }
+
+    /// Removes the file, unless another one has its path now.
+    fn remove(&self) {
+        if Self::at(&self.path).is_some_and(|found| found.identity == self.identity) {
+            // If the file cannot be removed, the next start replaces it.
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
 }
 
 impl Listener {
@@ -110,7 +134,7 @@ impl Listener {
             Address::Unix(path) => {
                 let _turn = take_turn(path);
                 remove_dead_socket(path)?;
-                Self::Unix(UnixListener::bind(path)?, Some(path.clone()))
+                Self::Unix(UnixListener::bind(path)?, SocketFile::at(path))
             }
             Address::Abstract(name) => {
                 let name = std::os::unix::net::SocketAddr::from_abstract_name(name)?;
@@ -126,10 +150,13 @@ impl Listener {
     /// Takes a listening socket that a service manager passed.
     ///
     /// # Errors
-    /// The descriptor is not a listening TCP or Unix socket.
+    /// The descriptor is not a listening TCP or Unix stream socket.
     pub fn from_fd(fd: OwnedFd) -> io::Result<Self> {
         if !rustix::net::sockopt::socket_acceptconn(&fd)? {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "it does not listen"));
+        }
+        if sockopt::socket_type(&fd)? != SocketType::STREAM {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a stream socket"));
         }
         let listener = match rustix::net::sockopt::socket_domain(&fd)? {
             rustix::net::AddressFamily::UNIX => Self::Unix(UnixListener::from(fd), None),
@@ -206,9 +233,8 @@ impl Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        if let Self::Unix(_, Some(path)) = self {
-            // If the file cannot be removed, the next start replaces it.
-            let _ = std::fs::remove_file(path);
+        if let Self::Unix(_, Some(file)) = self {
+            file.remove();
         }
     }
 }
@@ -235,6 +261,7 @@ fn take_turn(path: &Path) -> Option<File> {
 /// Removes a socket that a dead server left behind. Checks the file's kind first, because connecting to
 /// a file of another kind fails with the same error.
 fn remove_dead_socket(path: &Path) -> io::Result<()> {
+    const ANSWER: Duration = Duration::from_secs(1);
     if path.as_os_str().len() > UNIX_PATH_BYTES_MAX {
         let what =
             format!("the path of a Unix socket can have at most {UNIX_PATH_BYTES_MAX} bytes");
@@ -245,14 +272,17 @@ fn remove_dead_socket(path: &Path) -> io::Result<()> {
         let what = "a file of this name exists and is not a socket";
         return Err(io::Error::new(io::ErrorKind::AddrInUse, what));
     }
-    match UnixStream::connect(path) {
+    let taken = || io::Error::new(io::ErrorKind::AddrInUse, "another server listens there");
+    match connect_unix_stream(path, ANSWER) {
         Ok(stream) if is_orphaned(&stream) => std::fs::remove_file(path),
-        Ok(_) => Err(io::Error::new(io::ErrorKind::AddrInUse, "another server listens there")),
-        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-            std::fs::remove_file(path)
-        }
-        // For any other error, let `bind` report the problem.
-        Err(_) => Ok(()),
+        Ok(_) => Err(taken()),
+        Err(error) => match error.kind() {
+            io::ErrorKind::ConnectionRefused => std::fs::remove_file(path),
+            // Its queue is full: it accepts nobody at the moment.
+            io::ErrorKind::TimedOut => Err(taken()),
+            // Let `bind` report any other problem.
+            _ => Ok(()),
+        },
     }
 }
 
@@ -422,15 +452,22 @@ pub fn connect_abstract(name: &str, limit: Duration) -> io::Result<Link> {
 
 fn connect_local(address: &SocketAddrUnix, limit: Duration) -> io::Result<UnixStream> {
     let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
-    // The kernel applies it to the wait for a place in the queue, too.
-    socket.set_write_timeout(Some(limit))?;
-    rustix::net::connect(&socket, address).map_err(|errno| match errno {
-        Errno::AGAIN => {
-            let what = format!("the server accepts no connection for {limit:?}");
-            io::Error::new(io::ErrorKind::TimedOut, what)
+    let until = Instant::now() + limit;
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        // The kernel applies it to the wait for a place in the queue, too. Zero would be no limit.
+        socket.set_write_timeout(Some(left.max(Duration::from_micros(1))))?;
+        match rustix::net::connect(&socket, address) {
+            Ok(()) => break,
+            // With a time limit, signals end the wait even if their handlers let calls go on.
+            Err(Errno::INTR) if !left.is_zero() => {}
+            Err(Errno::AGAIN | Errno::INTR) => {
+                let what = format!("the server accepts no connection for {limit:?}");
+                return Err(io::Error::new(io::ErrorKind::TimedOut, what));
+            }
+            Err(other) => return Err(other.into()),
         }
-        other => io::Error::from(other),
-    })?;
+    }
     socket.set_write_timeout(None)?;
     Ok(UnixStream::from(OwnedFd::from(socket)))
 }
@@ -458,6 +495,7 @@ fn ends_within_machine(socket: impl AsFd) -> Option<(SocketAddr, SocketAddr)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::process::Command;
     use std::sync::Barrier;
 
     #[test]
@@ -470,6 +508,15 @@ mod tests {
             assert!(error.to_string().contains("does not listen"), "{error}");
         }
         assert!(Listener::from_fd(listener.into()).is_ok());
+        // It keeps the bounds of messages, and drops what does not fit into the buffer of one receive.
+        let (family, kind) = (rustix::net::AddressFamily::UNIX, SocketType::SEQPACKET);
+        let packets = rustix::net::socket(family, kind, None).unwrap();
+        let name = format!("towline-packets-{}", std::process::id());
+        let name = SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap();
+        rustix::net::bind(&packets, &name).unwrap();
+        rustix::net::listen(&packets, 1).unwrap();
+        let Err(error) = Listener::from_fd(packets) else { panic!("not a stream") };
+        assert!(error.to_string().contains("not a stream"), "{error}");
     }
 
     #[test]
@@ -509,6 +556,20 @@ mod tests {
         assert_ne!(got.port(), 0);
     }
 
+    #[test]
+    fn a_listener_leaves_the_file_of_another_one() {
+        let path = std::env::temp_dir().join(format!("towline-taken-{}", std::process::id()));
+        let address = Address::Unix(path.clone());
+        let first = Listener::bind(&address).unwrap();
+        std::fs::remove_file(&path).unwrap(); // by somebody who takes its server for dead
+        let second = Listener::bind(&address).unwrap();
+        drop(first);
+        let _client = connect_unix(&path, Duration::from_secs(60)).unwrap();
+        second.accept().unwrap();
+        drop(second);
+        assert!(!path.exists());
+    }
+
     /// Otherwise a name from elsewhere could make a node wait for ever.
     #[test]
     fn who_is_never_accepted_gives_up() {
@@ -519,9 +580,31 @@ mod tests {
         let first = connect_unix(&path, limit).unwrap();
         let second = connect_unix(&path, limit).unwrap_err();
         assert_eq!(second.kind(), io::ErrorKind::TimedOut, "{second}");
+        // Nor does a server that starts wait for it.
+        let refused = Listener::bind(&Address::Unix(path.clone())).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::AddrInUse, "{refused}");
         drop(listener.accept().unwrap());
         connect_unix(&path, limit).unwrap();
         drop(first);
+        std::fs::remove_file(path).unwrap();
+    }
+
+    /// With a time limit, `connect(2)` fails with `EINTR` then.
+    #[test]
+    fn a_process_that_is_stopped_while_it_connects_goes_on_with_it() {
+        let path = std::env::temp_dir().join(format!("towline-stopped-{}", std::process::id()));
+        let listener = UnixListener::bind(&path).unwrap();
+        rustix::net::listen(&listener, 0).unwrap();
+        let _first = connect_unix(&path, Duration::from_secs(60)).unwrap();
+        let stops = "sleep 0.1; kill -STOP $PPID; sleep 0.1; kill -CONT $PPID; sleep 0.1";
+        let mut stopping = Command::new("sh").args(["-c", stops]).spawn().unwrap();
+        let second = std::thread::spawn({
+            let path = path.clone();
+            move || connect_unix(&path, Duration::from_secs(60))
+        });
+        stopping.wait().unwrap();
+        listener.accept().unwrap();
+        second.join().unwrap().unwrap();
         std::fs::remove_file(path).unwrap();
     }
 

@@ -93,7 +93,7 @@ pub(crate) fn receive_in_place(
         if !payloads.is_empty() {
             sink.land(&payloads);
         }
-        link.received(unread, taken)?;
+        link.received(unread, taken);
         Counters::add(&counters.messages_received, count as u64);
         Counters::add(&counters.bytes_received, taken as u64);
     }

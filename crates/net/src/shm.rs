@@ -316,20 +316,8 @@ impl ShmLink {
             target.put_shared(done, &self.memory, from..from + count);
             done += count;
         }
-        self.consume(&ring, available, done);
+        self.received(available, done);
         Ok(done)
-    }
-
-    /// Marks `count` of the `available` bytes as read.
-    fn consume(&self, ring: &Ring, available: usize, count: usize) {
-        let position = self.read.load(Ordering::Relaxed) + count as u64;
-        self.read.store(position, Ordering::Relaxed);
-        self.memory.word64(ring.words + READ).store(position, Ordering::Release);
-        // A sender that found the ring full waits until half of it is free, so that many pieces take one
-        // wake-up.
-        if available > ring.bytes / 2 && available - count <= ring.bytes / 2 {
-            self.wake_peer();
-        }
     }
 
     /// Returns the number of bytes that can be received.
@@ -371,22 +359,19 @@ impl ShmLink {
         }
     }
 
-    /// Marks `count` bytes as read that were used in place. `unread` is what [`ShmLink::unread`] returned.
-    pub(crate) fn received(&self, unread: usize, count: usize) -> io::Result<()> {
+    /// Marks `count` bytes as read. `unread` is how many there were when they were looked at.
+    pub(crate) fn received(&self, unread: usize, count: usize) {
         let ring = self.rings().1;
         let half = ring.bytes / 2;
-        // A waiting sender is woken when half the ring becomes free, counted from what is there at that
-        // moment. More may have arrived since `unread` was loaded, and a sender that has filled the ring
-        // since then waits until half of it was read.
-        let available = match count >= half || unread > half && unread - count <= half {
-            true => self.available(&ring)?,
-            false => unread,
-        };
-        if available < count {
-            return Err(impossible());
+        let position = self.read.load(Ordering::Relaxed) + count as u64;
+        self.read.store(position, Ordering::Relaxed);
+        self.memory.word64(ring.words + READ).store(position, Ordering::Release);
+        // A sender that found the ring full waits until half of it is free, so that many pieces take one
+        // wake-up. If it filled the ring only after `unread` was loaded, half of it is free once `count`
+        // alone is that much.
+        if count >= half || unread > half && unread - count <= half {
+            self.wake_peer();
         }
-        self.consume(&ring, available, count);
-        Ok(())
     }
 
     /// True when the peer sleeps, so that the next send has to wake it.

@@ -4,7 +4,7 @@
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
+use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 use towline_mem::SharedMemory;
 use towline_net::{Counters, Doorbell, Link, SHM_BYTES, ShmLink, ShmSide, Wait, send_descriptors};
@@ -51,6 +51,34 @@ fn descriptors_do_not_wait_for_room_in_a_socket_that_does() {
     let send = || send_descriptors(&near, &[0; 16], &[memory.fd()], Wait::No);
     let full = std::iter::repeat_with(send).find_map(Result::err).unwrap();
     assert_eq!(full.kind(), std::io::ErrorKind::WouldBlock, "{full}");
+}
+
+/// A sender fills the ring while a receiver, which has seen only half of it, takes that half.
+#[test]
+fn a_sender_is_woken_when_half_of_the_ring_was_taken_at_once() {
+    const HALF: usize = 512 * 1024;
+    let [client, server] = pair();
+    let (Link::Shm(near), Link::Shm(far)) = (&*client, &*server) else { unreachable!() };
+    let (counters, bytes, start) = (Counters::default(), vec![7; HALF], Barrier::new(2));
+    for round in 0..300 {
+        assert_eq!(server.send(&[&bytes], &counters).unwrap(), HALF);
+        let sleeps = std::thread::scope(|scope| {
+            let sending = scope.spawn(|| {
+                start.wait();
+                assert_eq!(server.send(&[&bytes], &Counters::default()).unwrap(), HALF);
+                far.prepare_wait(true)
+            });
+            let mut taken = vec![0; HALF];
+            start.wait();
+            for _ in 0..round * 20 {
+                std::hint::spin_loop();
+            }
+            assert_eq!(client.receive(&mut taken, &counters).unwrap(), HALF);
+            sending.join().unwrap()
+        });
+        assert!(!sleeps || !near.peer_sleeps(), "half of the ring is free, and nobody says so");
+        while client.receive(&mut [0; 65536], &counters).is_ok() {}
+    }
 }
 
 /// One thread waits for room in the ring, another one, started later, for data.

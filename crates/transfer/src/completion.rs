@@ -35,9 +35,9 @@ impl Node {
     ///
     /// # Errors
     /// `Unreachable`: there is no link to an owner, and none can be established; `TooLarge`: needs more
-    /// than the whole pool; `Strategy`: the forced one cannot be used; `Invalid`: too many parts, or for
-    /// writing although the descriptor allows only reading; `Refused(ESTALE)` for this node's own
-    /// buffers.
+    /// than the pool has, apart from what is reserved for pushes; `Strategy`: the forced one cannot be used;
+    /// `Invalid`: too many parts, or for writing although the descriptor allows only reading;
+    /// `Refused(ESTALE)` for this node's own buffers.
     pub fn start_open(
         &self,
         global: &Global,
@@ -63,12 +63,7 @@ impl Node {
                 let peer = links[&parts[0].home.node];
                 runs.push(fetch(state, peer, parts, intent, choice)?);
             }
-            let needed = runs.iter().map(Run::buffers_needed).sum::<u64>();
-            let needed = needed.saturating_mul(BUFFER_BYTES); // a forged name may be 2^64 bytes long
-            let pool = state.options.pool_buffers as u64 * BUFFER_BYTES;
-            if needed > pool {
-                return Err(Error::TooLarge { needed, pool });
-            }
+            state.check_pool(&runs)?;
             let number = state.number();
             for (index, run) in runs.iter().enumerate() {
                 if run.peer == OWN {
@@ -221,7 +216,7 @@ fn fetch(
     if peer == OWN {
         let in_place = state.resolve(&ranges, intent != Intent::Read).map_err(Error::Refused)?;
         let mut run = Run::new(OWN, ranges, Way::Own);
-        (run.in_place, run.stage) = (in_place, Stage::Done);
+        (run.in_place, run.stage) = (in_place, Stage::InPlace);
         return Ok(run);
     }
     let length = ranges.iter().map(|range| range.length).sum::<u64>();
@@ -231,7 +226,7 @@ fn fetch(
         may_be_pushed.then(|| state.find_pushed(peer, &ranges)).flatten()
     {
         let mut run = Run::new(peer, ranges, Way::Push);
-        (run.in_place, run.pushed, run.stage) = (in_place, Some(number), Stage::Done);
+        (run.in_place, run.pushed, run.stage) = (in_place, Some(number), Stage::InPlace);
         return Ok(run);
     }
     let link = state.ready_peer(peer)?;

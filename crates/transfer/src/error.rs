@@ -14,18 +14,19 @@ pub enum Error {
     /// The bytes are not a valid descriptor or message.
     Protocol(ProtocolError),
     /// The owner of the buffers refused. `ESTALE`: the buffers do not exist, or no longer; `EACCES`: not
-    /// for writing; `ERANGE`: beyond their end; `EOPNOTSUPP`: not with this strategy; `EAGAIN`: the peer
-    /// holds too many leases; otherwise an error in reading or writing the buffers.
+    /// for writing; `ERANGE`: beyond their end; `E2BIG`: in more than 16384 pieces; `EOPNOTSUPP`: not
+    /// with this strategy; `EAGAIN`: the peer holds too many leases; otherwise an error in reading or
+    /// writing the buffers.
     Refused(Errno),
     /// The peer closed the link, died, or broke the protocol.
     PeerLost,
     /// Not finished in the time given. An operation continues, and can be waited for again or cancelled.
     TimedOut,
-    /// The operation needs more memory than the whole pool has.
+    /// The operation needs more memory than the pool has, apart from what is reserved for pushes.
     TooLarge {
         /// Bytes needed, in whole buffers.
         needed: u64,
-        /// Size of the pool in bytes.
+        /// Bytes that the pool has for it.
         pool: u64,
     },
     /// There is no link to the owner, and no address of it may be or can be connected to.

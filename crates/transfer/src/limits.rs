@@ -4,6 +4,9 @@ use towline_wire::limits::{BODY_BYTES_MAX, FRAGMENT_BYTES_MAX};
 
 /// Most parts of one global aggregate.
 pub const PARTS_MAX: usize = 1024;
+/// Most slices of one owner's buffers that a request may name. A part may be of many slices, and a request
+/// may name the same part many times.
+pub const SLICES_MAX: usize = 16 * PARTS_MAX;
 /// Most distinct owners in one global aggregate.
 pub const HOMES_MAX: usize = 64;
 /// Most addresses of one node.

@@ -13,14 +13,16 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use towline_mem::{Region, SharedMemory, read_process};
 use towline_net::address::{Address, Listener, connect_abstract, connect_tcp, connect_unix};
 use towline_net::{Doorbell, Link, LinkKind, SHM_BYTES, ShmLink, ShmSide, peer_credentials};
-use towline_wire::Kind;
+use towline_wire::{Errno, Kind};
 
 /// Time limit for a connection and its greeting.
 const CONNECT: Duration = Duration::from_secs(5);
+/// How long no connection is accepted after the system had no descriptor or memory for one.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
 
 impl Shared {
     /// Connects to an address. The link is ready when this returns.
@@ -137,7 +139,15 @@ impl State {
                 }
                 // A connection beyond the limit is closed at once.
                 Ok(_) => {}
-                Err(_) => return,
+                Err(error) => {
+                    // Such a connection stays in the queue, and would wake the node again at once.
+                    const SCARCE: [Errno; 4] =
+                        [Errno::EMFILE, Errno::ENFILE, Errno::ENOBUFS, Errno::ENOMEM];
+                    if SCARCE.contains(&Errno::of(&error)) {
+                        self.accept_from = Instant::now() + ACCEPT_PAUSE;
+                    }
+                    return;
+                }
             }
         }
     }
@@ -183,7 +193,7 @@ impl State {
         let (link, channel) = if peer.inbound {
             offer(link, Greeting { wants: agreed, ..own })?
         } else {
-            take(link, hello.wants, given)?
+            take(link, agreed, given)?
         };
         if let Some(channel) = &channel {
             rustix::io::ioctl_fionbio(channel, true)?;

@@ -68,7 +68,8 @@ impl Node {
         })?
     }
 
-    /// Receives the next message of any peer.
+    /// Receives the next message of any peer. Messages of lost links are kept, up to 128 KiB for each link
+    /// that the node may have; beyond that the oldest are dropped.
     ///
     /// # Errors
     /// `TimedOut`.

@@ -117,6 +117,7 @@ impl Node {
             scratch: vec![0; SCRATCH_BYTES],
             led: false,
             looked_for_stalls: Instant::now(),
+            accept_from: Instant::now(),
             proof: (std::ptr::from_ref::<u64>(&proof).addr() as u64, *proof),
         };
         Ok(Self(Arc::new(Shared::new(state, Doorbell::new(bell()?), proof))))
@@ -268,11 +269,13 @@ impl Node {
             if global.parts().any(|part| part.home.node != home) {
                 return Some(Err(Error::Refused(towline_wire::Errno::ESTALE)));
             }
+            let unknown =
+                |(handle, generation): &(u32, u64)| state.entry(*handle, *generation).err();
+            if let Some(errno) = handles.iter().find_map(unknown) {
+                return Some(Err(Error::Refused(errno)));
+            }
             let mut busy = false;
-            for (handle, generation) in &handles {
-                if let Err(errno) = state.entry(*handle, *generation) {
-                    return Some(Err(Error::Refused(errno)));
-                }
+            for (handle, _) in &handles {
                 if let Some(Some(entry)) = state.entries.get_mut(*handle as usize) {
                     entry.closing = true;
                     busy |= entry.leases > 0;
@@ -319,18 +322,18 @@ impl Node {
     /// ends. A node that only routes descriptors grants none.
     ///
     /// # Errors
-    /// `PeerLost`; `TooLarge`: more than the pool has.
+    /// `PeerLost`; `TooLarge`: more than can be reserved. At least one buffer of the pool stays for
+    /// everything else.
     pub fn grant_push(&self, peer: PeerHandle, buffers: usize) -> Result<(), Error> {
         self.0.with(|state| {
-            let pool = state.options.pool_buffers;
-            if buffers > pool {
-                let (needed, pool) = (buffers as u64 * BUFFER_BYTES, pool as u64 * BUFFER_BYTES);
-                return Err(Error::TooLarge { needed, pool });
+            let (reserved, most) = (state.reserved(), state.options.pool_buffers - 1);
+            let peer = state.peers.get_mut(&peer.0).ok_or(Error::PeerLost)?;
+            let most = most - (reserved - peer.push_target);
+            if buffers > most {
+                let needed = (buffers as u64).saturating_mul(BUFFER_BYTES);
+                return Err(Error::TooLarge { needed, pool: most as u64 * BUFFER_BYTES });
             }
-            match state.peers.get_mut(&peer.0) {
-                Some(peer) => peer.push_target = peer.push_target.max(buffers),
-                None => return Err(Error::PeerLost),
-            }
+            peer.push_target = peer.push_target.max(buffers);
             Ok(())
         })
     }

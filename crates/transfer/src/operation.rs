@@ -33,9 +33,11 @@ pub enum Finished {
 pub(crate) enum Stage {
     /// Waiting for buffers.
     Waiting,
+    /// Waiting for the buffers of other runs: its data needs none and is there.
+    InPlace,
     /// Requested from the owner.
     Asked,
-    /// Everything is in place.
+    /// Finished.
     Done,
 }
 

@@ -6,7 +6,9 @@
 use crate::choose::Strategy;
 use crate::counters::Way;
 use crate::global::Access;
-use crate::limits::{LEASES_MAX, MAPPED_PARTS_MAX, QUEUED_MAX, REGIONS_MAX};
+use crate::limits::{
+    FRAGMENTS_AHEAD, LEASES_MAX, MAPPED_PARTS_MAX, QUEUED_MAX, REGIONS_MAX, SLICES_MAX,
+};
 use crate::message::{Control, Place, Range, Want, stream};
 use crate::state::{BUFFER_BYTES, Lease, OWN, PeerId, State};
 use std::sync::Arc;
@@ -43,6 +45,9 @@ impl State {
                     found.append(slice.segment.clone(), offset, until - from);
                 }
                 before += slice.length;
+            }
+            if found.slices().len() > SLICES_MAX {
+                return Err(Errno::E2BIG);
             }
         }
         Ok(found)
@@ -182,11 +187,15 @@ impl State {
 
     /// Sends what is granted of a fetch, one fragment per message, and reports when that was everything.
     pub(crate) fn send_granted(&mut self, id: PeerId, operation: u64, until: u64) {
+        if let Some(lease) = self.leases.get_mut(&(id, operation)) {
+            // No honest peer grants more ahead, and all that is granted is queued at once.
+            let most = lease.sent.saturating_add(FRAGMENTS_AHEAD * BUFFER_BYTES);
+            lease.granted = lease.granted.max(until.min(most));
+        }
         while let Some(lease) = self.leases.get_mut(&(id, operation)) {
             if lease.rest.is_empty() {
                 return;
             }
-            lease.granted = lease.granted.max(until);
             let room = lease.granted.saturating_sub(lease.sent);
             if room == 0 {
                 return;

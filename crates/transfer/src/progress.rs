@@ -130,7 +130,8 @@ struct Found {
 impl Watch {
     fn of(state: &State) -> Self {
         let peers = state.peers.iter().map(|(id, p)| (*id, p.link.clone(), p.blocked)).collect();
-        Self { peers, listeners: state.listeners.clone() }
+        let accepts = Instant::now() >= state.accept_from;
+        Self { peers, listeners: if accepts { state.listeners.clone() } else { Vec::new() } }
     }
 
     fn rings(&self) -> impl Iterator<Item = (&towline_net::ShmLink, bool)> {

@@ -29,6 +29,17 @@ impl State {
         }
     }
 
+    /// Refuses runs that need more buffers than there are.
+    pub(crate) fn check_pool(&self, runs: &[Run]) -> Result<(), Error> {
+        let needed = runs.iter().map(Run::buffers_needed).sum::<u64>();
+        let needed = needed.saturating_mul(BUFFER_BYTES); // a forged name may be 2^64 bytes long
+        let pool = (self.options.pool_buffers - self.reserved()) as u64 * BUFFER_BYTES;
+        if needed > pool {
+            return Err(Error::TooLarge { needed, pool });
+        }
+        Ok(())
+    }
+
     /// Takes the buffers that an operation needs, and starts it when it has all of them. Returns false
     /// if there are not enough yet; the operation keeps those it got.
     pub(crate) fn feed_operation(&mut self, number: u64) -> bool {
@@ -56,15 +67,20 @@ impl State {
         if operation.is_finished {
             return;
         }
-        if run.stage == Stage::Done {
+        match run.stage {
+            Stage::Waiting => {}
             // Nothing to move: its own buffers, or data pushed before.
-            let (way, length) = (run.way, run.length);
-            self.counts.at(way).operations += 1;
-            if way == Way::Own {
-                self.counts.at(way).bytes_in += length;
+            Stage::InPlace => {
+                let (way, length) = (run.way, run.length);
+                self.counts.at(way).operations += 1;
+                if way == Way::Own {
+                    self.counts.at(way).bytes_in += length;
+                }
+                self.run_finished(number, index);
+                return;
             }
-            self.run_finished(number, index);
-            return;
+            // It was started before another one had to wait again.
+            Stage::Asked | Stage::Done => return,
         }
         let peer = run.peer;
         if !self.peers.contains_key(&peer) {
@@ -338,20 +354,36 @@ impl State {
     /// Handles the other side's report that it cannot do its part of an operation.
     pub(crate) fn failed(&mut self, number: u64, peer: PeerId, errno: u16) {
         let (operation, index) = from_wire(number);
-        let is_automatic = self
-            .operations
-            .get(&operation)
-            .is_some_and(|op| matches!(op.job, Job::Open { choice: Choice::Automatic, .. }));
+        let Some(all) = self.operations.get(&operation) else { return };
+        let intent = match all.job {
+            Job::Open { intent, choice: Choice::Automatic } => Some(intent),
+            _ => None,
+        };
+        let holds_none = all.runs.iter().all(|run| run.buffers.is_empty());
+        let intent = intent.filter(|_| Errno(errno) == Errno::EOPNOTSUPP);
         let Some(run) = self.asked(Some(peer), number) else { return };
-        // Only the owner knows whether its memory is in too many pieces to be read directly.
-        if Errno(errno) == Errno::EOPNOTSUPP
-            && run.strategy == Some(Strategy::PullDirect)
-            && is_automatic
-        {
-            (run.strategy, run.way) = (Some(Strategy::Pull), Way::Pull);
-            self.start_run(operation, index);
-        } else {
-            self.fail(operation, Error::Refused(Errno(errno)));
+        // Only the owner knows whether its memory is in too many pieces to be read directly, or is more
+        // memories than can be passed.
+        match (run.strategy, intent) {
+            (Some(Strategy::PullDirect), Some(_)) => {
+                run.strategy = Some(Strategy::Pull);
+                (run.way, run.stage) = (Way::Pull, Stage::Waiting);
+                self.start_run(operation, index);
+            }
+            // This needs buffers that the operation has not taken. It may wait for them only if it holds
+            // none, for which the others would wait.
+            (Some(Strategy::Map), Some(intent)) if holds_none => {
+                run.strategy = (intent != Intent::Write).then_some(Strategy::Pull);
+                (run.way, run.stage) = (Way::Pull, Stage::Waiting);
+                let checked = self.operations.get(&operation).map(|op| self.check_pool(&op.runs));
+                if let Some(Err(error)) = checked {
+                    self.fail(operation, error);
+                } else {
+                    self.hungry.push_back(Hungry::Operation(operation));
+                    self.feed();
+                }
+            }
+            _ => self.fail(operation, Error::Refused(Errno(errno))),
         }
     }
 
@@ -379,9 +411,7 @@ impl State {
             run.buffers.clear();
             run.source = Aggregate::new();
             // An owner also has to know that the rest of a write-back will not come: it keeps a buffer for it.
-            if run.stage == Stage::Asked
-                || is_open && (run.stage == Stage::Done || run.pushed.is_some())
-            {
+            if run.stage == Stage::Asked || is_open && run.stage != Stage::Waiting {
                 held.push(Held {
                     peer: run.peer,
                     number: run.pushed.unwrap_or(wire_number(number, index)),
@@ -430,8 +460,8 @@ impl State {
     /// Fails the operations that wait for something over a lost link.
     pub(crate) fn fail_runs_of(&mut self, peer: PeerId) {
         let needs = |op: &Operation| {
-            !op.is_finished
-                && op.runs.iter().any(|run| run.peer == peer && run.stage != Stage::Done)
+            let waits = |run: &Run| matches!(run.stage, Stage::Waiting | Stage::Asked);
+            !op.is_finished && op.runs.iter().any(|run| run.peer == peer && waits(run))
         };
         let failed: Vec<u64> =
             self.operations.iter().filter(|(_, op)| needs(op)).map(|(number, _)| *number).collect();

@@ -191,6 +191,8 @@ pub(crate) struct State {
     /// A thread is polling for all.
     pub(crate) led: bool,
     pub(crate) looked_for_stalls: Instant,
+    /// Before this moment no connections are accepted.
+    pub(crate) accept_from: Instant,
     /// Address and value of the proof that other processes can read this node's memory.
     pub(crate) proof: (u64, u64),
 }
@@ -272,6 +274,30 @@ impl State {
         self.hungry.retain(|hungry| !matches!(hungry, Hungry::Landing(peer, _) if *peer == id));
         self.pushed.retain(|key, pushed| key.0 != id || pushed.holders > 0);
         self.fail_runs_of(id);
+        self.forget_messages();
+    }
+
+    /// Drops the oldest messages of lost links beyond what all links together may have waiting. Otherwise a
+    /// peer that connects again and again could fill the memory of a node that does not receive.
+    fn forget_messages(&mut self) {
+        let most = self.options.peers_max.saturating_mul(MESSAGE_WINDOW_BYTES);
+        let peers = &self.peers;
+        let is_left = |message: &Arrived| !peers.contains_key(&message.peer);
+        let waiting: usize =
+            self.inbox.iter().filter(|message| is_left(message)).map(|message| message.cost).sum();
+        let mut excess = waiting.saturating_sub(most);
+        let mut forgotten = Vec::new();
+        self.inbox.retain(|message| {
+            let stays = excess == 0 || !is_left(message);
+            if !stays {
+                excess = excess.saturating_sub(message.cost);
+                forgotten.extend(message.pushed.map(|number| (message.peer, number)));
+            }
+            stays
+        });
+        for (peer, number) in forgotten {
+            self.release_pushed(peer, number, false);
+        }
     }
 
     /// Closes links whose peer holds things up: it has not greeted, or does not use memory granted to it.
@@ -329,6 +355,11 @@ impl State {
         for id in ids {
             self.grant_push_buffers(id);
         }
+    }
+
+    /// Returns the number of buffers reserved for pushes.
+    pub(crate) fn reserved(&self) -> usize {
+        self.peers.values().map(|peer| peer.push_target).sum()
     }
 
     fn grant_push_buffers(&mut self, id: PeerId) {

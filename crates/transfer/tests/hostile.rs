@@ -4,14 +4,17 @@
 mod common;
 
 use common::{LIMIT, Via, bytes, link, node, options, serve};
+use rustix::fs::MemfdFlags;
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::os::fd::AsRawFd;
-use std::os::unix::net::UnixStream;
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::Duration;
-use towline_net::{Wait, receive_descriptors};
+use towline_mem::SharedMemory;
+use towline_net::{SHM_BYTES, Wait, receive_descriptors, send_descriptors};
 use towline_transfer::{
-    Access, Address, Choice, Errno, Error, Global, Intent, Node, Options, Part, Strategy, import,
+    Access, Address, Choice, Errno, Error, Global, Intent, Node, Options, Part, Strategy, Way,
+    import,
 };
 use towline_wire::{Header, Kind};
 
@@ -34,6 +37,16 @@ impl Raw {
         let mut message = header(Kind::Request, body.len() as u32, 0).to_bytes().to_vec();
         message.extend_from_slice(body);
         self.0.write_all(&message)
+    }
+
+    /// Receives a message: its kind, and its body or payload.
+    fn message(&mut self) -> (u8, Vec<u8>) {
+        let mut head = [0; 32];
+        self.0.read_exact(&mut head).unwrap();
+        let header = Header::parse(&head).unwrap();
+        let mut rest = vec![0; (header.body_bytes + header.payload_bytes) as usize];
+        self.0.read_exact(&mut rest).unwrap();
+        (head[0], rest)
     }
 
     /// True when the node has closed the link.
@@ -261,6 +274,18 @@ fn a_peer_that_asks_and_does_not_read_is_bounded() {
     });
     assert!(cut, "the node queued a message for each byte");
     s.others_do_not_notice();
+    // A single grant of a whole long file does not queue all of it.
+    let file = std::fs::File::from(rustix::fs::memfd_create("long", MemfdFlags::CLOEXEC).unwrap());
+    file.set_len(1 << 32).unwrap();
+    let long = import::file(file, 0, 1 << 32).unwrap();
+    let long = s.owner.globalize(long, Access::Read).unwrap();
+    let before = s.owner.counts().of(Way::Pull).bytes_out;
+    let mut raw = Raw::connect(&s.owner);
+    raw.control(&fetch(1, 3, u64::MAX, long.parts().next().unwrap())).unwrap();
+    raw.0.read_exact(&mut [0; 32]).unwrap();
+    let queued = s.owner.counts().of(Way::Pull).bytes_out - before;
+    assert_eq!(queued, 1 << 20);
+    drop(raw);
     // Leases are bounded too: further ones are refused with EAGAIN, which is not a protocol error.
     let mut raw = Raw::connect(&s.owner);
     for operation in 0..1000 {
@@ -269,6 +294,30 @@ fn a_peer_that_asks_and_does_not_read_is_bounded() {
     s.others_do_not_notice();
     drop(raw);
     s.owner.reclaim(&s.readable, LIMIT).unwrap();
+}
+
+/// A thousand times a thousand pieces take 40 MB and the time of all peers.
+#[test]
+fn a_short_request_does_not_name_a_million_pieces() {
+    let s = scene(8);
+    let mut pieces = towline_mem::Aggregate::new();
+    for byte in 0..1024 {
+        pieces.concatenate(import::host(vec![byte as u8]));
+    }
+    let pieces = s.owner.globalize(pieces, Access::Read).unwrap();
+    let part = pieces.parts().next().unwrap();
+    let mut raw = Raw::connect(&s.owner);
+    for (times, tag) in [(16, 5), (1024, 8)] {
+        let mut body = fetch(times, 3, 1 << 20, part);
+        body.truncate(body.len() - ranges(part, 1).len());
+        body.extend_from_slice(&ranges(part, times as u16));
+        raw.control(&body).unwrap();
+        let answer = std::iter::from_fn(|| Some(raw.message())).find(|(kind, _)| *kind == 3);
+        let (_, answer) = answer.unwrap();
+        assert_eq!((answer[0], &answer[1..9]), (tag, &times.to_le_bytes()[..]));
+        assert!(tag == 5 || answer[9..] == Errno::E2BIG.0.to_le_bytes(), "{answer:?}");
+    }
+    s.others_do_not_notice();
 }
 
 #[test]
@@ -300,6 +349,30 @@ fn messages_that_nobody_takes_are_bounded() {
     }
     sending.join().unwrap();
     assert_eq!(seen, (0..20).collect::<Vec<u8>>());
+}
+
+#[test]
+fn messages_of_lost_links_are_bounded() {
+    let links = 4;
+    let receiver = node(Via::Tcp, Options { peers_max: links, ..options(Via::Tcp) });
+    let served = serve(&receiver);
+    for round in 0..3 * links as u8 {
+        let mut raw = Raw::connect(&receiver);
+        for number in 0..2 {
+            let mut body = vec![1, 0];
+            body.extend_from_slice(&65_536u32.to_le_bytes());
+            body.resize(65_542, round * 2 + number);
+            raw.control(&body).unwrap();
+        }
+        raw.0.shutdown(std::net::Shutdown::Write).unwrap();
+        assert!(raw.is_cut());
+    }
+    drop(served);
+    let soon = Some(Duration::from_millis(100));
+    let left: Vec<u8> = std::iter::from_fn(|| receiver.receive(soon).ok())
+        .map(|message| message.bytes[0])
+        .collect();
+    assert_eq!(left, (16..24).collect::<Vec<u8>>(), "the latest, as many as fit into all windows");
 }
 
 #[test]
@@ -379,6 +452,38 @@ fn a_peer_over_shared_memory_gets_nothing_that_the_node_waits_on() {
     assert_eq!(kinds.len(), 2, "a socket and the memory: {kinds:?}");
     assert!(kinds[0].to_string_lossy().starts_with("socket:"), "{kinds:?}");
     assert!(kinds[1].to_string_lossy().starts_with("/memfd:"), "{kinds:?}");
+}
+
+#[test]
+fn a_node_without_rings_takes_none() {
+    let path = common::socket_path();
+    let listener = UnixListener::bind(&path).unwrap();
+    for (features, rings, takes) in [(2, false, true), (3, false, false), (3, true, true)] {
+        let node = Node::new(Options { rings, ..Options::default() }).unwrap();
+        let linked = std::thread::scope(|scope| {
+            let answering = scope.spawn(|| {
+                let (mut socket, _) = listener.accept().unwrap();
+                socket.read_exact(&mut [0; GREETING_BYTES]).unwrap();
+                let mut welcome = hello(features);
+                let kind = header(Kind::Welcome, 48, 0).to_bytes();
+                welcome[..kind.len()].copy_from_slice(&kind);
+                let (channel, other) = UnixStream::pair().unwrap();
+                let memory = SharedMemory::create("test", SHM_BYTES).unwrap();
+                let given = [channel.as_fd(), memory.fd()];
+                let given = &given[..if features == 3 { 2 } else { 1 }];
+                send_descriptors(&socket, &welcome, given, Wait::Any).unwrap();
+                (socket, other)
+            });
+            let linked = node.connect(&Address::Unix(path.clone()));
+            drop(answering.join().unwrap());
+            linked
+        });
+        match takes {
+            true => assert!(linked.is_ok(), "{features} {rings}: {linked:?}"),
+            false => assert!(matches!(linked, Err(Error::PeerLost)), "{linked:?}"),
+        }
+    }
+    std::fs::remove_file(path).unwrap();
 }
 
 /// With memory granted to push into, little is received at once, so that many messages take several turns.

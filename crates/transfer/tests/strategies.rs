@@ -5,7 +5,7 @@ mod common;
 
 use common::{ALL, LIMIT, Via, bytes, link, node, options, serve};
 use towline_transfer::{
-    Access, Choice, Error, Global, Intent, Node, Options, Strategy, Way, choose, import,
+    Access, Choice, Errno, Error, Global, Intent, Node, Options, Strategy, Way, choose, import,
 };
 
 /// Returns how often each byte was copied, counted at both ends.
@@ -124,6 +124,52 @@ fn more_memory_is_asked_for_than_the_socket_takes_at_once() {
     drop(results);
     let _served = serve(&owner);
     assert_eq!(opened(&receiver, &global, Strategy::Map).unwrap(), vec![0; 16 * 4096]);
+}
+
+#[test]
+fn more_memories_than_can_be_passed_are_brought_all_the_same() {
+    let (owner, receiver, _served) = pair(Via::Unix);
+    let (mut local, mut data) = (towline_mem::Aggregate::new(), Vec::new());
+    for seed in 0..17 {
+        let memory = import::shared_memory(8192, Access::ReadWrite).unwrap();
+        memory.copy_in(0, &bytes(8192, seed));
+        data.extend(bytes(8192, seed));
+        local.concatenate(import::shared(&memory));
+    }
+    let global = owner.globalize(local, Access::ReadWrite).unwrap();
+    let refused = opened(&receiver, &global, Strategy::Map);
+    assert!(matches!(refused, Err(Error::Refused(Errno::EOPNOTSUPP))), "{refused:?}");
+    // Buffers of the receiver itself are in the same context.
+    let own = receiver.globalize(import::host(vec![9; 100]), Access::ReadWrite).unwrap();
+    let mut both = own.clone();
+    both.concatenate(global.clone()).unwrap();
+    for intent in [Intent::Read, Intent::Write, Intent::ReadWrite] {
+        let mut context = receiver.open(&both, intent, Choice::Automatic).unwrap();
+        if intent != Intent::Write {
+            assert!(context.to_vec().unwrap() == [&vec![9; 100][..], &data].concat());
+        }
+        if intent != Intent::Read {
+            context.write_at(20_000, &[7; 30_000]).unwrap();
+            data[20_000 - 100..][..30_000].fill(7);
+        }
+        assert_eq!(context.ways().map(|(way, _)| way).collect::<Vec<_>>(), [Way::Own, Way::Pull]);
+        context.close().unwrap();
+    }
+    assert_eq!(receiver.pool_in_use().0, 0);
+    receiver.reclaim(&own, LIMIT).unwrap();
+    assert!(owner.reclaim(&global, LIMIT).unwrap().to_vec().unwrap() == data);
+    // What needs more buffers than there are is refused, not waited for.
+    let small = node(Via::Unix, Options { pool_buffers: 1, ..options(Via::Unix) });
+    link(Via::Unix, &small, &owner);
+    let mut local = towline_mem::Aggregate::new();
+    for _ in 0..17 {
+        let memory = import::shared_memory(1 << 16, Access::Read).unwrap();
+        local.concatenate(import::shared(&memory));
+    }
+    let global = owner.globalize(local, Access::Read).unwrap();
+    let refused = small.open(&global, Intent::Read, Choice::Automatic);
+    assert!(matches!(refused, Err(Error::TooLarge { .. })), "{refused:?}");
+    owner.reclaim(&global, LIMIT).unwrap();
 }
 
 #[test]
@@ -380,6 +426,38 @@ fn a_context_needs_no_more_than_the_pool() {
     }
     assert!(receiver.pool_in_use().1 <= 2);
     assert!(matches!(receiver.wait_group(group, LIMIT), Err(Error::NoOperation)));
+}
+
+/// They would wait for ever for buffers that stay reserved as long as the link.
+#[test]
+fn contexts_do_not_wait_for_buffers_reserved_for_pushes() {
+    let owner = node(Via::Tcp, options(Via::Tcp));
+    let receiver = node(Via::Tcp, Options { pool_buffers: 4, ..options(Via::Tcp) });
+    let _served = serve(&owner);
+    let peer = link(Via::Tcp, &receiver, &owner);
+    let refused = receiver.grant_push(peer, 4);
+    assert!(matches!(refused, Err(Error::TooLarge { pool: 786_432, .. })), "{refused:?}");
+    receiver.grant_push(peer, 3).unwrap();
+    let data = bytes(500_000, 1);
+    let mut global = owner.globalize(import::host(data.clone()), Access::Read).unwrap();
+    let refused = receiver.start_open(&global, Intent::Read, Choice::Forced(Strategy::Pull), None);
+    assert!(matches!(refused, Err(Error::TooLarge { pool: 262_144, .. })), "{refused:?}");
+    let part = global.split_to(250_000);
+    assert!(opened(&receiver, &part, Strategy::Pull).unwrap() == data[..250_000]);
+}
+
+#[test]
+fn buffers_that_cannot_all_be_taken_back_stay_as_they_are() {
+    let (owner, receiver, _served) = pair(Via::Tcp);
+    let [first, second] =
+        [1, 2].map(|seed| owner.globalize(import::host(bytes(9000, seed)), Access::Read).unwrap());
+    let mut both = first.clone();
+    both.concatenate(second.clone()).unwrap();
+    owner.reclaim(&second, LIMIT).unwrap();
+    let refused = owner.reclaim(&both, LIMIT);
+    assert!(matches!(refused, Err(Error::Refused(Errno::ESTALE))), "{refused:?}");
+    assert!(opened(&receiver, &first, Strategy::Pull).unwrap() == bytes(9000, 1));
+    owner.reclaim(&first, LIMIT).unwrap();
 }
 
 #[test]
