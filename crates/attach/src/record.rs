@@ -86,6 +86,14 @@ impl Record {
         }
     }
 
+    /// Returns the size in bytes that the device has now; the one that it had when it was attached if the
+    /// kernel does not have the device.
+    #[must_use]
+    pub fn size_now(&self) -> u64 {
+        let now = if self.exists() { crate::sysfs::size(&self.name()) } else { None };
+        now.unwrap_or(self.size)
+    }
+
     /// Returns the path of the log that its process writes in the background.
     #[must_use]
     pub fn log(&self) -> PathBuf {
