@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use towline_block::{Disk, Failures};
+use towline_nbd::constants::WHOLE_BYTES;
 use towline_nbd::{Catalogue, Offer};
 use towline_store::BlockStore;
 use towline_store::block::{CacheMode, DelayStore, FileDisk, ForeignDisk, MemoryDisk, StripeDisk};
@@ -36,6 +37,8 @@ pub(crate) struct NextDisks(Vec<Active>);
 pub(crate) struct Disks {
     active: RwLock<Vec<Active>>,
     shutting_down: AtomicBool,
+    /// Most bytes that are read in one piece.
+    fragment_bytes: u64,
     /// Keeps failures that outlive the server.
     failures: Option<Arc<dyn Failures>>,
 }
@@ -43,9 +46,10 @@ pub(crate) struct Disks {
 impl Disks {
     pub(crate) fn new(
         disks: &[DiskExport],
+        fragment_bytes: u64,
         failures: Option<Arc<dyn Failures>>,
     ) -> io::Result<Self> {
-        let this = Self { failures, ..Self::default() };
+        let this = Self { fragment_bytes, failures, ..Self::default() };
         this.replace(this.prepare(disks)?);
         Ok(this)
     }
@@ -301,6 +305,7 @@ impl Catalogue for Disks {
             read_only: disk.read_only || failed,
             rotational: geometry.rotational,
             zeroes_fast: true,
+            whole_reads: self.fragment_bytes >= WHOLE_BYTES,
             contexts: CONTEXTS.map(str::to_owned).to_vec(),
         })
     }
