@@ -121,6 +121,12 @@ impl Disks {
                 }
                 _ => {}
             }
+            if let Some(other) = also_written(&next, &disk, &files) {
+                log::warn!(
+                    "disk \"{name}\": clients can also write its file through disk \"{other}\", and two file \
+                     systems on it at once destroy each other; add :ro to one of them"
+                );
+            }
             next.push(Active { export: export.clone(), disk, files });
         }
         for (disk, size) in longer {
@@ -197,6 +203,16 @@ fn is_replaced(then: &[Option<Inode>], kind: &DiskKind) -> bool {
     let kind = kind.clone();
     let now = in_time(move || files_of(&kind)).unwrap_or_default();
     now.iter().zip(then).any(|(now, then)| now.is_some() && now != then)
+}
+
+/// Returns the name of another disk through which one of these files can be written, if this one can be
+/// written as well.
+fn also_written<'a>(others: &'a [Active], disk: &Disk, files: &[Option<Inode>]) -> Option<&'a str> {
+    let shares = |other: &&Active| {
+        let same = |file: &Option<Inode>| file.is_some() && other.files.contains(file);
+        !disk.read_only && !other.disk.read_only && files.iter().any(same)
+    };
+    others.iter().find(shares).map(|other| other.export.name.as_str())
 }
 
 fn open(export: &DiskExport) -> io::Result<(Arc<dyn BlockStore>, String)> {
@@ -321,5 +337,33 @@ impl Catalogue for Disks {
 
     fn shutting_down(&self) -> bool {
         self.shutting_down.load(Ordering::Acquire)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_disks_that_write_one_file_are_noticed() {
+        let place = tempfile::tempdir().unwrap();
+        let [image, link, other] = ["image", "link", "other"].map(|name| place.path().join(name));
+        std::fs::write(&image, [0; 4096]).unwrap();
+        std::fs::write(&other, [0; 4096]).unwrap();
+        std::fs::hard_link(&image, &link).unwrap();
+        let export = |name: &str, path: &Path, read_only| {
+            let kind = DiskKind::File(path.to_owned(), CacheMode::Cached);
+            DiskExport { read_only, ..DiskExport::new(name, kind) }
+        };
+        let noticed = |exports: &[DiskExport]| {
+            let all = Disks::default().prepare(exports).unwrap().0;
+            let (last, before) = all.split_last().unwrap();
+            also_written(before, &last.disk, &last.files).map(str::to_owned)
+        };
+        let first = export("first", &image, false);
+        let second = |path, read_only| export("second", path, read_only);
+        assert_eq!(noticed(&[first.clone(), second(&link, false)]).as_deref(), Some("first"));
+        assert_eq!(noticed(&[first.clone(), second(&link, true)]), None);
+        assert_eq!(noticed(&[first, second(&other, false)]), None);
     }
 }
