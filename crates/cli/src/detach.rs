@@ -80,8 +80,9 @@ fn detach(record: &Record, force: bool, report: &Report) -> Outcome<()> {
         settle(record, report)?;
     }
     let ended = match record.kind {
-        Kind::Nbd if record.exists() => nbd::Kernel::detach(record.number),
-        Kind::Nbd => Ok(()),
+        // What has its number now may belong to another program.
+        _ if !record.exists() => Ok(()),
+        Kind::Nbd => nbd::Kernel::detach(record.number),
         Kind::Ublk => ublk::Control::open().and_then(|mut control| {
             if control.information(record.number)?.is_none() {
                 return Ok(());
