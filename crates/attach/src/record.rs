@@ -47,7 +47,8 @@ pub struct Record {
     pub patience: Option<u64>,
     /// Identifies the contents of the disk, if its protocol tells: other contents have another number.
     pub identity: Option<u64>,
-    /// Identifies the device of an NBD client, see [`crate::nbd::owner`].
+    /// Tells the device from others that have its number before or after it, see [`crate::ublk::owner`] and
+    /// [`crate::nbd::owner`].
     pub owner: String,
 }
 
@@ -80,10 +81,19 @@ impl Record {
     /// Returns true while the kernel has the device, if it is still the recorded one.
     #[must_use]
     pub fn exists(&self) -> bool {
-        match self.kind {
-            Kind::Ublk => crate::ublk::exists(self.number),
-            Kind::Nbd => crate::nbd::owner(self.number).is_some_and(|owner| owner == self.owner),
-        }
+        let owner = match self.kind {
+            Kind::Ublk => crate::ublk::owner(self.number),
+            Kind::Nbd => crate::nbd::owner(self.number),
+        };
+        owner.is_some_and(|owner| owner == self.owner)
+    }
+
+    /// Returns the size in bytes that the device has now; the one that it had when it was attached if the
+    /// kernel does not have the device.
+    #[must_use]
+    pub fn size_now(&self) -> u64 {
+        let now = if self.exists() { crate::sysfs::size(&self.name()) } else { None };
+        now.unwrap_or(self.size)
     }
 
     /// Returns the path of the log that its process writes in the background.

@@ -13,4 +13,4 @@ mod device;
 mod queue;
 
 pub use control::{Control, Information, State};
-pub use device::{Device, Event, Options, exists};
+pub use device::{Device, Event, Options, owner};

@@ -377,7 +377,10 @@ impl<T: Copy> Engine<T> {
             Kind::Write(write) => {
                 write.in_flight -= 1;
                 let outcome = match write.durable {
-                    true => write.disk.note_durable_write(outcome),
+                    true => {
+                        let end = fragment.offset + fragment.length;
+                        write.disk.note_durable_write(end, outcome)
+                    }
                     false => outcome,
                 };
                 if let Err(error) = outcome {

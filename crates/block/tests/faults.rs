@@ -12,7 +12,7 @@ use std::sync::{Arc, LazyLock};
 use std::time::Instant;
 use towline_block::{Disk, Driver, Engine, How, Limits, Output, OwnerKey, Piece, Work};
 use towline_mem::{Pool, PoolBuffer};
-use towline_store::block::{CacheMode, FileDisk};
+use towline_store::block::{CacheMode, FileDisk, MemoryDisk};
 use towline_store::{BlockStore, Direction, Extent, Geometry, Place, ZeroHow};
 
 const SIZE: u64 = 256 * 1024;
@@ -332,4 +332,23 @@ fn a_fault_at_every_place() {
         let places = (0..).take_while(|place| script(&file, (*place, fault))).count();
         assert!((40..1000).contains(&places), "{places} places");
     }
+}
+
+/// Otherwise whoever shortens a disk that is in use would make it read-only for all its clients.
+#[test]
+fn a_durable_write_beyond_the_end_of_a_shortened_disk_loses_nothing() {
+    let store = MemoryDisk::new("disk", SIZE).unwrap();
+    let disk = Arc::new(Disk::new("disk", "", store, false));
+    let (fragments, small) = (Pool::new(FRAGMENT, 8), Pool::new(512, 4));
+    let mut engine = Engine::new(Limits { fragments, small, owner_bytes_max: 1 << 20 });
+    let owner = engine.add_owner();
+    let mut driver = Faulty { work: Vec::new(), begun: 0, fault: None, numbers: BTreeMap::new() };
+    let range = SIZE - 4096..SIZE;
+    let key = engine.write(owner, 0, &disk, range, true, Instant::now()).unwrap();
+    let (buffer, length) = engine.room(key).unwrap();
+    disk.resize(SIZE / 2).unwrap();
+    engine.filled(key, buffer, length, &mut driver);
+    let Some(Output::Done { result, .. }) = engine.next_output() else { panic!("it is over") };
+    assert_eq!(result.unwrap_err().raw_os_error(), Some(EIO));
+    assert!(!disk.has_failed(), "there was nothing that could be lost");
 }

@@ -4,6 +4,7 @@ use crate::report::{Failure, Outcome, Report};
 use rustix::fs::{Mode, OFlags};
 use rustix::process::{Pid, Signal};
 use std::process::ExitCode;
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 use towline_attach::{Error, Kind, Origin, Record, nbd, ublk};
 
@@ -18,6 +19,8 @@ Examples:
 
 Exit status: 0 all detached, 1 something was not, 2 wrong usage.";
 
+/// Time after which a user is told why nothing happens.
+const NOTICE: Duration = Duration::from_secs(5);
 /// Time limit for the background process to end.
 const LEAVE: Duration = Duration::from_secs(20);
 
@@ -51,7 +54,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
             report.error(device, Failure::new("not attached; see `towline attach --list`"));
         }
         for record in &found {
-            report.check(device, detach(record, args.force));
+            report.check(device, detach(record, args.force, &report));
         }
     }
     report.status()
@@ -61,7 +64,7 @@ fn failure(error: &Error) -> Failure {
     Failure::new(error.to_string())
 }
 
-fn detach(record: &Record, force: bool) -> Outcome<()> {
+fn detach(record: &Record, force: bool, report: &Report) -> Outcome<()> {
     if force {
         kill(record);
     } else {
@@ -74,11 +77,12 @@ fn detach(record: &Record, force: bool) -> Outcome<()> {
             let text = "the process that served it is gone; continue with `towline attach --resume`, or use --force";
             return Err(Failure::new(text));
         }
-        settle(record)?;
+        settle(record, report)?;
     }
     let ended = match record.kind {
-        Kind::Nbd if record.exists() => nbd::Kernel::detach(record.number),
-        Kind::Nbd => Ok(()),
+        // What has its number now may belong to another program.
+        _ if !record.exists() => Ok(()),
+        Kind::Nbd => nbd::Kernel::detach(record.number),
         Kind::Ublk => ublk::Control::open().and_then(|mut control| {
             if control.information(record.number)?.is_none() {
                 return Ok(());
@@ -97,7 +101,7 @@ fn detach(record: &Record, force: bool) -> Outcome<()> {
 }
 
 /// Makes earlier writes durable. Fails if the device is in use.
-fn settle(record: &Record) -> Outcome<()> {
+fn settle(record: &Record, report: &Report) -> Outcome<()> {
     let path = format!("/dev/{}", record.name());
     let open =
         |access| rustix::fs::open(&path, access | OFlags::EXCL | OFlags::CLOEXEC, Mode::empty());
@@ -113,8 +117,31 @@ fn settle(record: &Record) -> Outcome<()> {
         Err(rustix::io::Errno::NOENT | rustix::io::Errno::NXIO) => return Ok(()),
         other => other?,
     };
-    rustix::fs::fsync(&file).map_err(|error| {
+    let told = || {
+        let text =
+            "waiting for the server; `towline detach --force` gives up what is not written yet";
+        report.warning(&path, text);
+    };
+    with_notice(NOTICE, told, || rustix::fs::fsync(&file)).map_err(|error| {
         Failure::from(error).with("not everything could be written; it stays attached")
+    })
+}
+
+/// Does something that may wait so deep in the kernel that no signal ends it, and calls `told` if it takes
+/// longer than `patience`.
+fn with_notice<T>(patience: Duration, told: impl FnOnce() + Send, work: impl FnOnce() -> T) -> T {
+    let (working, done) = mpsc::channel::<()>();
+    std::thread::scope(|scope| {
+        let watch = move || {
+            if done.recv_timeout(patience) == Err(RecvTimeoutError::Timeout) {
+                told();
+            }
+        };
+        // Without a thread it waits silently.
+        let _ = std::thread::Builder::new().spawn_scoped(scope, watch);
+        let result = work();
+        drop(working);
+        result
     })
 }
 
@@ -130,5 +157,23 @@ fn kill(record: &Record) {
             let _ = rustix::process::kill_process(process, Signal::KILL);
         }
         std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::with_notice;
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    #[test]
+    fn who_waits_long_is_told_why() {
+        let (told, telling) = mpsc::channel();
+        let told = move || told.send(()).unwrap();
+        // It ends only once it was told.
+        with_notice(Duration::ZERO, told, || telling.recv().unwrap());
+        let quick =
+            with_notice(Duration::from_secs(600), || panic!("there is nothing to tell"), || 7);
+        assert_eq!(quick, 7);
     }
 }

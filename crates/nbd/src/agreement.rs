@@ -33,6 +33,8 @@ pub struct Offer {
     pub rotational: bool,
     /// Zeroes are written faster than data, or the request fails quickly.
     pub zeroes_fast: bool,
+    /// Reads of up to [`WHOLE_BYTES`](crate::constants::WHOLE_BYTES) can be answered in one piece.
+    pub whole_reads: bool,
     /// Names of the metadata contexts; a context's number is its index in this list.
     pub contexts: Vec<String>,
 }
@@ -54,7 +56,7 @@ impl Offer {
         if self.rotational {
             flags |= flag::ROTATIONAL;
         }
-        if form >= Form::Structured {
+        if form >= Form::Structured && self.whole_reads {
             flags |= flag::SEND_DF;
         }
         if form == Form::Extended {

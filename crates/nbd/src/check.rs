@@ -1,6 +1,8 @@
 //! All rules that a request must obey, in one place.
 
-use crate::constants::{PAYLOAD_BYTES_MAX, SKIP_BYTES_MAX, command_flag as flag};
+use crate::constants::{
+    PAYLOAD_BYTES_MAX, SKIP_BYTES_MAX, command_flag as flag, transmission_flag,
+};
 use crate::{Agreement, Command, Error, Form, ProtocolError, Request};
 
 /// Why a request is not carried out.
@@ -62,7 +64,7 @@ fn rules(
         return Ok(command);
     }
     let own_flags = match command {
-        Command::Read if agreed.form >= Form::Structured => flag::DF,
+        Command::Read if export.flags(agreed.form) & transmission_flag::SEND_DF != 0 => flag::DF,
         Command::Write if extended => flag::PAYLOAD_LEN,
         Command::WriteZeroes => flag::NO_HOLE | flag::FAST_ZERO,
         Command::BlockStatus if extended => flag::REQ_ONE | flag::PAYLOAD_LEN,

@@ -243,6 +243,8 @@ pub const REPLIES_BYTES_MAX: usize = 1024 * 1024;
 pub const PAYLOAD_BYTES_MAX: u32 = 32 * 1024 * 1024;
 /// Largest request payload that is skipped to keep the stream in step; a longer one ends the connection.
 pub const SKIP_BYTES_MAX: u64 = 64 * 1024 * 1024;
+/// Reads of up to this many bytes must not fail for the flag DF where the server announces it.
+pub const WHOLE_BYTES: u64 = 64 * 1024;
 /// Maximum number of extents in one chunk.
 pub const EXTENTS_MAX: usize = 32 * 1024;
 

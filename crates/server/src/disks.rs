@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use towline_block::{Disk, Failures};
+use towline_nbd::constants::WHOLE_BYTES;
 use towline_nbd::{Catalogue, Offer};
 use towline_store::BlockStore;
 use towline_store::block::{CacheMode, DelayStore, FileDisk, ForeignDisk, MemoryDisk, StripeDisk};
@@ -36,6 +37,8 @@ pub(crate) struct NextDisks(Vec<Active>);
 pub(crate) struct Disks {
     active: RwLock<Vec<Active>>,
     shutting_down: AtomicBool,
+    /// Most bytes that are read in one piece.
+    fragment_bytes: u64,
     /// Keeps failures that outlive the server.
     failures: Option<Arc<dyn Failures>>,
 }
@@ -43,9 +46,10 @@ pub(crate) struct Disks {
 impl Disks {
     pub(crate) fn new(
         disks: &[DiskExport],
+        fragment_bytes: u64,
         failures: Option<Arc<dyn Failures>>,
     ) -> io::Result<Self> {
-        let this = Self { failures, ..Self::default() };
+        let this = Self { fragment_bytes, failures, ..Self::default() };
         this.replace(this.prepare(disks)?);
         Ok(this)
     }
@@ -116,6 +120,12 @@ impl Disks {
                     longer.push((disk.clone(), *size));
                 }
                 _ => {}
+            }
+            if let Some(other) = also_written(&next, &disk, &files) {
+                log::warn!(
+                    "disk \"{name}\": clients can also write its file through disk \"{other}\", and two file \
+                     systems on it at once destroy each other; add :ro to one of them"
+                );
             }
             next.push(Active { export: export.clone(), disk, files });
         }
@@ -193,6 +203,16 @@ fn is_replaced(then: &[Option<Inode>], kind: &DiskKind) -> bool {
     let kind = kind.clone();
     let now = in_time(move || files_of(&kind)).unwrap_or_default();
     now.iter().zip(then).any(|(now, then)| now.is_some() && now != then)
+}
+
+/// Returns the name of another disk through which one of these files can be written, if this one can be
+/// written as well.
+fn also_written<'a>(others: &'a [Active], disk: &Disk, files: &[Option<Inode>]) -> Option<&'a str> {
+    let shares = |other: &&Active| {
+        let same = |file: &Option<Inode>| file.is_some() && other.files.contains(file);
+        !disk.read_only && !other.disk.read_only && files.iter().any(same)
+    };
+    others.iter().find(shares).map(|other| other.export.name.as_str())
 }
 
 fn open(export: &DiskExport) -> io::Result<(Arc<dyn BlockStore>, String)> {
@@ -301,6 +321,7 @@ impl Catalogue for Disks {
             read_only: disk.read_only || failed,
             rotational: geometry.rotational,
             zeroes_fast: true,
+            whole_reads: self.fragment_bytes >= WHOLE_BYTES,
             contexts: CONTEXTS.map(str::to_owned).to_vec(),
         })
     }
@@ -316,5 +337,33 @@ impl Catalogue for Disks {
 
     fn shutting_down(&self) -> bool {
         self.shutting_down.load(Ordering::Acquire)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_disks_that_write_one_file_are_noticed() {
+        let place = tempfile::tempdir().unwrap();
+        let [image, link, other] = ["image", "link", "other"].map(|name| place.path().join(name));
+        std::fs::write(&image, [0; 4096]).unwrap();
+        std::fs::write(&other, [0; 4096]).unwrap();
+        std::fs::hard_link(&image, &link).unwrap();
+        let export = |name: &str, path: &Path, read_only| {
+            let kind = DiskKind::File(path.to_owned(), CacheMode::Cached);
+            DiskExport { read_only, ..DiskExport::new(name, kind) }
+        };
+        let noticed = |exports: &[DiskExport]| {
+            let all = Disks::default().prepare(exports).unwrap().0;
+            let (last, before) = all.split_last().unwrap();
+            also_written(before, &last.disk, &last.files).map(str::to_owned)
+        };
+        let first = export("first", &image, false);
+        let second = |path, read_only| export("second", path, read_only);
+        assert_eq!(noticed(&[first.clone(), second(&link, false)]).as_deref(), Some("first"));
+        assert_eq!(noticed(&[first.clone(), second(&link, true)]), None);
+        assert_eq!(noticed(&[first, second(&other, false)]), None);
     }
 }

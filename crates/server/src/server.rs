@@ -168,7 +168,10 @@ impl Server {
             None => None,
         };
         let failures = directory.as_ref().map(|d| d.failed_disks.clone() as Arc<dyn Failures>);
-        let disks = Arc::new(Disks::new(&config.disks, failures).map_err(StartError::Export)?);
+        let fragment = config.fragment_bytes.clamp(4096, FRAGMENT_BYTES_MAX as u64);
+        let fragment = fragment.next_multiple_of(4096);
+        let disks = Disks::new(&config.disks, fragment, failures).map_err(StartError::Export)?;
+        let disks = Arc::new(disks);
         // Fails only if it is already set, which it is not.
         let _ = statistics.disks.set(disks.clone());
         let state = directory.as_ref().map(|directory| directory.state.clone());
@@ -203,8 +206,6 @@ impl Server {
         });
         let share = config.buffer_limit / cores as u64;
         let buffers = share.max(CORE_BUFFER_BYTES_MIN) / FRAGMENT_BYTES_MAX as u64;
-        let fragment = config.fragment_bytes.clamp(4096, FRAGMENT_BYTES_MAX as u64);
-        let fragment = fragment.next_multiple_of(4096) as usize;
         let mut server = Self {
             shared: shared.clone(),
             statistics: statistics.clone(),
@@ -220,7 +221,7 @@ impl Server {
             statistics.pools.lock().push(pool.clone());
             // Disks have as much again for fragments, and an eighth more in small buffers.
             let small = ((share / 8) / SMALL_BYTES as u64).max(16);
-            let fragments = Pool::new(fragment, (share / fragment as u64).max(2) as usize);
+            let fragments = Pool::new(fragment as usize, (share / fragment).max(2) as usize);
             statistics.pools.lock().push(fragments.clone());
             let limits = Limits {
                 small: fragments.beside(SMALL_BYTES, small as usize),

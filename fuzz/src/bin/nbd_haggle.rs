@@ -16,6 +16,7 @@ impl Catalogue for One {
             read_only: false,
             rotational: false,
             zeroes_fast: true,
+            whole_reads: true,
             contexts: vec!["base:allocation".into()],
         })
     }

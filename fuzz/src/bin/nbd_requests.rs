@@ -56,6 +56,7 @@ libfuzzer_sys::fuzz_target!(|data: (u8, Vec<u8>)| {
         read_only: data.0 & 4 != 0,
         rotational: false,
         zeroes_fast: true,
+        whole_reads: true,
         contexts: vec!["base:allocation".into()],
     };
     let contexts = vec![Context { number: 0 }];

@@ -83,12 +83,6 @@ fn adjusted(number: u32, transfer_maximum: u32) -> Result<String, Error> {
     })
 }
 
-/// Returns the size of a device in bytes.
-fn size_of(number: u32) -> Option<u64> {
-    let sectors = std::fs::read_to_string(format!("/sys/block/nbd{number}/size")).ok()?;
-    Some(sectors.trim().parse::<u64>().ok()? * 512)
-}
-
 impl Kernel {
     fn new(
         netlink: Netlink,
@@ -165,7 +159,8 @@ impl Kernel {
         let netlink = Netlink::open()?;
         match owner(number) {
             Some(owner) if owner == expected => {
-                let size = size_of(number).unwrap_or(geometry.whole_blocks());
+                let size = sysfs::size(&format!("nbd{number}"));
+                let size = size.unwrap_or(geometry.whole_blocks());
                 Ok(Self::new(netlink, source, geometry, size, number, connections, owner))
             }
             _ => Err(Error::Refused(format!("/dev/nbd{number} is no longer attached"))),

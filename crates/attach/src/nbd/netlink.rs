@@ -11,6 +11,7 @@ use rustix::net::{
 };
 use std::io;
 use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::time::Duration;
 
 /// Commands of the family `nbd`.
@@ -153,19 +154,26 @@ fn socket(groups: u32) -> Result<OwnedFd, Error> {
     Ok(socket)
 }
 
+/// Explains why the kernel's NBD client does not answer; `loaded` says whether the kernel has it.
+fn unreachable_client(loaded: bool) -> Error {
+    let why = match loaded {
+        true => {
+            "the kernel's NBD client only answers in the machine's first network namespace \
+             (try nsenter --net=/proc/1/ns/net)"
+        }
+        false => "the kernel has no NBD client, or its module is not loaded (try modprobe nbd)",
+    };
+    Error::Refused(why.to_owned())
+}
+
 impl Netlink {
     /// Finds the kernel's NBD client.
     ///
     /// # Errors
-    /// If the kernel has none, or its module is not loaded.
+    /// If the kernel has none, its module is not loaded, or this is another network namespace than the first.
     pub(super) fn open() -> Result<Self, Error> {
         let commands = socket(0)?;
-        let missing = || {
-            Error::Refused(
-                "the kernel has no NBD client, or its module is not loaded (try modprobe nbd)"
-                    .into(),
-            )
-        };
+        let missing = || unreachable_client(Path::new("/sys/module/nbd").exists());
         let name = format!("{FAMILY}\0");
         let asked = Attributes::default().bytes(FAMILY_NAME, name.as_bytes());
         let (mut family, mut group) = (None, None);
@@ -300,5 +308,12 @@ mod tests {
                 assert!(attributes(message.body).count() < 5);
             }
         }
+    }
+
+    #[test]
+    fn a_client_in_another_network_namespace_is_not_blamed_on_its_module() {
+        assert!(unreachable_client(false).to_string().contains("modprobe nbd"));
+        let said = unreachable_client(true).to_string();
+        assert!(said.contains("network namespace") && !said.contains("modprobe"), "{said}");
     }
 }

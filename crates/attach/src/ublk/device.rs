@@ -6,7 +6,6 @@ use super::queue::{Queue, Shape};
 use crate::{Backend, Error, Geometry};
 use rustix::fs::{Mode, OFlags};
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -59,10 +58,17 @@ pub struct Device {
     taken_over: bool,
 }
 
-/// Returns true if the driver has a device of this number, started or not. Needs no permission.
+/// Returns what tells a device, started or not, from earlier and later ones of its number; `None` if the driver
+/// has none of this number. Needs no permission.
 #[must_use]
-pub fn exists(number: u32) -> bool {
-    Path::new(&node(number)).exists()
+pub fn owner(number: u32) -> Option<String> {
+    identity(&node(number)).ok()
+}
+
+/// Returns what tells a node from others that had its path: the kernel makes it with another inode number each
+/// time.
+fn identity(path: &str) -> rustix::io::Result<String> {
+    Ok(rustix::fs::stat(path)?.st_ino.to_string())
 }
 
 /// Returns the path of the node through which a device is served.
@@ -291,14 +297,28 @@ impl Device {
     }
 
     fn open(&self) -> Result<OwnedFd, Error> {
+        let flags = OFlags::RDWR | OFlags::CLOEXEC;
+        self.at_node(|path| rustix::fs::open(path, flags, Mode::empty()))
+    }
+
+    /// Returns what tells the device from others of its number, as [`owner`] does.
+    ///
+    /// # Errors
+    /// If its node does not appear.
+    pub fn owner(&self) -> Result<String, Error> {
+        self.at_node(identity)
+    }
+
+    /// Does something with the node, once it is there.
+    fn at_node<T>(&self, work: impl Fn(&str) -> rustix::io::Result<T>) -> Result<T, Error> {
         let path = node(self.information.number);
         let end = Instant::now() + NODE_WAIT;
         loop {
-            match rustix::fs::open(&path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()) {
+            match work(&path) {
                 Err(rustix::io::Errno::NOENT) if Instant::now() < end => {
                     std::thread::sleep(Duration::from_millis(5));
                 }
-                opened => return opened.map_err(|error| Error::system(path)(error.into())),
+                done => return done.map_err(|error| Error::system(path)(error.into())),
             }
         }
     }

@@ -138,7 +138,7 @@ impl<T: Copy> Engine<T> {
         let data = &buffer.bytes()[..length];
         if let Now::Done(mut result) = write.disk.store.write_now(offset, data, write.durable) {
             if write.durable {
-                result = write.disk.note_durable_write(result);
+                result = write.disk.note_durable_write(offset + length as u64, result);
             }
             write.error = write.error.take().or(result.err());
             self.moved.written_staged += length as u64;

@@ -262,7 +262,7 @@ fn list(json: bool) -> std::io::Result<()> {
                     "url": record.url,
                     "state": state(record),
                     "process": record.process,
-                    "size": record.size,
+                    "size": record.size_now(),
                     "connections": record.connections,
                     "read_ahead": read_ahead::of(&record.name()).ok(),
                 })
@@ -275,7 +275,7 @@ fn list(json: bool) -> std::io::Result<()> {
     }
     for record in &records {
         let device = format!("/dev/{}", record.name());
-        let (size, state) = (human(record.size), state(record));
+        let (size, state) = (human(record.size_now()), state(record));
         writeln!(out, "{device:<14} {size:>8} {state:<8} {:>7} {}", record.process, record.url)?;
     }
     Ok(())

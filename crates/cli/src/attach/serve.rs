@@ -68,8 +68,12 @@ pub(super) fn attach(args: &Args, origin: &Origin, kind: Kind) -> Outcome<()> {
                 record.connections = device.information().queues;
                 record.size = geometry.size;
                 record.identity = identity;
+                let claim = device.owner().and_then(|owner| {
+                    record.owner = owner;
+                    record.claim()
+                });
                 // Without a record it could not be detached.
-                let claim = record.claim().inspect_err(|_| drop(control.delete(record.number)))?;
+                let claim = claim.inspect_err(|_| drop(control.delete(record.number)))?;
                 serve(args, control, device, origin, &record, claim, Some(round_trip))
             };
             attached().map_err(|error| failure(&error))

@@ -231,6 +231,8 @@ const WRITE: u16 = 1;
 const FLUSH: u16 = 3;
 const OPTION_GO: u32 = 7;
 const OPTION_STRUCTURED: u32 = 8;
+/// Longest reply to an option that is accepted: two strings of 4096 bytes, with room to spare.
+const OPTION_REPLY_BYTES_MAX: usize = 64 * 1024;
 const REPLY_ACK: u32 = 1;
 const REPLY_INFO: u32 = 3;
 const INFO_EXPORT: [u8; 2] = [0; 2];
@@ -297,7 +299,11 @@ impl Client {
         loop {
             let header = self.take::<20>()?;
             let kind = number(&header[12..16]) as u32;
-            let mut text = vec![0; number(&header[16..20]) as usize];
+            let length = number(&header[16..20]) as usize;
+            if length > OPTION_REPLY_BYTES_MAX {
+                return Err(wrong(format!("a reply of {length} bytes to an option")));
+            }
+            let mut text = vec![0; length];
             self.input.read_exact(&mut text)?;
             match kind {
                 REPLY_ACK => return Ok(true),
@@ -371,7 +377,8 @@ impl Client {
             1 if length > 8 => {
                 let offset = number(&self.take::<8>()?);
                 let from = offset.checked_sub(slot.offset).ok_or_else(|| wrong("data before"))?;
-                let range = from as usize..from as usize + length as usize - 8;
+                let end = from.checked_add(length - 8).ok_or_else(|| wrong("data behind"))?;
+                let range = from as usize..end as usize;
                 let place = slot.buffer.get_mut(range).ok_or_else(|| wrong("data behind"))?;
                 slot.first.get_or_insert_with(Instant::now);
                 self.input.read_exact(place)?;
@@ -546,5 +553,37 @@ mod tests {
         client.flush().unwrap();
         drop(client);
         assert_eq!(server.join().unwrap(), 0, "it was asked for something");
+    }
+
+    /// A connection to a server that says this, whatever it is asked.
+    fn told_by(says: &[u8]) -> Client {
+        let (near, mut far) = UnixStream::pair().unwrap();
+        far.write_all(says).unwrap();
+        far.shutdown(std::net::Shutdown::Write).unwrap();
+        // It listens for as long as the client may send.
+        std::thread::spawn(move || io::copy(&mut far, &mut io::sink()));
+        let socket = Connection(File::from(OwnedFd::from(near)));
+        let input = BufReader::with_capacity(HEADER_BYTES, socket);
+        Client { input, output: Vec::new(), order: Order::Any, size: 0, flushes: false }
+    }
+
+    #[test]
+    fn what_a_server_says_takes_no_more_memory_than_a_reply_may() {
+        let mut says = 0x0003_e889_0455_65a9_u64.to_be_bytes().to_vec();
+        says.extend_from_slice(&[0, 0, 0, 7, 0, 0, 0, 3, 255, 255, 255, 255]);
+        let error = told_by(&says).option(OPTION_GO, &[]).unwrap_err();
+        assert_eq!(error.to_string(), "a reply of 4294967295 bytes to an option");
+    }
+
+    #[test]
+    fn data_at_an_offset_beyond_all_others_is_an_error() {
+        let mut says = CHUNK_MAGIC.to_be_bytes().to_vec();
+        says.extend_from_slice(&[0, 1, 0, 1]);
+        says.extend_from_slice(&0_u64.to_be_bytes());
+        says.extend_from_slice(&512_u32.to_be_bytes());
+        says.extend_from_slice(&u64::MAX.to_be_bytes());
+        let slot = Slot { buffer: vec![0; 512], offset: 0, since: Instant::now(), first: None };
+        let error = told_by(&says).reply(&mut [slot], true).unwrap_err();
+        assert_eq!(error.to_string(), "data behind");
     }
 }

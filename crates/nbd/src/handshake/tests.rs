@@ -17,6 +17,7 @@ fn offer() -> Offer {
         read_only: false,
         rotational: false,
         zeroes_fast: true,
+        whole_reads: true,
         contexts: vec!["base:allocation".into(), "x:y".into()],
     }
 }

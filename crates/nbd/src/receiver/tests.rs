@@ -91,6 +91,7 @@ fn agreement(form: Form) -> Agreement {
         read_only: false,
         rotational: false,
         zeroes_fast: true,
+        whole_reads: true,
         contexts: vec!["base:allocation".into(), "x:y".into()],
     };
     let contexts = vec![Context { number: 0 }, Context { number: 1 }];

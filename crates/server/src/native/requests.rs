@@ -461,7 +461,10 @@ fn write_now(
         }
         let now = disk.store.write_now(offset, inline, durable);
         let Now::Done(result) = now else { return None };
-        let result = if durable { disk.note_durable_write(result) } else { result };
+        let result = match durable {
+            true => disk.note_durable_write(offset + length, result),
+            false => result,
+        };
         if let Err(error) = result {
             return Some(Err(Errno::of(&error)));
         }

@@ -151,7 +151,7 @@ mod tests {
     #[test]
     fn a_connection_is_within_a_write_only_until_all_of_it_is_there() {
         let disks =
-            Disks::new(&[DiskExport::new("disk", DiskKind::Memory(1 << 20))], None).unwrap();
+            Disks::new(&[DiskExport::new("disk", DiskKind::Memory(1 << 20))], 4096, None).unwrap();
         let (export, disk) = (disks.find(b"").unwrap(), disks.disk(b"").unwrap());
         let receiver =
             Receiver::new(Agreement { export, form: Form::Simple, contexts: Vec::new() });

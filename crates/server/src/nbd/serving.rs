@@ -271,7 +271,8 @@ impl Handler for Serving<'_> {
             return false;
         };
         if durable {
-            result = self.disk.note_durable_write(result);
+            let end = request.offset + request.length;
+            result = self.disk.note_durable_write(end, result);
         }
         self.charge(request.length);
         let replying = Replying::to(request, self.form);

@@ -61,6 +61,26 @@ fn who_needs_order_gets_it() {
     assert_eq!(client.chunks().unwrap(), [Chunk::Error(EOVERFLOW, None)]);
 }
 
+/// The protocol allows no server that has DF to refuse it for so little.
+#[test]
+fn a_server_of_short_fragments_does_not_offer_to_send_reads_whole() {
+    const SEND_DF: u16 = 1 << 7;
+    let disk = Gated::new(1 << 20);
+    for (fragment, has) in [(16 << 10, false), (64 << 10, true)] {
+        let kind = DiskKind::Own(OwnStore(disk.clone()));
+        let world = World::with(kind, |config| config.fragment_bytes = fragment);
+        let mut client = world.client(Form::Structured);
+        assert_eq!(client.flags & SEND_DF != 0, has);
+        client.request(READ, DF, 9, 0, 64 << 10);
+        let chunks = client.chunks().unwrap();
+        const EINVAL: u32 = 22;
+        match has {
+            true => assert!(matches!(chunks[..], [Chunk::Data(0, _)])),
+            false => assert_eq!(chunks, [Chunk::Error(EINVAL, None)]),
+        }
+    }
+}
+
 /// Simple replies never mix, whatever the order in which fragments land and whatever else is answered.
 #[test]
 fn simple_replies_do_not_mix() {

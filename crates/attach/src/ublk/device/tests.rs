@@ -123,3 +123,17 @@ fn a_queue_that_fetches_after_a_stop_is_stopped_as_well() {
         });
     });
 }
+
+#[test]
+fn a_device_is_told_from_a_later_one_of_its_number() {
+    let place = tempfile::tempdir().unwrap();
+    let [path, later] = ["ublkc0", "later"].map(|name| place.path().join(name));
+    let of = |path: &std::path::Path| identity(path.to_str().unwrap());
+    assert_eq!(of(&path), Err(rustix::io::Errno::NOENT));
+    std::fs::write(&path, "").unwrap();
+    let first = of(&path).unwrap();
+    assert_eq!(of(&path), Ok(first.clone()));
+    std::fs::write(&later, "").unwrap();
+    std::fs::rename(&later, &path).unwrap();
+    assert_ne!(of(&path), Ok(first));
+}
