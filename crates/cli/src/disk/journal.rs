@@ -5,6 +5,7 @@ use crate::report::{Failure, Outcome};
 use rustix::fs::FlockOperation;
 use std::fs::File;
 use std::io::{self, BufReader, Seek, SeekFrom, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use towline_client::Errno;
 
@@ -71,12 +72,27 @@ impl Journal {
             std::fs::create_dir_all(directory)?;
             File::options().read(true).write(true).create(true).truncate(false).open(&path)
         };
-        let file = open().map_err(|error| Failure::from(error).about(path.display()))?;
-        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(Self { path, file }),
-            Err(rustix::io::Errno::WOULDBLOCK) => Err(Failure::from(Errno::EBUSY)
-                .about("another copy between these two disks is running")),
-            Err(error) => Err(Failure::from(error).about(path.display())),
+        Self::lock(path.clone(), open)
+    }
+
+    /// Locks the journal of this path, which `open` opens.
+    fn lock(path: PathBuf, open: impl Fn() -> io::Result<File>) -> Outcome<Self> {
+        let failed = |error: io::Error| Failure::from(error).about(path.display());
+        loop {
+            let file = open().map_err(failed)?;
+            match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => {}
+                Err(rustix::io::Errno::WOULDBLOCK) => {
+                    return Err(Failure::from(Errno::EBUSY)
+                        .about("another copy between these two disks is running"));
+                }
+                Err(error) => return Err(failed(error.into())),
+            }
+            // A copy that ended meanwhile has removed its journal: a lock on that one keeps nobody out.
+            let locked = file.metadata().map_err(failed)?.ino();
+            if std::fs::metadata(&path).is_ok_and(|there| there.ino() == locked) {
+                return Ok(Self { path, file });
+            }
         }
     }
 
@@ -146,6 +162,7 @@ impl Drop for Journal {
 mod tests {
     use super::Journal;
     use crate::disk::noted::{Left, Piece, Stamp, Title};
+    use std::fs::File;
     use std::io::Write;
 
     #[test]
@@ -193,5 +210,27 @@ mod tests {
         assert!(!journal.path.exists() && own.path.exists());
         own.remove();
         assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_journal_that_another_copy_removed_meanwhile_is_not_used() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("journal");
+        let other = std::cell::RefCell::new(None);
+        let opens = || {
+            let file =
+                File::options().read(true).write(true).create(true).truncate(false).open(&path)?;
+            // The other copy ends between the opening and the lock.
+            drop(other.take());
+            Ok(file)
+        };
+        let first = Journal::lock(path.clone(), opens).unwrap();
+        other.replace(Some(first));
+        let journal = Journal::lock(path.clone(), opens).unwrap();
+        assert!(path.exists());
+        let complaint = Journal::lock(path.clone(), opens).unwrap_err().to_string();
+        assert!(complaint.contains("another copy"), "{complaint}");
+        drop(journal);
+        assert!(!path.exists());
     }
 }
