@@ -2,9 +2,12 @@
 
 use super::noted::{Left, Piece, Stamp, Title, is_to, line};
 use crate::report::{Failure, Outcome};
+use crate::text::escaped;
 use rustix::fs::FlockOperation;
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, BufReader, Seek, SeekFrom, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use towline_client::Errno;
@@ -25,11 +28,12 @@ fn directory() -> Option<PathBuf> {
 }
 
 /// Makes a local name absolute, so that it is the same from any working directory.
-pub(super) fn full_name(text: &str) -> String {
-    if text.contains("://") {
+pub(super) fn full_name(name: &OsStr) -> String {
+    if let Some(text) = name.to_str().filter(|text| text.contains("://")) {
         return text.to_owned();
     }
-    std::path::absolute(text).map_or(text.to_owned(), |path| path.to_string_lossy().into_owned())
+    let path = std::path::absolute(name);
+    escaped(path.as_ref().map_or(name, |path| path.as_os_str()).as_bytes())
 }
 
 /// Removes the journals of other copies to this target, which is about to be overwritten. `own` is the journal
@@ -162,8 +166,10 @@ impl Drop for Journal {
 mod tests {
     use super::Journal;
     use crate::disk::noted::{Left, Piece, Stamp, Title};
+    use std::ffi::OsStr;
     use std::fs::File;
     use std::io::Write;
+    use std::os::unix::ffi::OsStrExt;
 
     #[test]
     fn only_the_same_copy_is_continued_and_torn_lines_do_not_count() {
@@ -232,5 +238,13 @@ mod tests {
         assert!(complaint.contains("another copy"), "{complaint}");
         drop(journal);
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn paths_that_are_not_text_have_names_of_their_own() {
+        let name = |bytes: &[u8]| super::full_name(OsStr::from_bytes(bytes));
+        assert_eq!(name(b"/a/b"), "/a/b");
+        assert_ne!(name(b"/\xff"), name(b"/\xfe"));
+        assert_ne!(name(b"/\xff"), name(b"/\\xff"));
     }
 }
