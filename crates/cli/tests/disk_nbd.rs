@@ -46,8 +46,14 @@ fn start(program: &str, arguments: &[&str], socket: &Path) -> Running {
     let child = command.args(arguments).stdin(Stdio::null()).stdout(Stdio::null());
     let mut running = Running(child.spawn().unwrap());
     let end = Instant::now() + Duration::from_secs(60);
-    // Do not try to connect: some of the servers serve only one connection.
-    while !socket.exists() {
+    // Do not try to connect: some of the servers serve only one connection. A socket has its name before it
+    // listens, which the kernel shows as a flag.
+    let listens = || {
+        let all = std::fs::read_to_string("/proc/net/unix").unwrap();
+        let path = format!(" {}", socket.display());
+        all.lines().any(|line| line.ends_with(&path) && line.contains(" 00010000 "))
+    };
+    while !listens() {
         assert!(Instant::now() < end, "{program} does not listen after a minute");
         assert!(running.0.try_wait().unwrap().is_none(), "{program} ended");
         std::thread::sleep(Duration::from_millis(10));
