@@ -427,6 +427,10 @@ fn a_copy_that_was_killed_goes_on() {
     let running = start();
     let busy = place.disk(&["copy", &from, &target]).unwrap_err();
     assert!(busy.contains("another copy between"), "{busy}");
+    // A copy of another disk to this target is refused, too, and takes away nothing that this one needs.
+    let another = place.full("another", MIB);
+    let busy = place.disk(&["copy", &another, &target]).unwrap_err();
+    assert!(busy.contains("copied to, as a disk"), "{busy}");
     drop(running);
     assert!(!same(&served, &target));
     // A copied piece changes unnoticed. NBD cannot report that, but the checksums reveal it.

@@ -2,7 +2,7 @@
 
 use super::end::{End, Named};
 use super::journal::{Journal, forget_others, full_name};
-use super::noted::{Left, Piece, Title};
+use super::noted::{Left, Piece, Stamp, Title};
 use super::pieces::Plan;
 use super::stream::Output;
 use super::transfer::{Earlier, Source, Target, Transfer};
@@ -212,23 +212,22 @@ fn prepare(
         forget_others(journal.as_ref(), &end.place()?)?;
         return Ok(Prepared { target: Target::Disk { end, is_new: false }, journal, earlier });
     }
-    // First, so that a target that cannot be opened costs an earlier copy nothing.
-    let disk = if is_new { None } else { Some(open()?) };
-    // Before the target is emptied, so that a copy that is killed right after that cannot be resumed.
-    if let Some(journal) = &mut journal {
-        journal.clear()?;
-    }
-    if let Some(place) = place {
-        forget_others(journal.as_ref(), &place)?;
-    }
-    let end = match disk {
-        Some(end) => end,
-        // The length of a stream is unknown, so the file grows with it.
-        None => End::create(name, source.map_or(0, End::size))?,
+    // Before the target is emptied, so that a copy that is killed right after that cannot be resumed. But only
+    // once the target is open, so that one that cannot be opened costs an earlier copy nothing.
+    let mut forget = |place: Option<&Stamp>| -> Outcome<()> {
+        if let Some(journal) = &mut journal {
+            journal.clear()?;
+        }
+        place.map_or(Ok(()), |place| forget_others(journal.as_ref(), place))
     };
-    if !is_new {
-        forget_others(journal.as_ref(), &end.place()?)?;
-    }
+    let end = if is_new {
+        // The length of a stream is unknown, so the file grows with it.
+        End::create(name, source.map_or(0, End::size), || forget(place.as_ref()))?
+    } else {
+        let end = open()?;
+        forget(Some(&end.place()?))?;
+        end
+    };
     if let (Some(journal), Some(title)) = (&mut journal, title(&end)?) {
         journal.begin(&title, &[])?;
     }

@@ -134,8 +134,12 @@ impl End {
     }
 
     /// Creates or empties a local file of this length, all holes. Refuses a file that is in use as a disk,
-    /// under any name.
-    pub(super) fn create(name: &OsStr, size: u64) -> Outcome<Self> {
+    /// under any name. Calls `before` when nothing can refuse it any more, before the file is emptied.
+    pub(super) fn create(
+        name: &OsStr,
+        size: u64,
+        before: impl FnOnce() -> Outcome<()>,
+    ) -> Outcome<Self> {
         let make = || -> Outcome<()> {
             let file = File::options().write(true).create(true).truncate(false).open(name)?;
             let lock = FlockOperation::NonBlockingLockExclusive;
@@ -144,6 +148,7 @@ impl End {
                     Failure::from(Errno::EBUSY).with("it is served, or copied to, as a disk")
                 );
             }
+            before()?;
             file.set_len(0)?;
             Ok(file.set_len(size)?)
         };
