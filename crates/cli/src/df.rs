@@ -45,7 +45,13 @@ pub(crate) fn run(args: &Args) -> ExitCode {
     for text in &args.urls {
         for url in report.check(text, exports(&remotes, text)).unwrap_or_default() {
             let shown = url.to_string();
-            let found = remotes.place_of(&url).and_then(|place| Ok(place.base.stat_fs()?));
+            let found = remotes.place_of(&url).and_then(|place| {
+                // The space is that of the whole export, but a path that leads nowhere is a mistake.
+                if !url.path.is_empty() {
+                    place.base.stat_path(place.path(), true)?;
+                }
+                Ok(place.base.stat_fs()?)
+            });
             rows.extend(report.check(&shown, found).map(|statfs| (shown, statfs)));
         }
     }

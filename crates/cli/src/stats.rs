@@ -2,6 +2,7 @@
 
 use crate::remote::Remotes;
 use crate::report::{Failure, Outcome, Report};
+use crate::text::on_one_line;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -194,15 +195,17 @@ fn figure(number: f64) -> String {
     format!("{number:.*}", decimals as usize)
 }
 
-/// Aligns names to the left and figures to the right.
+/// Aligns names to the left and figures to the right. Escapes control characters: the server chooses the names.
 fn aligned(rows: &[Vec<String>]) -> String {
+    let escaped = |row: &Vec<String>| row.iter().map(|cell| on_one_line(cell)).collect();
+    let rows: Vec<Vec<String>> = rows.iter().map(escaped).collect();
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| {
         rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.len()).max().unwrap_or(0)
     };
     let widths: Vec<usize> = (0..columns).map(width).collect();
     let mut text = String::new();
-    for row in rows {
+    for row in &rows {
         for (column, (cell, width)) in row.iter().zip(&widths).enumerate() {
             let cell = match column {
                 0 => format!("{cell:<width$}"),
@@ -250,6 +253,16 @@ mod tests {
         let before = Numbers::from([("counters.requests".to_owned(), 10.0)]);
         let text = found.tables(Some((Duration::from_secs(2), &before)));
         assert!(text.contains("30  10/s\n"), "{text}");
+    }
+
+    #[test]
+    fn a_server_cannot_upset_a_terminal() {
+        let upset = "a\u{1b}[2J\n";
+        let found =
+            Found::of(&json!({ upset: { upset: 1, "s": upset, "t": { "p50": 1, upset: 2 } } }));
+        let text = found.tables(None);
+        assert_eq!(text.matches("a\\u{1b}[2J\\n").count(), 6, "{text}");
+        assert!(!text.contains('\u{1b}') && text.lines().count() == 5, "{text}");
     }
 
     #[test]

@@ -356,6 +356,8 @@ fn servers_are_described() {
     let space = text(&["df", &world.url("")]);
     assert_eq!(space.lines().count(), 5, "{space}");
     assert!(text(&["df", "-h", &world.url("mem")]).contains("256M"));
+    let complaint = bad(1, &["df", &world.url("mem/none")]);
+    assert!(complaint.ends_with("/mem/none: no such file or directory\n"), "{complaint}");
     assert!(text(&["df", "-i", &world.url("mem")]).starts_with("Inodes") || space.contains("1K"));
     let stats = text(&["stats", &world.url("")]);
     assert!(stats.contains("engine") && stats.contains("T_server"), "{stats}");

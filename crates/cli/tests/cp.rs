@@ -324,8 +324,13 @@ fn a_directory_is_not_copied_into_itself_without_end() {
     // The same directory, locally and remotely.
     fs::create_dir_all(world.local("served/c/d")).unwrap();
     let source = world.local("served/c");
-    good(&["cp", "-r", source.to_str().unwrap(), &world.url("dir/c/new")]);
-    assert_eq!(names(&world.local("served/c/new")), ["d"]);
+    fs::write(source.join("file"), "").unwrap();
+    for (source, new) in [(source.to_str().unwrap(), "new"), (&world.url("dir/c"), "other")] {
+        let complaint = bad(1, &["cp", "-r", source, &world.url(&format!("dir/c/{new}"))]);
+        assert!(complaint.contains("into itself"), "{complaint}");
+        let copied = names(&world.local(&format!("served/c/{new}")));
+        assert!(copied.contains(&"file".to_owned()) && !copied.contains(&new.to_owned()));
+    }
     // Enough files that the target is filled before it is found in the source.
     (0..2000).for_each(|n| fs::write(source.join(n.to_string()), "").unwrap());
     for source in [source.to_str().unwrap(), &world.through("unix", "dir/c")] {

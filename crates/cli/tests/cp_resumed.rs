@@ -6,6 +6,7 @@ mod support;
 use rustix::fs::XattrFlags;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use support::{TOWLINE, World, good, have, names, noise, set_mode, wait_until};
@@ -239,7 +240,7 @@ fn what_could_not_be_made_durable_is_not_gone_on_with() {
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
-    wait_until("the server listens", || socket.exists());
+    wait_until("the server listens", || UnixStream::connect(&socket).is_ok());
     // On one thread, since strace counts the calls of each for itself.
     let copied = Command::new("strace")
         .args(["-f", "-o", "/dev/null", "-e", "trace=clone,clone3,fdatasync"])

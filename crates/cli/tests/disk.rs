@@ -4,8 +4,10 @@
 mod support;
 
 use serde_json::Value;
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{Read, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
@@ -388,6 +390,24 @@ fn streams_come_and_go_in_order() {
 }
 
 #[test]
+fn the_path_of_a_local_disk_may_be_any_bytes() {
+    let place = Place::new();
+    let path = |name: &[u8]| place.0.path().join(OsStr::from_bytes(name));
+    let (one, other) = (path(b"\xff"), path(b"\xfe"));
+    std::fs::rename(place.sparse("local", 20 * MIB), &one).unwrap();
+    let done = |arguments: &[&OsStr]| {
+        let output = place.command(&[]).args(arguments).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        output.stdout
+    };
+    for command in ["info", "map"] {
+        assert!(!done(&[command.as_ref(), one.as_ref()]).is_empty());
+    }
+    done(&["copy".as_ref(), "--verify".as_ref(), one.as_ref(), other.as_ref()]);
+    assert!(std::fs::read(&one).unwrap() == std::fs::read(&other).unwrap());
+}
+
+#[test]
 fn a_copy_that_was_killed_goes_on() {
     let place = Place::new();
     let size = 48 * MIB;
@@ -407,6 +427,10 @@ fn a_copy_that_was_killed_goes_on() {
     let running = start();
     let busy = place.disk(&["copy", &from, &target]).unwrap_err();
     assert!(busy.contains("another copy between"), "{busy}");
+    // A copy of another disk to this target is refused, too, and takes away nothing that this one needs.
+    let another = place.full("another", MIB);
+    let busy = place.disk(&["copy", &another, &target]).unwrap_err();
+    assert!(busy.contains("copied to, as a disk"), "{busy}");
     drop(running);
     assert!(!same(&served, &target));
     // A copied piece changes unnoticed. NBD cannot report that, but the checksums reveal it.

@@ -6,6 +6,7 @@ mod support;
 use serde_json::Value;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use support::{TOWLINE, have, wait_until};
@@ -40,7 +41,7 @@ impl Place {
         let mut command = Command::new(TOWLINE);
         command.args(["serve", "--disk", &disk, "--listen", &listen]).stderr(Stdio::null());
         let server = Running(command.spawn().unwrap());
-        wait_until("the server listens", || path("socket").exists());
+        wait_until("the server listens", || UnixStream::connect(path("socket")).is_ok());
         Self { directory, _server: server }
     }
 
@@ -171,7 +172,7 @@ fn a_target_that_cannot_be_reached_costs_no_progress() {
         let mut command = Command::new(TOWLINE);
         command.args(["serve", "--disk", &disk, "--listen", &listen]).stderr(Stdio::null());
         let server = Running(command.spawn().unwrap());
-        wait_until("the server listens", || path("socket").exists());
+        wait_until("the server listens", || UnixStream::connect(path("socket")).is_ok());
         server
     };
     let copy = |resume: bool| {

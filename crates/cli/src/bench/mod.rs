@@ -44,6 +44,10 @@ the scheduler, they land on one processor or on two, and that alone changes the 
 
 Exit status: 0 measured, 1 an operation failed, 2 wrong usage.";
 
+/// Seconds that `bench file` and `bench net` may take. Nothing can be measured in no time, and more than a day
+/// is a mistake.
+const SECS: std::ops::RangeInclusive<f64> = 0.001..=86_400.0;
+
 /// Arguments of `bench`.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]

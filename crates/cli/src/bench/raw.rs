@@ -4,6 +4,7 @@
 //! The process that runs the measurement is the near end. It starts the same program again as the far end,
 //! which inherits its socket or memory as standard input.
 
+use super::SECS;
 use super::processor::{self, Pinned, end_with_parent};
 use super::result::{Measured, summary};
 use super::shared::{self, End};
@@ -119,8 +120,8 @@ impl Args {
         if !(piece..=1 << 30).contains(&self.into) || !self.into.is_multiple_of(piece) {
             return Err("--into: expected a multiple of 256K, up to 1G".into());
         }
-        if !(0.0..=86_400.0).contains(&self.secs) {
-            return Err("--secs: expected 0 to 86400".into());
+        if !SECS.contains(&self.secs) {
+            return Err("--secs: expected 0.001 to 86400".into());
         }
         if !matches!(self.pin.len(), 0 | 2) {
             return Err("--pin: expected two processors, NEAR,FAR".into());
@@ -347,6 +348,7 @@ mod tests {
             ("x --stream --into 300K", false),
             ("x --reply 0", false),
             ("x --secs nan", false),
+            ("x --secs 0", false),
         ] {
             let args = Line::parse_from(line.split(' ')).args;
             assert_eq!(args.check().is_ok(), sense, "{line}");

@@ -196,10 +196,8 @@ impl<'a> Tree<'a> {
         if self.is_target(&source, &job.status)? {
             return Err(Failure::new("this directory is the target: cannot copy it into itself"));
         }
-        let follow = job.status.is_followed;
-        let source = source.shortened(follow)?;
-        // Before the target is made, since that may lie inside the source.
-        let listed = source.list(follow)?;
+        let source_follow = job.status.is_followed;
+        let source = source.shortened(source_follow)?;
         let wanted = &self.files.wanted;
         let new = match target.make_directory(wanted.mode(&job.status.attr, None) | 0o700) {
             Ok(()) => true,
@@ -227,6 +225,18 @@ impl<'a> Tree<'a> {
                 closed = target.set_attr(&open).is_ok().then_some(bits);
             }
         }
+        let made_in = new.then(|| job.parent.clone());
+        // A new directory inherits the default list of its parent.
+        let parent = made_in.clone().unwrap_or_default();
+        locked(&self.directories).push(Directory {
+            source: source.clone(),
+            target: target.clone(),
+            status: job.status,
+            mode: closed,
+            made_in,
+        });
+        // Only now, so that a target inside the source is listed, too: then it is found and told.
+        let listed = source.list(source_follow)?;
         let mut there: HashMap<_, _> = if self.files.resume && !new {
             let names = target.list(follow).map_err(|f| f.about(&target))?;
             self.remove_parts(&target, &listed, &names)?;
@@ -235,17 +245,6 @@ impl<'a> Tree<'a> {
             HashMap::new()
         };
         let known = new || self.files.resume;
-        let status = job.status;
-        let made_in = new.then(|| job.parent.clone());
-        // A new directory inherits the default list of its parent.
-        let parent = made_in.clone().unwrap_or_default();
-        locked(&self.directories).push(Directory {
-            source: source.clone(),
-            target: target.clone(),
-            status,
-            mode: closed,
-            made_in,
-        });
         let (source, target) = (Arc::new(source), Arc::new(target));
         let parts: HashSet<_> =
             listed.iter().map(|e| &e.name).filter(|n| part::is_part(n)).cloned().collect();

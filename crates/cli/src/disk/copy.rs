@@ -1,8 +1,8 @@
 //! `towline disk copy`: opens source and target, and resumes interrupted copies.
 
-use super::end::End;
+use super::end::{End, Named};
 use super::journal::{Journal, forget_others, full_name};
-use super::noted::{Left, Piece, Title};
+use super::noted::{Left, Piece, Stamp, Title};
 use super::pieces::Plan;
 use super::stream::Output;
 use super::transfer::{Earlier, Source, Target, Transfer};
@@ -11,10 +11,10 @@ use crate::progress::Progress;
 use crate::remote::Remotes;
 use crate::report::{Failure, Outcome, Report};
 use serde_json::json;
+use std::ffi::{OsStr, OsString};
 use std::sync::Mutex;
 use std::time::Instant;
-use towline_attach::nbd;
-use towline_client::{Errno, Url};
+use towline_client::Errno;
 
 /// Name of standard input and of standard output.
 const STREAM: &str = "-";
@@ -42,9 +42,9 @@ pub(super) struct Args {
         value_parser = clap::value_parser!(u16).range(1..=64))]
     jobs: u16,
     /// A disk, or - for standard input.
-    pub(super) source: String,
+    pub(super) source: OsString,
     /// A disk, or - for standard output.
-    target: String,
+    target: OsString,
 }
 
 /// Runs the command.
@@ -55,14 +55,16 @@ pub(super) fn run(args: &Args, remotes: &Remotes, report: &Report) -> Outcome<St
     if let Some(bar) = progress.bar() {
         report.print_above(bar);
     }
-    let source = match args.source.as_str() {
-        STREAM => None,
+    let source = match &args.source {
+        name if name == STREAM => None,
         name => Some(End::open(remotes, name, false, args.verify)?),
     };
     progress.found(0, source.as_ref().map_or(0, End::size));
     let stamp = source.as_ref().map(End::stamp).transpose()?;
-    let Prepared { target, journal, earlier } = match args.target.as_str() {
-        STREAM => Prepared { target: Target::Output(Output::default()), ..Prepared::default() },
+    let Prepared { target, journal, earlier } = match &args.target {
+        name if name == STREAM => {
+            Prepared { target: Target::Output(Output::default()), ..Prepared::default() }
+        }
         _ => prepare(args, remotes, report, source.as_ref())?,
     };
     let from = match source {
@@ -98,7 +100,7 @@ pub(super) fn run(args: &Args, remotes: &Remotes, report: &Report) -> Outcome<St
 }
 
 fn check(args: &Args) -> Outcome<()> {
-    let streams = [&args.source, &args.target].iter().any(|name| *name == STREAM);
+    let streams = args.source == STREAM || args.target == STREAM;
     if args.resume && streams {
         return Err(Failure::new("a stream cannot be resumed: --resume needs two disks"));
     }
@@ -132,13 +134,10 @@ struct Prepared {
     earlier: Earlier,
 }
 
-fn is_url(name: &str) -> bool {
-    Url::looks_like(name) || nbd::Source::looks_like(name)
-}
-
 /// Returns true if the name is that of a local file, existing or to be created.
-fn is_file(name: &str) -> bool {
-    !is_url(name) && std::fs::metadata(name).ok().is_none_or(|found| found.is_file())
+fn is_file(name: &OsStr) -> bool {
+    matches!(Named::of(name), Named::File(path)
+        if std::fs::metadata(path).ok().is_none_or(|found| found.is_file()))
 }
 
 fn prepare(
@@ -173,7 +172,7 @@ fn prepare(
                     "{} bytes are not enough for {needed}",
                     end.size()
                 ))
-                .about(name));
+                .about(name.display()));
             }
         }
         Ok(end)
@@ -213,23 +212,22 @@ fn prepare(
         forget_others(journal.as_ref(), &end.place()?)?;
         return Ok(Prepared { target: Target::Disk { end, is_new: false }, journal, earlier });
     }
-    // First, so that a target that cannot be opened costs an earlier copy nothing.
-    let disk = if is_new { None } else { Some(open()?) };
-    // Before the target is emptied, so that a copy that is killed right after that cannot be resumed.
-    if let Some(journal) = &mut journal {
-        journal.clear()?;
-    }
-    if let Some(place) = place {
-        forget_others(journal.as_ref(), &place)?;
-    }
-    let end = match disk {
-        Some(end) => end,
-        // The length of a stream is unknown, so the file grows with it.
-        None => End::create(name, source.map_or(0, End::size))?,
+    // Before the target is emptied, so that a copy that is killed right after that cannot be resumed. But only
+    // once the target is open, so that one that cannot be opened costs an earlier copy nothing.
+    let mut forget = |place: Option<&Stamp>| -> Outcome<()> {
+        if let Some(journal) = &mut journal {
+            journal.clear()?;
+        }
+        place.map_or(Ok(()), |place| forget_others(journal.as_ref(), place))
     };
-    if !is_new {
-        forget_others(journal.as_ref(), &end.place()?)?;
-    }
+    let end = if is_new {
+        // The length of a stream is unknown, so the file grows with it.
+        End::create(name, source.map_or(0, End::size), || forget(place.as_ref()))?
+    } else {
+        let end = open()?;
+        forget(Some(&end.place()?))?;
+        end
+    };
     if let (Some(journal), Some(title)) = (&mut journal, title(&end)?) {
         journal.begin(&title, &[])?;
     }

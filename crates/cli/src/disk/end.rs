@@ -6,6 +6,7 @@ use crate::remote::{Remotes, no_disk};
 use crate::report::{Failure, Outcome};
 use crate::serve::parse_bytes;
 use rustix::fs::FlockOperation;
+use std::ffi::{OsStr, OsString};
 use std::fmt::Display;
 use std::fs::File;
 use std::io;
@@ -59,9 +60,30 @@ impl Content {
     }
 }
 
+/// What an argument that names a disk means.
+pub(super) enum Named<'a> {
+    /// A disk of a Towline server, by URL.
+    Towline(&'a str),
+    /// A disk of an NBD server, by URL.
+    Nbd(&'a str),
+    /// A local file or device. Its name may be any bytes.
+    File(&'a Path),
+}
+
+impl<'a> Named<'a> {
+    /// Tells URLs from paths.
+    pub(super) fn of(name: &'a OsStr) -> Self {
+        match name.to_str() {
+            Some(text) if Url::looks_like(text) => Self::Towline(text),
+            Some(text) if Source::looks_like(text) => Self::Nbd(text),
+            _ => Self::File(Path::new(name)),
+        }
+    }
+}
+
 /// A disk with blocking calls, for any thread.
 pub(super) struct End {
-    name: String,
+    name: OsString,
     /// It is written to, not only read.
     is_target: bool,
     kind: Kind,
@@ -80,59 +102,64 @@ impl End {
     /// protocol carries checksums.
     pub(super) fn open(
         remotes: &Remotes,
-        text: &str,
+        name: &OsStr,
         writes: bool,
         checksums: bool,
     ) -> Outcome<Self> {
-        let kind = if Url::looks_like(text) {
-            Kind::Remote(remote(remotes, text)?.with_checksums(checksums))
-        } else if Source::looks_like(text) {
-            let source = Source::parse(text).map_err(Failure::new)?;
-            let patience = if writes { None } else { Some(PATIENCE) };
-            let first = Caller::connect(&source, patience);
-            let mut callers = vec![first.map_err(|error| failed(&source, &error))?];
-            while callers.len() < CONNECTIONS {
-                match callers[0].beside(&source, patience) {
-                    Ok(another) => callers.push(another),
-                    Err(error) => {
-                        log::info!("{} connections are enough: {error}", callers.len());
-                        break;
+        let kind = match Named::of(name) {
+            Named::Towline(text) => Kind::Remote(remote(remotes, text)?.with_checksums(checksums)),
+            Named::Nbd(text) => {
+                let source = Source::parse(text).map_err(Failure::new)?;
+                let patience = if writes { None } else { Some(PATIENCE) };
+                let first = Caller::connect(&source, patience);
+                let mut callers = vec![first.map_err(|error| failed(&source, &error))?];
+                while callers.len() < CONNECTIONS {
+                    match callers[0].beside(&source, patience) {
+                        Ok(another) => callers.push(another),
+                        Err(error) => {
+                            log::info!("{} connections are enough: {error}", callers.len());
+                            break;
+                        }
                     }
                 }
+                Kind::Nbd(callers)
             }
-            Kind::Nbd(callers)
-        } else {
-            Kind::Local(local(text, writes)?, Mutex::default())
+            Named::File(path) => Kind::Local(local(path, writes)?, Mutex::default()),
         };
-        let end = Self { name: text.to_owned(), is_target: writes, kind };
+        let end = Self { name: name.to_owned(), is_target: writes, kind };
         if writes && end.is_read_only() {
-            return Err(Failure::from(Errno::EROFS).about(text));
+            return Err(Failure::from(Errno::EROFS).about(name.display()));
         }
         Ok(end)
     }
 
     /// Creates or empties a local file of this length, all holes. Refuses a file that is in use as a disk,
-    /// under any name.
-    pub(super) fn create(text: &str, size: u64) -> Outcome<Self> {
+    /// under any name. Calls `before` when nothing can refuse it any more, before the file is emptied.
+    pub(super) fn create(
+        name: &OsStr,
+        size: u64,
+        before: impl FnOnce() -> Outcome<()>,
+    ) -> Outcome<Self> {
         let make = || -> Outcome<()> {
-            let file = File::options().write(true).create(true).truncate(false).open(text)?;
+            let file = File::options().write(true).create(true).truncate(false).open(name)?;
             let lock = FlockOperation::NonBlockingLockExclusive;
             if rustix::fs::flock(&file, lock) == Err(rustix::io::Errno::WOULDBLOCK) {
                 return Err(
                     Failure::from(Errno::EBUSY).with("it is served, or copied to, as a disk")
                 );
             }
+            before()?;
             file.set_len(0)?;
             Ok(file.set_len(size)?)
         };
-        make().map_err(|failure| failure.about(text))?;
-        let kind = Kind::Local(local(text, true)?, Mutex::default());
-        Ok(Self { name: text.to_owned(), is_target: true, kind })
+        make().map_err(|failure| failure.about(name.display()))?;
+        let kind = Kind::Local(local(Path::new(name), true)?, Mutex::default());
+        Ok(Self { name: name.to_owned(), is_target: true, kind })
     }
 
-    /// Returns the name that the user gave.
-    pub(super) fn name(&self) -> &str {
-        &self.name
+    /// Returns the name that the user gave, for messages.
+    pub(super) fn name(&self) -> impl Display {
+        self.name.display()
     }
 
     /// Returns the size in bytes.
@@ -167,7 +194,7 @@ impl End {
     }
 
     fn at<T>(&self, what: &str, offset: u64, result: Outcome<T>) -> Outcome<T> {
-        result.map_err(|failure| failure.about(format_args!("{}: {what} at {offset}", self.name)))
+        result.map_err(|failure| failure.about(format_args!("{}: {what} at {offset}", self.name())))
     }
 
     /// Explains why a call to an NBD server failed.
@@ -246,7 +273,7 @@ impl End {
             Kind::Nbd(callers) => callers[0].flush().map_err(|e| self.nbd(e)),
             Kind::Local(file, _) => file.flush().map_err(Failure::from),
         };
-        result.map_err(|failure| failure.about(format_args!("{}: flushing", self.name)))
+        result.map_err(|failure| failure.about(format_args!("{}: flushing", self.name())))
     }
 
     /// Extends a local file.
@@ -326,7 +353,7 @@ impl End {
             Kind::Nbd(_) => unsure("nbd".to_owned()),
             Kind::Local(..) => {
                 let found = std::fs::metadata(&self.name)
-                    .map_err(|error| Failure::from(error).about(&self.name))?;
+                    .map_err(|error| Failure::from(error).about(self.name()))?;
                 if found.file_type().is_block_device() {
                     return Ok(unsure(format!("device {}", found.rdev())));
                 }
@@ -433,17 +460,17 @@ pub(super) fn bare(object: impl Display, text: &str) -> Failure {
     Failure::new(text.strip_prefix(&format!("{object}: ")).unwrap_or(text))
 }
 
-fn local(text: &str, writes: bool) -> Outcome<Arc<FileDisk>> {
-    FileDisk::open(Path::new(text), CacheMode::Cached, !writes).map_err(|error| {
-        let kind = std::fs::metadata(text).map(|found| found.file_type());
+fn local(path: &Path, writes: bool) -> Outcome<Arc<FileDisk>> {
+    FileDisk::open(path, CacheMode::Cached, !writes).map_err(|error| {
+        let kind = std::fs::metadata(path).map(|found| found.file_type());
         let odd = kind.is_ok_and(|kind| !kind.is_file() && !kind.is_block_device());
-        let failure = Failure::from(error).about(text);
+        let failure = Failure::from(error).about(path.display());
         match failure.is(Errno::EBUSY) {
             true => failure.with("it is mounted or in use by another program"),
             false if odd => {
                 failure.with("neither a file nor a block device (`disk copy` has - for standard input and output)")
             }
-            false if text.contains("://") => failure.with(
+            false if path.to_str().is_some_and(|text| text.contains("://")) => failure.with(
                 "to name a disk of a server: towline://HOST/DISK, nbd://HOST/DISK, \
                  nbd+unix:///DISK?socket=PATH",
             ),
@@ -469,8 +496,7 @@ mod tests {
     fn a_file_with_its_old_time_or_its_old_inode_is_another() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("disk");
-        let text = path.to_str().unwrap();
-        let end = || End::open(&Remotes::default(), text, false, false).unwrap();
+        let end = || End::open(&Remotes::default(), path.as_ref(), false, false).unwrap();
         std::fs::write(&path, b"one").unwrap();
         let (stamp, place) = (end().stamp().unwrap(), end().place().unwrap());
         let file = File::options().write(true).open(&path).unwrap();
@@ -493,7 +519,7 @@ mod tests {
         let found = std::fs::read_dir("/sys/class/block").into_iter().flatten().flatten();
         let mut ends = found.filter_map(|device| {
             let path = format!("/dev/{}", device.file_name().to_str()?);
-            End::open(&Remotes::default(), &path, false, false).ok()
+            End::open(&Remotes::default(), path.as_ref(), false, false).ok()
         });
         let Some(device) = ends.next() else {
             return eprintln!("SKIPPED: no block device can be opened here");

@@ -1,12 +1,12 @@
 //! `towline disk info`.
 
-use super::end::{End, failed, remote};
+use super::end::{End, Named, failed, remote};
 use crate::remote::Remotes;
 use crate::report::{Failure, Outcome};
 use crate::text::{escaped, human};
 use serde_json::{Value, json};
+use std::ffi::OsString;
 use towline_attach::nbd::Source;
-use towline_client::Url;
 
 /// Arguments of `disk info`.
 #[derive(clap::Args)]
@@ -16,18 +16,19 @@ pub(super) struct Args {
     json: bool,
     /// A disk, or a Towline server for all of its disks.
     #[arg(value_name = "DISK")]
-    pub(super) disk: String,
+    pub(super) disk: OsString,
 }
 
 /// Runs the command.
 pub(super) fn run(args: &Args, remotes: &Remotes) -> Outcome<String> {
-    let rows = if Url::looks_like(&args.disk) {
-        towline(&args.disk, remotes)?
-    } else if Source::looks_like(&args.disk) {
-        vec![nbd(&args.disk)?]
-    } else {
-        let file = End::open(remotes, &args.disk, false, false)?;
-        vec![json!({"name": args.disk, "size": file.size(), "block_minimum": file.block()})]
+    let rows = match Named::of(&args.disk) {
+        Named::Towline(text) => towline(text, remotes)?,
+        Named::Nbd(text) => vec![nbd(text)?],
+        Named::File(path) => {
+            let file = End::open(remotes, &args.disk, false, false)?;
+            let name = path.to_string_lossy();
+            vec![json!({"name": name, "size": file.size(), "block_minimum": file.block()})]
+        }
     };
     let mut out = String::new();
     for row in rows {

@@ -2,9 +2,13 @@
 
 use super::noted::{Left, Piece, Stamp, Title, is_to, line};
 use crate::report::{Failure, Outcome};
+use crate::text::escaped;
 use rustix::fs::FlockOperation;
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, BufReader, Seek, SeekFrom, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use towline_client::Errno;
 
@@ -24,11 +28,12 @@ fn directory() -> Option<PathBuf> {
 }
 
 /// Makes a local name absolute, so that it is the same from any working directory.
-pub(super) fn full_name(text: &str) -> String {
-    if text.contains("://") {
+pub(super) fn full_name(name: &OsStr) -> String {
+    if let Some(text) = name.to_str().filter(|text| text.contains("://")) {
         return text.to_owned();
     }
-    std::path::absolute(text).map_or(text.to_owned(), |path| path.to_string_lossy().into_owned())
+    let path = std::path::absolute(name);
+    escaped(path.as_ref().map_or(name, |path| path.as_os_str()).as_bytes())
 }
 
 /// Removes the journals of other copies to this target, which is about to be overwritten. `own` is the journal
@@ -71,12 +76,27 @@ impl Journal {
             std::fs::create_dir_all(directory)?;
             File::options().read(true).write(true).create(true).truncate(false).open(&path)
         };
-        let file = open().map_err(|error| Failure::from(error).about(path.display()))?;
-        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(Self { path, file }),
-            Err(rustix::io::Errno::WOULDBLOCK) => Err(Failure::from(Errno::EBUSY)
-                .about("another copy between these two disks is running")),
-            Err(error) => Err(Failure::from(error).about(path.display())),
+        Self::lock(path.clone(), open)
+    }
+
+    /// Locks the journal of this path, which `open` opens.
+    fn lock(path: PathBuf, open: impl Fn() -> io::Result<File>) -> Outcome<Self> {
+        let failed = |error: io::Error| Failure::from(error).about(path.display());
+        loop {
+            let file = open().map_err(failed)?;
+            match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => {}
+                Err(rustix::io::Errno::WOULDBLOCK) => {
+                    return Err(Failure::from(Errno::EBUSY)
+                        .about("another copy between these two disks is running"));
+                }
+                Err(error) => return Err(failed(error.into())),
+            }
+            // A copy that ended meanwhile has removed its journal: a lock on that one keeps nobody out.
+            let locked = file.metadata().map_err(failed)?.ino();
+            if std::fs::metadata(&path).is_ok_and(|there| there.ino() == locked) {
+                return Ok(Self { path, file });
+            }
         }
     }
 
@@ -146,7 +166,10 @@ impl Drop for Journal {
 mod tests {
     use super::Journal;
     use crate::disk::noted::{Left, Piece, Stamp, Title};
+    use std::ffi::OsStr;
+    use std::fs::File;
     use std::io::Write;
+    use std::os::unix::ffi::OsStrExt;
 
     #[test]
     fn only_the_same_copy_is_continued_and_torn_lines_do_not_count() {
@@ -193,5 +216,35 @@ mod tests {
         assert!(!journal.path.exists() && own.path.exists());
         own.remove();
         assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_journal_that_another_copy_removed_meanwhile_is_not_used() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("journal");
+        let other = std::cell::RefCell::new(None);
+        let opens = || {
+            let file =
+                File::options().read(true).write(true).create(true).truncate(false).open(&path)?;
+            // The other copy ends between the opening and the lock.
+            drop(other.take());
+            Ok(file)
+        };
+        let first = Journal::lock(path.clone(), opens).unwrap();
+        other.replace(Some(first));
+        let journal = Journal::lock(path.clone(), opens).unwrap();
+        assert!(path.exists());
+        let complaint = Journal::lock(path.clone(), opens).unwrap_err().to_string();
+        assert!(complaint.contains("another copy"), "{complaint}");
+        drop(journal);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn paths_that_are_not_text_have_names_of_their_own() {
+        let name = |bytes: &[u8]| super::full_name(OsStr::from_bytes(bytes));
+        assert_eq!(name(b"/a/b"), "/a/b");
+        assert_ne!(name(b"/\xff"), name(b"/\xfe"));
+        assert_ne!(name(b"/\xff"), name(b"/\\xff"));
     }
 }

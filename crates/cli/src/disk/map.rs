@@ -1,13 +1,14 @@
 //! `towline disk map`.
 
-use super::end::{self, Content, End};
+use super::end::{self, Content, End, Named};
 use crate::remote::Remotes;
 use crate::report::{Failure, Outcome};
 use crate::text::human;
 use serde_json::json;
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::ops::Range;
-use towline_client::{ExtentKind, Url};
+use towline_client::ExtentKind;
 
 /// Arguments of `disk map`.
 #[derive(clap::Args)]
@@ -23,7 +24,7 @@ pub(super) struct Args {
     written: bool,
     /// A disk.
     #[arg(value_name = "DISK")]
-    pub(super) disk: String,
+    pub(super) disk: OsString,
 }
 
 /// Runs the command.
@@ -65,10 +66,10 @@ fn allocated(args: &Args, remotes: &Remotes) -> Outcome<Vec<(Range<u64>, &'stati
 }
 
 fn written(args: &Args, remotes: &Remotes) -> Outcome<Vec<(Range<u64>, &'static str)>> {
-    if !Url::looks_like(&args.disk) {
+    let Named::Towline(text) = Named::of(&args.disk) else {
         return Err(Failure::new("only a Towline server reports what was written"));
-    }
-    let disk = end::remote(remotes, &args.disk)?;
+    };
+    let disk = end::remote(remotes, text)?;
     let (mut rows, mut at): (Vec<(Range<u64>, _)>, u64) = (Vec::new(), 0);
     while at < disk.size() {
         for extent in disk.extents(at, disk.size() - at, ExtentKind::Written)? {

@@ -61,13 +61,13 @@ pub(crate) fn run(args: &Args) -> ExitCode {
     let report = Report::new("disk");
     let remotes = Remotes::default();
     let (object, done) = match &args.what {
-        What::Bench(args) => (&args.disk, bench::run(args)),
-        What::Copy(args) => (&args.source, copy::run(args, &remotes, &report)),
-        What::Info(args) => (&args.disk, info::run(args, &remotes)),
-        What::Map(args) => (&args.disk, map::run(args, &remotes)),
-        What::Resize(args) => (&args.disk, resize::run(args, &remotes)),
+        What::Bench(args) => (args.disk.as_ref(), bench::run(args)),
+        What::Copy(args) => (args.source.as_os_str(), copy::run(args, &remotes, &report)),
+        What::Info(args) => (args.disk.as_os_str(), info::run(args, &remotes)),
+        What::Map(args) => (args.disk.as_os_str(), map::run(args, &remotes)),
+        What::Resize(args) => (args.disk.as_ref(), resize::run(args, &remotes)),
     };
-    if let Some(text) = report.check(object, done) {
+    if let Some(text) = report.check(object.display(), done) {
         report.output(io::stdout().write_all(text.as_bytes()));
     }
     report.status()

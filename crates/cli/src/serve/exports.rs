@@ -25,8 +25,13 @@ pub(crate) fn parse_memory(text: &str) -> Result<Export, String> {
 /// Instead of the path there may be `mem:SIZE`, `stripe:CHUNK:PATH,PATH...` or
 /// `delay:SIZE:MICROSECONDS:BYTES` (bytes per second).
 pub(crate) fn parse_disk(text: impl AsRef<OsStr>) -> Result<DiskExport, String> {
-    let (name, parts) = split(text.as_ref())?;
-    let mut parts = parts.into_iter();
+    let (name, value) = named(text.as_ref())?;
+    disk(name, value)
+}
+
+/// Parses what is behind `NAME=` in the text that [`parse_disk`] takes.
+pub(crate) fn disk(name: &str, value: &[u8]) -> Result<DiskExport, String> {
+    let mut parts = split(value)?.into_iter();
     let first = parts.next().unwrap_or_default();
     let mut need = |what: &str| {
         let missing = || format!("no {what} after \"{}:\"", first.display());
@@ -54,7 +59,7 @@ pub(crate) fn parse_disk(text: impl AsRef<OsStr>) -> Result<DiskExport, String> 
         _ => DiskKind::File(PathBuf::from(&first), CacheMode::default()),
     };
     let options = parts.map(option).collect::<Result<Vec<_>, _>>()?;
-    let mut disk = DiskExport::new(&name, kind);
+    let mut disk = DiskExport::new(name, kind);
     let modes = |option: &&String| matches!(option.as_str(), "cached" | "direct" | "read-direct");
     if let Some(second) = options.iter().filter(modes).nth(1) {
         return Err(format!("option \":{second}\": only one mode can be given"));
@@ -124,13 +129,18 @@ fn option(part: OsString) -> Result<String, String> {
     part.into_string().map_err(|part| unknown(&part.to_string_lossy()))
 }
 
-/// Splits off the name, splits the rest at colons and removes escapes.
-fn split(text: &OsStr) -> Result<(String, Vec<OsString>), String> {
+/// Splits off the name.
+fn named(text: &OsStr) -> Result<(&str, &[u8]), String> {
     let text = text.as_bytes();
     let equals = text.iter().position(|byte| *byte == b'=').ok_or("expected NAME=...")?;
     let name = std::str::from_utf8(&text[..equals]).map_err(|_| "names of exports are UTF-8")?;
+    Ok((name, &text[equals + 1..]))
+}
+
+/// Splits a value at colons and removes escapes.
+fn split(value: &[u8]) -> Result<Vec<OsString>, String> {
     let (mut parts, mut part) = (Vec::new(), Vec::new());
-    let mut bytes = text[equals + 1..].iter().copied();
+    let mut bytes = value.iter().copied();
     while let Some(byte) = bytes.next() {
         match byte {
             b':' => parts.push(OsString::from_vec(std::mem::take(&mut part))),
@@ -139,7 +149,7 @@ fn split(text: &OsStr) -> Result<(String, Vec<OsString>), String> {
         }
     }
     parts.push(OsString::from_vec(part));
-    Ok((name.to_owned(), parts))
+    Ok(parts)
 }
 
 /// Parses an export of files; `kind` parses its value.
@@ -147,9 +157,10 @@ fn parse(
     text: &OsStr,
     kind: impl Fn(&OsStr) -> Result<ExportKind, String>,
 ) -> Result<Export, String> {
-    let (name, mut parts) = split(text)?;
+    let (name, value) = named(text)?;
+    let mut parts = split(value)?;
     let value = parts.remove(0);
-    let mut export = Export::new(&name, kind(&value)?);
+    let mut export = Export::new(name, kind(&value)?);
     for part in parts {
         let option = option(part)?;
         match option.split_once('=') {

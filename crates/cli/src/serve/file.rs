@@ -1,6 +1,6 @@
 //! The configuration file of a server.
 
-use super::exports::{parse_bytes, parse_disk};
+use super::exports::{self, parse_bytes};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::num::NonZeroU64;
@@ -92,7 +92,7 @@ pub(crate) fn parse(text: &str) -> Result<FileSettings, String> {
             (Some(path), None, None) => ExportKind::Directory(path),
             (None, Some(size), None) => ExportKind::Memory(parse_bytes(&size).map_err(wrong)?),
             (None, None, Some(disk)) => {
-                let mut disk = parse_disk(format!("{name}={disk}")).map_err(wrong)?;
+                let mut disk = exports::disk(&name, disk.as_bytes()).map_err(wrong)?;
                 disk.read_only |= export.read_only;
                 if limit.operations > 0 {
                     disk.limit.operations = limit.operations;
@@ -144,6 +144,7 @@ fn size_of(key: &str, text: Option<&str>) -> Result<Option<u64>, String> {
 mod tests {
     use super::parse;
     use std::path::Path;
+    use towline_server::{CacheMode, DiskKind};
 
     #[test]
     fn a_file_says_all_that_flags_say() {
@@ -163,6 +164,9 @@ mod tests {
         assert_eq!((read.disks[0].limit.operations, read.disks[0].limit.bytes), (100, 1 << 20));
         assert!(read.identity && read.no_root_squash && read.insecure && read.metrics.is_some());
         assert_eq!(read.state.as_deref(), Some(Path::new("/s")));
+        let named = parse("[export.\"a=b\"]\ndisk = \"/d=e\"\n").unwrap().disks.remove(0);
+        let path = DiskKind::File("/d=e".into(), CacheMode::Cached);
+        assert_eq!((named.name.as_str(), named.kind), ("a=b", path));
     }
 
     #[test]
