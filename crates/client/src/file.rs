@@ -423,12 +423,7 @@ impl File {
     pub fn close(mut self) -> Result<(), Error> {
         // CURRENT is no file's handle: it tells `drop` that there is nothing left to close.
         let handle = std::mem::replace(&mut self.handle, CURRENT);
-        let is_lost = self.core.state.lock().files.is_lost(handle);
-        match self.one(Request::Close { handle }, done) {
-            // It was closed when the server ended.
-            Err(Error::Errno(Errno::EBADF)) if is_lost => Ok(()),
-            closed => closed,
-        }
+        self.one(Request::Close { handle }, done)
     }
 }
 

@@ -252,6 +252,7 @@ fn a_read_only_export_refuses_every_change() {
     let setup = setup(EngineWish::Automatic);
     std::fs::write(setup.data.join("file"), b"kept").unwrap();
     std::fs::create_dir(setup.data.join("folder")).unwrap();
+    setup.client().attach(b"dir").unwrap().make_node(b"fifo", 0o010_666, 0).unwrap();
     for transport in &setup.transports {
         let client = connect(transport);
         let root = client.attach(b"ro").unwrap();
@@ -271,11 +272,17 @@ fn a_read_only_export_refuses_every_change() {
         let mut names: Vec<_> =
             root.list_all(false).unwrap().into_iter().map(|entry| entry.name).collect();
         names.sort();
-        assert_eq!(names, [b"file".to_vec(), b"folder".to_vec()]);
+        assert_eq!(names, [&b"fifo"[..], b"file", b"folder"]);
+        // Writing to a pipe does not change the export; the server leaves opening it to the client.
+        root.access(b"fifo", 2).unwrap();
+        assert_eq!(errno(root.open(b"fifo", WRITE, 0)), Errno::ENXIO);
         // Nor through another export of the same directory, which is writable.
         let writable = client.attach(b"dir").unwrap();
-        assert_eq!(errno(writable.rename(b"file", &root, b"moved", 0)), Errno::EROFS);
+        // As between a writable and a read-only mount of one file system.
+        assert_eq!(errno(writable.rename(b"file", &root, b"moved", 0)), Errno::EXDEV);
+        assert_eq!(errno(root.rename(b"file", &writable, b"moved", 0)), Errno::EXDEV);
         assert_eq!(errno(writable.link(b"file", false, &root, b"second")), Errno::EROFS);
+        assert_eq!(errno(root.link(b"file", false, &writable, b"second")), Errno::EXDEV);
         let (from, to) = (writable.open(b"file", 0, 0).unwrap(), root.open(b"file", 0, 0).unwrap());
         assert_eq!(errno(from.copy_range(0, &to, 10, 1)), Errno::EROFS);
     }

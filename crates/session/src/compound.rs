@@ -414,18 +414,24 @@ impl Compound {
     }
 
     /// On a read-only export, fails if the directory of a name that is to be removed or replaced is not
-    /// there: as on a read-only mount, this comes before `EROFS`.
-    fn check_directory(
+    /// there, and with `dots` if that name is `.` or `..`: as on a read-only mount, this comes before
+    /// `EROFS`.
+    fn check_name(
         &mut self,
         context: &Context<'_>,
         base: u64,
         path: &[u8],
+        dots: Errno,
     ) -> Result<(), Errno> {
         let opened = self.at(context, base)?;
-        if opened.terms.read_only {
-            names::locate(&*opened.store, context.caller, &opened.file, path)?;
+        if !opened.terms.read_only {
+            return Ok(());
         }
-        Ok(())
+        match names::locate(&*opened.store, context.caller, &opened.file, path)? {
+            None if path.is_empty() => Err(Errno::ENOENT),
+            None if !path.starts_with(b"/") => Err(dots),
+            _ => Ok(()),
+        }
     }
 
     /// Adds an open file to the session and makes it the current one.

@@ -3,6 +3,7 @@
 use crate::Error;
 use crate::borrow::Borrowed;
 use smallvec::SmallVec;
+use towline_wire::codec::Field;
 use towline_wire::reply::{self as encoded, parse_results};
 use towline_wire::{Errno, ProtocolError, Reply};
 
@@ -95,6 +96,14 @@ impl Outcome {
 
     fn check_data(&self) -> Result<(), Error> {
         self.failed.map_or(Ok(()), |errno| Err(errno.into()))
+    }
+
+    /// The outcome of a request of one operation that has nothing to return.
+    pub(super) fn done() -> Self {
+        let (mut this, mut results) = (Self::default(), Vec::new());
+        Reply::Done {}.encode(&mut results);
+        this.results.set(&results);
+        this
     }
 
     /// Returns the last result of a compound, or its failure.

@@ -11,7 +11,6 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use towline_net::{Counters, Input};
-use towline_wire::codec::Field;
 use towline_wire::hello::resumed;
 use towline_wire::limits::HEADER_BYTES;
 use towline_wire::reply::parse_results;
@@ -312,10 +311,7 @@ fn after_restart(
         _ => false,
     };
     if is_closed {
-        let mut results = Vec::new();
-        Reply::Done {}.encode(&mut results);
-        *outcome = Outcome::default();
-        outcome.results.set(&results);
+        *outcome = Outcome::done();
         return Some(Ok(()));
     }
     if let Some(error) = requests.first().and_then(|request| disks.failure(request)) {

@@ -3,7 +3,8 @@
 
 use super::completing::Completing;
 use super::{Buffer, Core, Messages, Outcome, Receiving, SlotRef, Wait};
-use crate::{Error, Options, Transport};
+use crate::{Error, File, Options, Transport};
+use std::collections::HashSet;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,7 +16,7 @@ use towline_net::address::Address;
 use towline_server::{Config, DiskExport, DiskKind, Export, ExportKind, Server};
 use towline_wire::limits::{FRAGMENT_BYTES_MAX, GRANTS_MAX, INLINE_BYTES_MAX};
 use towline_wire::request::{CURRENT, lock};
-use towline_wire::{Errno, Header, Kind, Reply, Request};
+use towline_wire::{Attr, Errno, Header, Kind, Reply, Request};
 
 fn connect() -> (Server, Arc<Core>) {
     let config = Config {
@@ -298,6 +299,29 @@ fn nothing_is_closed_that_a_request_under_way_needs() {
     });
     let state = core.state.lock();
     assert!(!state.files.knows(handle) && !state.disks.knows(1));
+}
+
+/// The close waits for a request under way. Meanwhile the server restarts, and the file cannot be
+/// opened again.
+#[test]
+fn a_file_lost_while_its_close_waits_is_closed() {
+    let (_server, core) = connect();
+    let handle = open(&core, b"file");
+    drop(core.call(&[Request::Close { handle }], &[], &mut []).unwrap());
+    core.remember_path(handle, b"mem", b"file", 2, 1); // as with a server that does not know it
+    let messages = {
+        let mut state = core.state.lock();
+        let request = Request::Stat { base: handle, flags: 0, path: b"" };
+        let slot = core.fill(&mut state, &[request], Buffer::none(), Buffer::none()).unwrap();
+        state.messages(&slot)
+    };
+    let file = File { core: core.clone(), handle, attr: Attr::default(), write_flags: 0 };
+    let closes = std::thread::spawn(move || file.close());
+    eventually("the close waits", || core.state.lock().is_led());
+    core.state.lock().files.lose(&HashSet::from([handle]));
+    core.send_all(messages);
+    closes.join().unwrap().unwrap();
+    assert!(!core.state.lock().files.is_lost(handle));
 }
 
 /// Here the only thread that runs just receives, like the keeper of a `towline run`.

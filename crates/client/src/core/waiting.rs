@@ -497,7 +497,13 @@ impl Core {
             let closed = found.closes.take();
             found.status = Status::Done(result);
             match closed {
-                Some(Closing::File(handle)) => state.files.forget(handle),
+                Some(Closing::File(handle)) => {
+                    // It was closed when its server ended, and the next one does not know it.
+                    if state.files.is_lost(handle) {
+                        found.outcome = Outcome::done();
+                    }
+                    state.files.forget(handle);
+                }
                 Some(Closing::Disk(disk)) => state.disks.forget(disk),
                 Some(Closing::Process(owner)) => state.files.end_process(owner),
                 None => {}

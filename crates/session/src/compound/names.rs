@@ -12,6 +12,7 @@ use towline_wire::codec::Field;
 use towline_wire::request::open_flag;
 use towline_wire::{Attr, Errno, Reply};
 
+pub(super) const RENAME_NO_REPLACE: u32 = 1;
 const RENAME_EXCHANGE: u32 = 2;
 
 /// An open directory and a path from there.
@@ -111,7 +112,7 @@ impl Located<'_> {
     }
 }
 
-fn trim_slashes(path: &[u8]) -> &[u8] {
+pub(super) fn trim_slashes(path: &[u8]) -> &[u8] {
     let end = path.iter().rposition(|byte| *byte != b'/').map_or(0, |last| last + 1);
     &path[..end]
 }

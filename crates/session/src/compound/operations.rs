@@ -1,6 +1,6 @@
 //! Executes one operation of a compound.
 
-use super::names::{Change, Outcome, locate};
+use super::names::{Change, Outcome, RENAME_NO_REPLACE, locate, trim_slashes};
 use super::{BlockingResult, Compound, Context, Step, Value, waiting_store};
 use crate::files::Opened;
 use crate::locks::{Owner, Waiter};
@@ -217,8 +217,8 @@ impl Compound {
                     from.store.stat(caller, (&*from.file, path), follow)?;
                 }
                 let to = self.creatable_at(context, new_base, new_path, false)?;
+                same_store(&*self.at(context, base)?, &to)?;
                 let from = self.writable_at(context, base)?;
-                same_store(&from, &to)?;
                 let source = (from.file, path);
                 let change = Change::link(to, new_path, (source.clone(), follow));
                 return self.change(context, change, |store, (at, _)| {
@@ -227,7 +227,12 @@ impl Compound {
                 });
             }
             Request::Unlink { base, flags, path } => {
-                self.check_directory(context, base, path)?;
+                let dots = match flags & DIRECTORY != 0 {
+                    false => Errno::EISDIR,
+                    true if trim_slashes(path).ends_with(b"..") => Errno::ENOTEMPTY,
+                    true => Errno::EINVAL,
+                };
+                self.check_name(context, base, path, dots)?;
                 let opened = self.writable_at(context, base)?;
                 let change = Change::unlink(opened, path);
                 return self.change(context, change, |store, (at, _)| {
@@ -235,11 +240,14 @@ impl Compound {
                 });
             }
             Request::Rename { base, flags, path, new_base, new_path } => {
-                self.check_directory(context, base, path)?;
-                self.check_directory(context, new_base, new_path)?;
+                // As in the kernel, names of two mounts come before any that is read-only.
+                same_store(&*self.at(context, base)?, &*self.at(context, new_base)?)?;
+                let keeps = flags & RENAME_NO_REPLACE != 0;
+                let new_dots = if keeps { Errno::EEXIST } else { Errno::EBUSY };
+                self.check_name(context, base, path, Errno::EBUSY)?;
+                self.check_name(context, new_base, new_path, new_dots)?;
                 let from = self.writable_at(context, base)?;
                 let to = self.writable_at(context, new_base)?;
-                same_store(&from, &to)?;
                 let change = Change::rename((from, path), (to.file, new_path), flags);
                 return self.change(context, change, |store, (at, to)| {
                     let to = to.ok_or(Errno::EINVAL)?;
@@ -348,7 +356,10 @@ impl Compound {
                 let opened = self.at(context, base)?;
                 opened.store.access(caller, (&*opened.file, path), mode)?;
                 if mode & 2 != 0 && opened.terms.read_only {
-                    return Err(Errno::EROFS);
+                    let attr = opened.store.stat(caller, (&*opened.file, path), true)?;
+                    if !is_node(&attr) {
+                        return Err(Errno::EROFS);
+                    }
                 }
                 self.result(&Reply::Done {});
             }
@@ -418,9 +429,16 @@ fn allowed_flags(at: &Opened, caller: &Caller, path: &[u8], flags: u32) -> Resul
             Err(Errno::ENOTDIR)
         }
         Ok(attr) if attr.is_symlink() => Err(Errno::ELOOP),
+        // A read-only mount does not hinder writing to a pipe or device; the server opens none.
+        Ok(attr) if writes && is_node(&attr) => Err(Errno::ENXIO),
         Ok(_) if writes => Err(Errno::EROFS),
         Ok(_) => Ok(flags & !open_flag::CREATE),
     }
+}
+
+/// True for pipes, sockets and devices.
+fn is_node(attr: &Attr) -> bool {
+    !attr.is_file() && !attr.is_directory() && !attr.is_symlink()
 }
 
 /// Opens the root of a store: for listing if the caller may, otherwise only as the start of paths.

@@ -15,7 +15,7 @@ use towline_store::memory::MemoryStore;
 use towline_store::{FileStore, OpenHow};
 use towline_wire::limits::OPEN_FILES_MAX;
 use towline_wire::reply::parse_results;
-use towline_wire::request::{CURRENT, encode_compound, lock, open_flag, valid};
+use towline_wire::request::{CURRENT, DIRECTORY, encode_compound, lock, open_flag, valid};
 use towline_wire::{Errno, Reply, Request, Timestamp};
 
 const READ_WRITE: u32 = 2;
@@ -190,6 +190,7 @@ fn a_read_only_export_is_like_a_read_only_mount() {
     store.open(&caller(), (&*top, b"f"), how).unwrap();
     store.make_directory(&caller(), (&*top, b"d"), 0o755).unwrap();
     store.symlink(&caller(), (&*top, b"s"), b"f").unwrap();
+    store.make_node(&caller(), (&*top, b"pipe"), 0o010_644, 0).unwrap();
     let mut world = World::new(store, true);
     let (create, exclusive) = (open_flag::CREATE, open_flag::EXCLUSIVE);
     for (path, flags, failed) in [
@@ -214,6 +215,12 @@ fn a_read_only_export_is_like_a_read_only_mount() {
         (b"s", READ_WRITE, Some(Errno::EROFS)),
         (b"s", READ_WRITE | open_flag::NO_FOLLOW, Some(Errno::ELOOP)),
         (b"s", create | open_flag::NO_FOLLOW, Some(Errno::ELOOP)),
+        // The client opens pipes itself.
+        (b"pipe", READ_WRITE, Some(Errno::ENXIO)),
+        (b"pipe", create, Some(Errno::ENXIO)),
+        (b"pipe", open_flag::TRUNCATE, Some(Errno::ENXIO)),
+        (b"pipe", READ_WRITE | create | exclusive, Some(Errno::EEXIST)),
+        (b"pipe", READ_WRITE | open_flag::DIRECTORY, Some(Errno::ENOTDIR)),
         (b"d", open_flag::TEMPORARY | open_flag::DIRECTORY | READ_WRITE, Some(Errno::EROFS)),
     ] {
         let name = String::from_utf8_lossy(path);
@@ -223,6 +230,7 @@ fn a_read_only_export_is_like_a_read_only_mount() {
     let access = |path| Request::Access { base: root, mode: 2, path };
     assert_eq!(world.ask(&[access(b"f")]).failed(), Some(Errno::EROFS));
     assert_eq!(world.ask(&[access(b"new")]).failed(), Some(Errno::ENOENT));
+    assert_eq!(world.ask(&[access(b"pipe")]).failed(), None);
     assert_eq!(world.ask(&[resize(root, b"f")]).failed(), Some(Errno::EROFS));
     assert_eq!(world.ask(&[resize(root, b"new")]).failed(), Some(Errno::ENOENT));
     let forget = |path| Request::RemoveXattr { base: root, flags: 0, path, name: b"user.a" };
@@ -261,6 +269,28 @@ fn names_of_a_read_only_export_are_like_those_of_a_read_only_mount() {
             (Request::Unlink { base, flags, path }, removed),
             (Request::Rename { base, flags, path: b"f", new_base, new_path: path }, removed),
             (Request::Rename { base, flags, path, new_base, new_path: b"new" }, removed),
+        ] {
+            assert_eq!(world.ask(&[request]).failed(), Some(failed), "{request:?}");
+        }
+    }
+    // Path, `unlink`, `rmdir`, `rename` from it or to it, and to it if nothing may be replaced.
+    for (path, unlinked, removed, renamed, kept) in [
+        (&b"."[..], Errno::EISDIR, Errno::EINVAL, Errno::EBUSY, Errno::EEXIST),
+        (b"./", Errno::EISDIR, Errno::EINVAL, Errno::EBUSY, Errno::EEXIST),
+        (b"..", Errno::EISDIR, Errno::ENOTEMPTY, Errno::EBUSY, Errno::EEXIST),
+        (b"d/..", Errno::EISDIR, Errno::ENOTEMPTY, Errno::EBUSY, Errno::EEXIST),
+        (b"missing/..", Errno::ENOENT, Errno::ENOENT, Errno::ENOENT, Errno::ENOENT),
+        (b"f/.", Errno::ENOTDIR, Errno::ENOTDIR, Errno::ENOTDIR, Errno::ENOTDIR),
+        (b"", Errno::ENOENT, Errno::ENOENT, Errno::ENOENT, Errno::ENOENT),
+        (b"f", Errno::EROFS, Errno::EROFS, Errno::EROFS, Errno::EROFS),
+    ] {
+        let (new_base, flags) = (base, 0);
+        for (request, failed) in [
+            (Request::Unlink { base, flags, path }, unlinked),
+            (Request::Unlink { base, flags: DIRECTORY, path }, removed),
+            (Request::Rename { base, flags, path, new_base, new_path: b"new" }, renamed),
+            (Request::Rename { base, flags, path: b"f", new_base, new_path: path }, renamed),
+            (Request::Rename { base, flags: 1, path: b"f", new_base, new_path: path }, kept),
         ] {
             assert_eq!(world.ask(&[request]).failed(), Some(failed), "{request:?}");
         }

@@ -22,9 +22,6 @@ use std::sync::{Arc, OnceLock, Weak};
 use towline_wire::attr::{TYPE_DIRECTORY, TYPE_FILE, TYPE_MASK, TYPE_SYMLINK};
 use towline_wire::{Attr, Errno, StatFs};
 
-/// `W_OK` of `access(2)`.
-const WRITE_OK: u32 = 2;
-
 /// An export of a directory of the local file system.
 ///
 /// All methods may block on the file system. See [the module](super) for what it guarantees.
@@ -38,7 +35,8 @@ pub struct DirectoryStore {
 
 impl DirectoryStore {
     /// Exports the directory at `path`, which may be a symbolic link to one. With `read_only`,
-    /// every change fails with `EROFS`, and so does opening for writing.
+    /// every change fails with `EROFS`, and so does opening for writing; `access` looks at rights
+    /// alone.
     ///
     /// After acting as a client's user, the server's threads return to the identity that the
     /// calling thread has now.
@@ -274,8 +272,7 @@ impl FileStore for DirectoryStore {
         let base = self.file(base)?;
         let acting = self.tree.server.act_as(caller)?;
         let found = self.tree.find(acting.as_ref(), base, path, true)?;
-        rustix::fs::accessat(CWD, proc_path(&found), access, AtFlags::EACCESS).map_err(errno)?;
-        if mode & WRITE_OK != 0 { self.tree.check_writable() } else { Ok(()) }
+        rustix::fs::accessat(CWD, proc_path(&found), access, AtFlags::EACCESS).map_err(errno)
     }
 
     fn make_directory(
