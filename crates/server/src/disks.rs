@@ -130,6 +130,10 @@ impl Disks {
             next.push(Active { export: export.clone(), disk, files });
         }
         for (disk, size) in longer {
+            // Clients may have made it even longer since it was checked.
+            if size <= disk.store.geometry().size {
+                continue;
+            }
             disk.store.resize(size).map_err(|error| {
                 let what = format!("disk \"{}\": cannot grow to {size} bytes: {error}", disk.name);
                 io::Error::new(io::ErrorKind::InvalidInput, what)
