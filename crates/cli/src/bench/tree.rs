@@ -32,10 +32,16 @@ pub(super) const OPERATIONS: [&str; 12] = [
     "rwmix",
 ];
 
+/// How many operations in flight, and how many processes, there may be.
+const COUNTS: std::ops::RangeInclusive<usize> = 1..=4096;
+
 /// Checks the arguments. Returns a message if they make no sense.
 pub(super) fn check(args: &Args) -> Result<(), String> {
-    if args.qd == 0 || args.procs == 0 || args.bigsize < args.bs as u64 {
-        return Err("sizes and counts must not be zero, and big must hold one block".into());
+    if !COUNTS.contains(&args.qd) || !COUNTS.contains(&args.procs) {
+        return Err("--qd, --procs: expected 1 to 4096".into());
+    }
+    if args.bigsize < args.bs as u64 {
+        return Err("--bigsize: expected at least one block of --bs".into());
     }
     if args.files < PER_DIRECTORY {
         return Err(format!("at least one directory is needed: --files {PER_DIRECTORY}"));
@@ -202,6 +208,8 @@ mod tests {
     fn absurd_arguments_are_refused() {
         for line in [
             "x --server h/e --procs 0",
+            "x --server h/e --procs 4097",
+            "x --server h/e --qd 1000000000000",
             "x --server h/e --files 99",
             "x --server h/e --secs 0",
             "x --server h/e --secs inf",
