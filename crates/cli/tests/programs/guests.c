@@ -458,11 +458,11 @@ static void clones(void) {
     printf("which exits %d, then %s\n", WEXITSTATUS(status), get("m"));
 }
 
-/* A child opens a pipe that another thread of its parent opens meanwhile. */
+/* A child opens a pipe that another thread of its parent opens meanwhile. Returns why that failed. */
 static void *opens_pipe(void *name) {
     usleep(100000);
     int fd = open(name, O_WRONLY);
-    printf("pipe of a child: %s\n", fd >= 0 ? "open" : strerror(errno));
+    if (fd < 0) return strerror(errno);
     close(fd);
     return NULL;
 }
@@ -472,7 +472,9 @@ static void spawns_with_pipe(char *self) {
     printf("mkfifo %d\n", mkfifo("way", 0600));
     pthread_create(&other, NULL, opens_pipe, "way");
     spawn_one(self, "way");
-    pthread_join(other, NULL);
+    void *why;
+    pthread_join(other, &why);
+    printf("pipe of a child: %s\n", why ? (char *)why : "open");
     unlink("way");
 }
 
