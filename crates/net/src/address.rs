@@ -1,27 +1,22 @@
 //! Server addresses: parsing, listening, connecting.
 
 use crate::congestion::Withheld;
-use crate::socket::{PeerCredentials, peer_credentials, wait};
+use crate::socket::wait;
+use crate::socket_file::SocketFile;
 use crate::{Link, LinkKind};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{FlockOperation, flock};
+use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::net::{SocketAddrUnix, SocketType, sockopt};
 use socket2::{Domain, Socket, Type};
 use std::fmt;
-use std::fs::File;
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use towline_wire::limits::PEER_SILENCE_SECONDS;
-
-/// Longest path of a Unix socket: `sun_path` of `unix(7)` without the zero at its end.
-const UNIX_PATH_BYTES_MAX: usize = 107;
 
 /// Send buffer of a server's Unix socket. The kernel's default of 208 KiB counts its own overhead (for
 /// which it doubles this number), so it holds less than a longest message, and server and client have to
@@ -98,30 +93,6 @@ pub enum Listener {
     Unix(UnixListener, Option<SocketFile>),
 }
 
-/// The file of a Unix socket.
-#[derive(Debug)]
-pub struct SocketFile {
-    path: PathBuf,
-    /// Device and inode. No other file has them while the socket is open.
-    identity: (u64, u64),
-}
-
-impl SocketFile {
-    /// Describes the file at `path`; `None` if there is none.
-    fn at(path: &Path) -> Option<Self> {
-        let found = std::fs::symlink_metadata(path).ok()?;
-        Some(Self { path: path.into(), identity: (found.dev(), found.ino()) })
-    }
-
-    /// Removes the file, unless another one has its path now.
-    fn remove(&self) {
-        if Self::at(&self.path).is_some_and(|found| found.identity == self.identity) {
-            // If the file cannot be removed, the next start replaces it.
-            let _ = std::fs::remove_file(&self.path);
-        }
-    }
-}
-
 impl Listener {
     /// Listens. Replaces a Unix socket left behind by a dead server, but no other file.
     ///
@@ -132,9 +103,8 @@ impl Listener {
         let listener = match address {
             Address::Tcp(address) => Self::tcp(bind_tcp(*address)?),
             Address::Unix(path) => {
-                let _turn = take_turn(path);
-                remove_dead_socket(path)?;
-                Self::Unix(UnixListener::bind(path)?, SocketFile::at(path))
+                let (listener, file) = SocketFile::bind(path)?;
+                Self::Unix(listener, file)
             }
             Address::Abstract(name) => {
                 let name = std::os::unix::net::SocketAddr::from_abstract_name(name)?;
@@ -236,73 +206,6 @@ impl Drop for Listener {
         if let Self::Unix(_, Some(file)) = self {
             file.remove();
         }
-    }
-}
-
-/// Locks the directory of a socket until the result is dropped. Of servers that start at the same time,
-/// one would otherwise remove the new socket of another: a socket that does not listen yet looks like one
-/// that a dead server left behind. `None` if the directory cannot be locked; `bind` reports what is wrong
-/// with it. Other programs may keep such a lock for any time, so this waits for two seconds only.
-fn take_turn(path: &Path) -> Option<File> {
-    const TRIES: u32 = 2000;
-    const PAUSE: Duration = Duration::from_millis(1);
-    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
-    let directory = File::open(parent.unwrap_or(".".as_ref())).ok()?;
-    for _ in 0..TRIES {
-        match flock(&directory, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => return Some(directory),
-            Err(Errno::WOULDBLOCK) => std::thread::sleep(PAUSE),
-            Err(_) => return None,
-        }
-    }
-    None
-}
-
-/// Removes a socket that a dead server left behind. Checks the file's kind first, because connecting to
-/// a file of another kind fails with the same error.
-fn remove_dead_socket(path: &Path) -> io::Result<()> {
-    const ANSWER: Duration = Duration::from_secs(1);
-    if path.as_os_str().len() > UNIX_PATH_BYTES_MAX {
-        let what =
-            format!("the path of a Unix socket can have at most {UNIX_PATH_BYTES_MAX} bytes");
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
-    }
-    let Ok(found) = std::fs::symlink_metadata(path) else { return Ok(()) };
-    if !found.file_type().is_socket() {
-        let what = "a file of this name exists and is not a socket";
-        return Err(io::Error::new(io::ErrorKind::AddrInUse, what));
-    }
-    let taken = || io::Error::new(io::ErrorKind::AddrInUse, "another server listens there");
-    match connect_unix_stream(path, ANSWER) {
-        Ok(stream) if is_orphaned(&stream) => std::fs::remove_file(path),
-        Ok(_) => Err(taken()),
-        Err(error) => match error.kind() {
-            io::ErrorKind::ConnectionRefused => std::fs::remove_file(path),
-            // Its queue is full: it accepts nobody at the moment.
-            io::ErrorKind::TimedOut => Err(taken()),
-            // Let `bind` report any other problem.
-            _ => Ok(()),
-        },
-    }
-}
-
-/// Returns true if the process that listens at the other end is gone. After a server was killed, the kernel
-/// closes its event loop's sockets only a little after the process is gone.
-fn is_orphaned(stream: &UnixStream) -> bool {
-    use rustix::process::{PidfdFlags, pidfd_open};
-    // For a listener, these are the credentials of the process that called `listen(2)`; none from another
-    // PID namespace.
-    let Ok(PeerCredentials { process: Some(process), .. }) = peer_credentials(stream.as_fd())
-    else {
-        return false;
-    };
-    match pidfd_open(process, PidfdFlags::empty()) {
-        // A process that has ended but was not waited for is gone as well: its descriptor is readable.
-        Ok(process) => {
-            let mut polled = [PollFd::new(&process, PollFlags::IN)];
-            poll(&mut polled, Some(&Timespec::default())) == Ok(1)
-        }
-        Err(error) => error == Errno::SRCH,
     }
 }
 
@@ -496,7 +399,6 @@ fn ends_within_machine(socket: impl AsFd) -> Option<(SocketAddr, SocketAddr)> {
 mod tests {
     use super::*;
     use std::process::Command;
-    use std::sync::Barrier;
 
     #[test]
     fn only_sockets_that_listen_are_taken() {
@@ -520,30 +422,6 @@ mod tests {
     }
 
     #[test]
-    fn of_servers_that_start_at_once_one_listens() {
-        let name = format!("towline-at-once-{}", std::process::id());
-        let directory = std::env::temp_dir().join(name);
-        std::fs::create_dir(&directory).unwrap();
-        let path = directory.join("socket");
-        for _ in 0..200 {
-            drop(UnixListener::bind(&path).unwrap()); // as if its server were dead
-            let start = Barrier::new(4);
-            let bind = || {
-                start.wait();
-                Listener::bind(&Address::Unix(path.clone()))
-            };
-            let listeners: Vec<_> = std::thread::scope(|scope| {
-                let servers: Vec<_> = (0..4).map(|_| scope.spawn(bind)).collect();
-                servers.into_iter().filter_map(|server| server.join().unwrap().ok()).collect()
-            });
-            assert_eq!(listeners.len(), 1);
-            let _client = connect_unix(&path, Duration::from_secs(60)).unwrap();
-            listeners[0].accept().unwrap();
-        }
-        std::fs::remove_dir(&directory).unwrap(); // the last server removed its socket
-    }
-
-    #[test]
     fn a_listener_says_where_it_listens() {
         let name = format!("towline-listener-{}", std::process::id());
         let abstract_one = Address::Abstract(name);
@@ -554,20 +432,6 @@ mod tests {
         let any = Address::Tcp("127.0.0.1:0".parse().unwrap());
         let Address::Tcp(got) = Listener::bind(&any).unwrap().address().unwrap() else { panic!() };
         assert_ne!(got.port(), 0);
-    }
-
-    #[test]
-    fn a_listener_leaves_the_file_of_another_one() {
-        let path = std::env::temp_dir().join(format!("towline-taken-{}", std::process::id()));
-        let address = Address::Unix(path.clone());
-        let first = Listener::bind(&address).unwrap();
-        std::fs::remove_file(&path).unwrap(); // by somebody who takes its server for dead
-        let second = Listener::bind(&address).unwrap();
-        drop(first);
-        let _client = connect_unix(&path, Duration::from_secs(60)).unwrap();
-        second.accept().unwrap();
-        drop(second);
-        assert!(!path.exists());
     }
 
     /// Otherwise a name from elsewhere could make a node wait for ever.

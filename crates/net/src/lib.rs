@@ -18,6 +18,7 @@ mod payload;
 mod queue;
 mod shm;
 mod socket;
+mod socket_file;
 mod spin;
 mod target;
 
