@@ -375,16 +375,22 @@ mod tests {
     use towline_instance::pager::Message;
     use towline_instance::{Config, PAGER};
 
+    /// Starts the keeper of a run without servers.
+    fn started(folder: &Path) -> (RunDirectory, Arc<State>, Keeper) {
+        let directory = RunDirectory::left(folder.join("run"));
+        std::fs::create_dir_all(directory.placeholders()).unwrap();
+        directory.fill().unwrap();
+        let path = directory.path().as_os_str().as_bytes();
+        let state = Arc::new(State::prepare(path, &Config::default()).unwrap().map().unwrap());
+        let keeper = Keeper::start(&directory, Arc::clone(&state), Vec::new());
+        (directory, state, keeper)
+    }
+
     /// As long as there is something to do each time, nobody waits for the keeper's descriptors.
     #[test]
     fn a_process_that_maps_files_is_met_while_others_close_files() {
         let folder = tempfile::tempdir().unwrap();
-        let directory = RunDirectory::left(folder.path().join("run"));
-        std::fs::create_dir_all(directory.placeholders()).unwrap();
-        directory.fill().unwrap();
-        let path = directory.path().as_os_str().as_bytes();
-        let state = State::prepare(path, &Config::default()).unwrap().map().unwrap();
-        let mut keeper = Keeper::start(&directory, Arc::new(state), Vec::new());
+        let (directory, _, mut keeper) = started(folder.path());
         let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
         let process = rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, None).unwrap();
         let address = SocketAddrUnix::new(directory.path().join(PAGER)).unwrap();
@@ -408,12 +414,7 @@ mod tests {
     #[test]
     fn files_that_are_closed_while_too_much_happens_are_closed() {
         let folder = tempfile::tempdir().unwrap();
-        let directory = RunDirectory::left(folder.path().join("run"));
-        std::fs::create_dir_all(directory.placeholders()).unwrap();
-        directory.fill().unwrap();
-        let path = directory.path().as_os_str().as_bytes();
-        let state = Arc::new(State::prepare(path, &Config::default()).unwrap().map().unwrap());
-        let mut keeper = Keeper::start(&directory, Arc::clone(&state), Vec::new());
+        let (directory, state, mut keeper) = started(folder.path());
         let [closed, open] = [(); 2].map(|()| {
             let number = state.take().unwrap();
             assert!(state.entry(number).unwrap().change(Taken::Free, Taken::Open));

@@ -36,15 +36,8 @@ pub(super) unsafe fn new_task(
         // SAFETY: as the guest says.
         return unsafe { new_thread(context, asked) };
     }
-    // The child gets its own memory, as it returns through our frames; so does that of a `vfork`, for which
-    // its parent waits. Handlers can be shared only with the memory. It gets its own descriptors, too, as it
-    // closes our connections.
-    const NOT_ASKED: c_int = libc::CLONE_VM
-        | libc::CLONE_VFORK
-        | libc::CLONE_SIGHAND
-        | libc::CLONE_SETTLS
-        | libc::CLONE_FILES;
-    let plain = flags & !(NOT_ASKED as usize);
+    // The child returns through our frames; so does that of a `vfork`, for which its parent waits.
+    let plain = flags & !(threads::NOT_OF_FORKS as usize);
     let at = context.uc_mcontext.gregs[libc::REG_RSP as usize] as usize;
     let frames = if has(libc::CLONE_VFORK) { Frames::share(at, context.uc_stack) } else { None };
     let make = || {

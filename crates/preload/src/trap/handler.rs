@@ -289,11 +289,6 @@ unsafe fn new_task(context: &mut ucontext_t, number: c_long, arguments: Argument
 /// frames, on our stack. It has its own descriptors, too, as it closes our connections. Everything else is
 /// as the program asked: the termination signal, namespaces, a pidfd.
 unsafe fn new_process(number: c_long, mut arguments: Arguments) -> isize {
-    const NOT_ASKED: u64 = (libc::CLONE_VM
-        | libc::CLONE_VFORK
-        | libc::CLONE_SIGHAND
-        | libc::CLONE_SETTLS
-        | libc::CLONE_FILES) as u64;
     let mut how = [0u8; CLONE_BYTES_MAX];
     let number = match number {
         libc::SYS_clone3 => {
@@ -301,13 +296,13 @@ unsafe fn new_process(number: c_long, mut arguments: Arguments) -> isize {
             let Some(asked) = (unsafe { copied(&mut how, arguments) }) else {
                 return -(libc::E2BIG as isize);
             };
-            let flags = asked.flags & !NOT_ASKED;
+            let flags = asked.flags & !(threads::NOT_OF_FORKS as u64);
             put_back(&mut how, CloneArguments { flags, stack: 0, stack_bytes: 0, ..asked });
             arguments[0] = how.as_ptr() as usize;
             number
         }
         libc::SYS_clone => {
-            arguments[0] &= !(NOT_ASKED as usize);
+            arguments[0] &= !(threads::NOT_OF_FORKS as usize);
             arguments[1] = 0;
             number
         }

@@ -147,6 +147,15 @@ unsafe extern "C-unwind" fn run_child(begin: *mut c_void) -> c_int {
     status
 }
 
+/// Flags of `clone` that a child is made without if it is to return through our frames. It has its own memory,
+/// without which it cannot share handlers, and its own descriptors, as it closes our connections. Whoever made
+/// it waits in another way ([`exec::and_wait`](crate::hooks::exec::and_wait)).
+pub(crate) const NOT_OF_FORKS: c_int = libc::CLONE_VM
+    | libc::CLONE_VFORK
+    | libc::CLONE_SIGHAND
+    | libc::CLONE_SETTLS
+    | libc::CLONE_FILES;
+
 /// Runs `fork`, which forks other than by libc's `fork`, and does what is due before and after it.
 pub(crate) fn forked<T: Default + PartialEq>(fork: impl FnOnce() -> T) -> T {
     if start::state().is_none() {
