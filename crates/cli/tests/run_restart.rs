@@ -1,4 +1,4 @@
-//! The server is killed in the middle of `tar x`. A new one takes over, and nothing is lost.
+//! The server is killed while programs use it. A new one takes over, and nothing is lost.
 
 #![allow(clippy::unwrap_used)] // a test that cannot go on should say where
 
@@ -156,4 +156,85 @@ fn programs_that_begin_while_the_server_is_away_wait_for_it() {
     let said = std::io::read_to_string(shell.stderr.take().unwrap()).unwrap();
     let status = shell.wait().unwrap();
     assert_eq!((rest.join(" "), said.as_str()), ("one one one".to_owned(), ""), "{status}");
+}
+
+/// Programs that hold locks and send nothing do not notice that the server is another one.
+#[test]
+fn sleeping_programs_keep_their_locks_when_the_server_is_killed() {
+    let place = std::env::temp_dir().join(format!("towline-asleep-{}", std::process::id()));
+    let place = Place(place);
+    for name in ["served", "state"] {
+        fs::create_dir_all(place.0.join(name)).unwrap();
+    }
+    let server = Server::start(&place.0);
+    let url = format!("towline+unix:///d?socket={}/socket", place.0.display());
+    let python = |script: &str| {
+        Command::new(TOWLINE)
+            .args(["run", "--at", &format!("{PREFIX}={url}"), "--", "python3", "-c", script])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap()
+    };
+    let said = |child: &mut Child| {
+        let mut line = String::new();
+        BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        line
+    };
+    // The first lock is held by a descriptor whose process has ended, the last one by a process that is killed.
+    let mut holder = python(&format!(
+        "import fcntl, os, subprocess, sys\n\
+         os.chdir({PREFIX:?})\n\
+         a, b = open('a', 'w'), open('b', 'w')\n\
+         subprocess.run(['flock', str(a.fileno())], pass_fds=[a.fileno()], check=True)\n\
+         fcntl.lockf(b, fcntl.LOCK_EX)\n\
+         if os.fork() == 0:\n\
+         \x20   c = open('c', 'w'); fcntl.lockf(c, fcntl.LOCK_EX)\n\
+         \x20   print(os.getpid(), flush=True)\n\
+         \x20   while True: os.pause() if hasattr(os, 'pause') else __import__('signal').pause()\n\
+         sys.stdin.read()\n"
+    ));
+    let process: i32 = said(&mut holder).trim().parse().unwrap();
+    drop(server);
+    let _server = Server::start(&place.0);
+    let url = format!("towline+unix:///?socket={}/socket", place.0.display());
+    let end = Instant::now() + PATIENCE;
+    // The session that asks is the other one.
+    while !sessions(&url).contains("\"sessions\":2,") {
+        assert!(Instant::now() < end, "the run does not come back: {}", sessions(&url));
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let mut other = python(&format!(
+        "import fcntl, os\n\
+         os.chdir({PREFIX:?})\n\
+         files = [open(name, 'w') for name in 'abc']\n\
+         def taken(file, lock):\n\
+         \x20   try: lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)\n\
+         \x20   except BlockingIOError: return True\n\
+         \x20   return False\n\
+         locks = [fcntl.flock, fcntl.lockf, fcntl.lockf]\n\
+         print([taken(*each) for each in zip(files, locks)], flush=True)\n\
+         input()\n\
+         fcntl.lockf(files[2], fcntl.LOCK_EX)\n\
+         print([taken(*each) for each in zip(files[:2], locks)], flush=True)\n\
+         input()\n\
+         for file, lock in zip(files, locks): lock(file, fcntl.LOCK_EX)\n\
+         print('all', flush=True)\n"
+    ));
+    assert_eq!(said(&mut other), "[True, True, True]\n");
+    let killed = rustix::process::Pid::from_raw(process).unwrap();
+    rustix::process::kill_process(killed, rustix::process::Signal::KILL).unwrap();
+    other.stdin.as_mut().unwrap().write_all(b"\n").unwrap();
+    assert_eq!(said(&mut other), "[True, True]\n", "of the program that lives");
+    drop(holder.stdin.take());
+    assert!(holder.wait().unwrap().success());
+    other.stdin.as_mut().unwrap().write_all(b"\n").unwrap();
+    assert_eq!(said(&mut other), "all\n");
+    assert!(other.wait().unwrap().success());
+}
+
+/// The statistics of a server.
+fn sessions(url: &str) -> String {
+    let output = Command::new(TOWLINE).args(["stats", "--json", url]).output().unwrap();
+    String::from_utf8(output.stdout).unwrap()
 }

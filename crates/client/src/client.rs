@@ -43,6 +43,10 @@ pub struct Options {
     /// A random number that names a family of sessions, which share their open files: every session
     /// that gives the number belongs to the family, see [`File::from_handle`]. Zero: none.
     pub family: u64,
+    /// This client promises to report the end of each process of the family that took locks
+    /// ([`Client::end_process`]). Until then, the locks last as long as this session does, even if
+    /// the process has no connection.
+    pub reports_ends: bool,
     /// Whether requests of other clients go before those of this one.
     pub priority: Priority,
     /// Number of requests after which the session moves from a socket to shared memory, if it can:
@@ -74,6 +78,7 @@ impl Default for Options {
             greeting: Duration::from_secs(CLIENT_STALL_SECONDS),
             spin_us: 100,
             family: 0,
+            reports_ends: false,
             priority: Priority::default(),
             nearer_after: 0,
             hide: Ok,
@@ -172,9 +177,30 @@ impl Client {
 
     /// Sends waiting messages and receives what has arrived, all without waiting, and completes the
     /// requests that are answered. For programs that wait for [`Client::fd`] in their own event
-    /// loop.
+    /// loop. Only a lost connection makes it wait: until that is replaced or given up.
     pub fn progress(&self) {
         self.core.progress();
+    }
+
+    /// [`Client::progress`] that does not wait for a lost connection either, but leaves it to other
+    /// calls.
+    ///
+    /// # Errors
+    /// The connection was given up, and this client cannot be used any more.
+    pub fn glance(&self) -> Result<(), Error> {
+        self.core.glance();
+        self.core.check()
+    }
+
+    /// Replaces a lost connection, if no other thread is doing that. A client that is not used
+    /// does not notice the loss, and its session ends. A program that must keep the session, for
+    /// its locks, calls this when [`Client::fd`] reports that the server has hung up.
+    ///
+    /// # Errors
+    /// The connection was given up, and this client cannot be used any more.
+    pub fn restore(&self) -> Result<(), Error> {
+        self.core.progress();
+        self.core.check()
     }
 
     /// True while messages wait to be sent, as when the connection takes no more. An event loop

@@ -122,8 +122,10 @@ struct Slot {
 /// What the leader waits for.
 #[derive(Clone, Copy)]
 enum Wait<'a> {
-    /// Nothing: it only does what is possible at once.
+    /// Nothing: it only does what is possible at once, but replaces a lost lane.
     No,
+    /// Nothing, and leaves a lost lane to others.
+    Never,
     /// Until one of these requests is over or, with `None`, until there is room for another
     /// request.
     For(Option<&'a [SlotRef]>),
@@ -463,6 +465,11 @@ impl Core {
     }
 
     /// The link of the current lane.
+    /// Fails if the session cannot be used any more.
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        self.state.lock().dead.clone().map_or(Ok(()), Err)
+    }
+
     pub(crate) fn link(&self) -> Arc<Link> {
         self.state.lock().link.clone()
     }

@@ -147,10 +147,11 @@ fn greet_on(
         link => link,
     };
     let low_priority = if options.priority == Priority::Low { want::LOW_PRIORITY } else { 0 };
+    let reports_ends = if options.reports_ends { want::REPORTS_ENDS } else { 0 };
     let hello = Hello {
         magic: MAGIC,
         version: VERSION,
-        want: wants | low_priority,
+        want: wants | low_priority | reports_ends,
         client,
         session,
         secret,

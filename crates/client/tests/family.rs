@@ -5,7 +5,7 @@
 
 mod common;
 
-use common::{CREATE, Raw, eventually, hello, hello_message, request, setup};
+use common::{CREATE, Raw, counter, eventually, hello, hello_message, request, setup};
 use towline_client::{Client, Errno, File, Lock, Options, Transport};
 use towline_server::EngineWish;
 use towline_wire::reply::parse_results;
@@ -75,6 +75,28 @@ fn process_locks_belong_to_a_process_of_the_family() {
     });
     drop(root);
     let _ = (same.into_handle(), other.into_handle(), file.into_handle());
+}
+
+/// A process whose connection was cut, and which sends nothing, does not know of it.
+#[test]
+fn process_locks_last_until_their_end_is_reported() {
+    let setup = setup(EngineWish::Automatic);
+    let mut options = Options::default();
+    (options.family, options.reports_ends) = (0x5eed, true);
+    let keeper = Client::connect(&setup.transports[0], options).unwrap();
+    let [process, other] = [(); 2].map(|()| member(&setup.transports[0]));
+    let open =
+        |client: &Client| client.attach(b"dir").unwrap().open(b"locked", CREATE, 0o600).unwrap();
+    let (file, same) = (open(&process), open(&other));
+    file.lock(&whole(PROCESS, 1), false).unwrap();
+    let _ = file.into_handle();
+    process.close();
+    eventually("the session has ended", || counter(&other, "sessions") == 2);
+    assert_eq!(same.lock(&whole(PROCESS, 2), false).unwrap_err().errno(), Errno::EAGAIN);
+    keeper.end_process(1);
+    eventually("the lock falls when the process is reported", || {
+        same.lock(&whole(PROCESS, 2), false).is_ok()
+    });
 }
 
 /// A client that waits for a lock may be gone: it does not get the lock before it is known to be

@@ -446,14 +446,87 @@ fn locks_are_not_taken_from_a_client_that_comes_back() {
     };
     let (holder, other) = (open(), open());
     holder.lock(&exclusive(), false).unwrap();
+    for _ in 0..2 {
+        server.kill();
+        server.restart();
+        // The holder does not know yet that the server was killed.
+        assert_eq!(other.lock(&exclusive(), false).unwrap_err().errno(), Errno::EAGAIN);
+    }
+    holder.stat().unwrap();
+    assert_eq!(other.lock(&exclusive(), false).unwrap_err().errno(), Errno::EAGAIN);
+    holder.lock(&Lock { kind: lock::UNLOCK, ..exclusive() }, false).unwrap();
     server.kill();
     server.restart();
-    let waiting = std::thread::spawn(move || other.lock(&exclusive(), false));
-    std::thread::sleep(Duration::from_millis(300));
-    assert!(!waiting.is_finished(), "a lock was given before its holder could come back");
-    // The holder does not know yet that the server was killed.
-    holder.stat().unwrap();
-    assert_eq!(waiting.join().unwrap().unwrap_err().errno(), Errno::EAGAIN);
+    other.lock(&exclusive(), false).unwrap();
+}
+
+/// Like the programs of a `towline run` that have locked something and sleep: only the keeper comes back.
+#[test]
+fn locks_of_a_family_are_held_for_members_that_do_not_come_back() {
+    let directory = TempDir::new().unwrap();
+    let mut server = Process::start_with(directory.path(), true, Duration::from_millis(100));
+    let transport = server.tcp();
+    let member = |reports_ends| {
+        let mut options = Options::default();
+        (options.family, options.reports_ends) = (0x5eed, reports_ends);
+        Client::connect(&transport, options).unwrap()
+    };
+    let open = |client: &Client, name: &str| {
+        let root = client.attach(b"dir").unwrap();
+        root.open(name.as_bytes(), CREATE, 0o600).unwrap()
+    };
+    let (keeper, program) = (member(true), member(false));
+    let [stranger, absent] = [(); 2].map(|()| Client::connect(&transport, Options::default()));
+    let (stranger, absent) = (stranger.unwrap(), absent.unwrap());
+    let others = ["a", "b", "c"].map(|name| open(&stranger, name));
+    let (opened, owned) = (open(&program, "a"), open(&program, "b"));
+    opened.lock(&Lock { family: lock::FLOCK, ..exclusive() }, false).unwrap();
+    owned.lock(&Lock { family: lock::PROCESS, owner: 7, ..exclusive() }, false).unwrap();
+    open(&absent, "c").lock(&exclusive(), false).unwrap();
+    server.kill();
+    server.restart();
+    keeper.restore().unwrap();
+    // This client does not come back in time.
+    others[2].lock(&exclusive(), true).unwrap();
+    let locks = [
+        Lock { family: lock::FLOCK, ..exclusive() },
+        Lock { family: lock::PROCESS, owner: 8, ..exclusive() },
+    ];
+    let taken = |at: usize| others[at].lock(&locks[at], false).map_err(|error| error.errno());
+    assert_eq!([0, 1].map(taken), [Err(Errno::EAGAIN); 2], "of a program that sleeps");
+    keeper.end_process(7);
+    keeper.close_handle(opened.handle());
+    for at in [0, 1] {
+        eventually("the lock ends with its owner", || {
+            keeper.progress();
+            taken(at).is_ok()
+        });
+    }
+}
+
+/// The keeper closes a file that another process has opened, and the server is killed before it answers.
+#[test]
+fn a_lock_ends_with_a_close_that_was_under_way() {
+    let directory = TempDir::new().unwrap();
+    let mut server = Process::start_with(directory.path(), true, GRACE);
+    let transport = server.tcp();
+    let member = || {
+        let mut options = Options::default();
+        options.family = 0x5eed;
+        Client::connect(&transport, options).unwrap()
+    };
+    let (keeper, program) = (member(), member());
+    let open = |client: &Client| client.attach(b"dir").unwrap().open(b"a", CREATE, 0o600).unwrap();
+    let stranger = Client::connect(&transport, Options::default()).unwrap();
+    let (file, other) = (open(&program), open(&stranger));
+    file.lock(&exclusive(), false).unwrap();
+    server.kill();
+    keeper.close_handle(file.handle());
+    server.restart();
+    eventually("the lock ends with the file", || {
+        keeper.progress();
+        other.lock(&exclusive(), false).is_ok()
+    });
 }
 
 /// The caller may take the answer only after a restart of the server.
@@ -497,7 +570,7 @@ fn locks_of_a_client_that_stays_away_are_given_to_others() {
     holder.lock(&exclusive(), false).unwrap();
     server.kill();
     server.restart();
-    other.lock(&exclusive(), false).unwrap();
+    other.lock(&exclusive(), true).unwrap();
     // A client that comes back too late gets an error.
     assert_eq!(holder.stat().unwrap_err().errno(), Errno::ESTALE);
 }
@@ -525,7 +598,7 @@ fn locks_of_a_client_that_comes_back_and_stops_are_given_to_others() {
     holder.send(&hello_message(&Hello { session, secret, ..hello() }));
     let (_, body) = holder.receive().unwrap();
     assert_eq!(Welcome::parse(&body).unwrap().resumed, resumed::REMEMBERED);
-    let waiting = std::thread::spawn(move || file.lock(&exclusive(), false));
+    let waiting = std::thread::spawn(move || file.lock(&exclusive(), true));
     eventually("the lock is given", || waiting.is_finished());
     waiting.join().unwrap().unwrap();
 }

@@ -55,6 +55,8 @@ pub const SHADOWS: &str = "w";
 pub const SERVER: &str = "socket";
 /// Maximum number of open file descriptions in one run.
 pub const ENTRIES: usize = 16384;
+/// How long a program waits for the keeper to close files that have no descriptors any more.
+pub const CLOSING_WAIT: std::time::Duration = std::time::Duration::from_secs(1);
 /// Maximum number of prefixes (`--at`).
 pub const MOUNTS_MAX: usize = 16;
 

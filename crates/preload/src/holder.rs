@@ -23,7 +23,7 @@ const LIMIT: Duration = Duration::from_secs(10);
 /// Tells the keeper of this process.
 ///
 /// # Errors
-/// If that fails, locks of a killed process end some seconds after it.
+/// If that fails, locks of a killed process may stay until the end of the run.
 pub(crate) fn tell() -> Result<(), i32> {
     let number = process::id();
     let this = Pid::from_raw(number as i32).ok_or(libc::ESRCH)?;

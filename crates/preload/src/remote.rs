@@ -482,7 +482,7 @@ pub(crate) fn leave_locks() {
     if HAS_PROCESS_LOCKS.load(Ordering::Relaxed)
         && let Some(state) = start::state()
     {
-        // Without room the locks end some seconds after this.
+        // Without room the program does not know of its locks, which then last as long as the process.
         let _ = state.executes(process::id());
     }
 }

@@ -49,7 +49,7 @@ pub struct Config {
     pub state: Option<PathBuf>,
     /// Time that an NBD client has to choose its disk.
     pub nbd_handshake: Duration,
-    /// With `state`: how long new locks wait, after a start, for clients that held locks before.
+    /// With `state`: how long, after a start, the locks of clients that are not back yet are held for them.
     pub lock_grace: Duration,
 }
 

@@ -10,7 +10,6 @@ use crate::disks::Disks;
 use crate::exports::Exports;
 use crate::failure::Failure;
 use crate::families::Families;
-use crate::grace::Grace;
 use crate::grants::Running;
 use crate::lane::Lane;
 use crate::mailbox::{Mail, Mailbox};
@@ -50,6 +49,9 @@ pub(crate) struct Shared {
     /// How long cores spin before they sleep.
     pub(crate) spin: Duration,
     pub(crate) locks: Mutex<Locks>,
+    pub(crate) started: Instant,
+    /// How long after a restart the locks of clients that are not back are held.
+    pub(crate) lock_grace: Duration,
     pub(crate) mailboxes: Vec<Mailbox>,
     pub(crate) pools: Pools,
     pub(crate) boot_epoch: u32,
@@ -62,7 +64,6 @@ pub(crate) struct Shared {
     pub(crate) squash_root: bool,
     /// Keeps sessions across a restart.
     pub(crate) state: Option<Arc<State>>,
-    pub(crate) grace: Grace,
     pub(crate) failure: Failure,
     /// Statistics of each core.
     pub(crate) cores: Vec<Arc<CoreStatistics>>,
@@ -95,9 +96,11 @@ impl Shared {
         }
     }
 
-    /// Notes that this session need not be waited for any more.
-    pub(crate) fn reclaimed(&self, session: u64) {
-        self.ask_again(self.grace.returned(session));
+    /// Notes that a session or family that may have had locks before a restart is back.
+    pub(crate) fn returned(&self, owner: u64) {
+        if self.state.is_some() {
+            self.locks.lock().returned(owner);
+        }
     }
 
     /// Tries again these requests for locks, which need not wait any longer.

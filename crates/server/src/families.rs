@@ -3,46 +3,60 @@
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
+use towline_session::Session;
 use towline_session::files::{Files, SharedFiles};
 
-/// Set in the number that owns a family's locks, to tell it from sessions, whose numbers are small.
+/// Set in the number that owns a family's locks, which is the family's own, to tell it from sessions, whose
+/// numbers are small.
 const FAMILY_BIT: u64 = 1 << 63;
 
 /// The open files of each family that has a session.
 #[derive(Default)]
 pub(crate) struct Families(Mutex<HashMap<u64, Family>>);
 
-/// The open files of a family, and its number of sessions.
+/// The open files of a family, its number of sessions, and how many of these report the ends of processes.
 struct Family {
     files: SharedFiles,
     members: usize,
+    reporters: usize,
 }
 
 impl Families {
-    /// Adds `session` to a family and returns the family's files.
-    pub(crate) fn join(&self, family: u64, session: u64, epoch: u32) -> SharedFiles {
+    /// Adds a session to a family and returns the family's files.
+    pub(crate) fn join(&self, number: u64, session: &Session, epoch: u32) -> SharedFiles {
         let mut families = self.0.lock();
-        let new = || Family {
-            files: Arc::new(Mutex::new(Files::new(session | FAMILY_BIT, epoch))),
-            members: 0,
+        let new = || {
+            let mut files = Files::new(session.id, epoch);
+            files.owner = number | FAMILY_BIT;
+            Family { files: Arc::new(Mutex::new(files)), members: 0, reporters: 0 }
         };
-        let family = families.entry(family).or_insert_with(new);
+        let family = families.entry(number).or_insert_with(new);
         family.members += 1;
+        family.reporters += usize::from(session.reports_ends);
         family.files.clone()
     }
 
-    /// Removes a session. Returns its open files if no other session shares them any more.
-    pub(crate) fn leave(&self, files: SharedFiles) -> Option<SharedFiles> {
-        if files.lock().owner & FAMILY_BIT == 0 {
-            return Some(files);
+    /// Removes a session. Returns its open files if no other session shares them any more, and whether one
+    /// that is left reports the ends of the family's processes.
+    pub(crate) fn leave(&self, session: &Session) -> (Option<SharedFiles>, bool) {
+        let files = session.files.clone();
+        let number = files.lock().owner;
+        if number & FAMILY_BIT == 0 {
+            return (Some(files), false);
         }
         let mut families = self.0.lock();
-        let is_left = |family: &mut Family| {
-            family.members -= usize::from(Arc::ptr_eq(&family.files, &files));
+        let mut are_reported = false;
+        let mut is_left = |family: &mut Family| {
+            if !Arc::ptr_eq(&family.files, &files) {
+                return false;
+            }
+            family.members -= 1;
+            family.reporters -= usize::from(session.reports_ends);
+            are_reported = family.reporters > 0;
             family.members == 0
         };
         let left = families.extract_if(|_, family| is_left(family)).count() > 0;
-        left.then_some(files)
+        (left.then_some(files), are_reported)
     }
 }
 
@@ -53,15 +67,25 @@ mod tests {
     #[test]
     fn the_files_go_with_the_last_member() {
         let families = Families::default();
-        let (first, second) = (families.join(7, 1, 1), families.join(7, 2, 1));
-        assert!(Arc::ptr_eq(&first, &second));
-        let other = families.join(8, 3, 1);
-        assert!(!Arc::ptr_eq(&first, &other));
-        let leave = |files| families.leave(files).map(|files| files.lock().owner);
-        assert_eq!(leave(first), None);
-        assert_eq!(leave(second), Some(1 | FAMILY_BIT));
-        assert_eq!(families.join(7, 4, 1).lock().owner, 4 | FAMILY_BIT);
-        let own = Arc::new(Mutex::new(Files::new(5, 1)));
-        assert_eq!(leave(own), Some(5));
+        let joined = |family, id, reports_ends| {
+            let mut session = Session::new(id, 0, 1);
+            session.reports_ends = reports_ends;
+            session.files = families.join(family, &session, 1);
+            session
+        };
+        let (first, second) = (joined(7, 1, false), joined(7, 2, true));
+        assert!(Arc::ptr_eq(&first.files, &second.files));
+        let other = joined(8, 3, true);
+        assert!(!Arc::ptr_eq(&first.files, &other.files));
+        let leave = |session: &Session| {
+            let (files, are_reported) = families.leave(session);
+            (files.map(|files| files.lock().owner), are_reported)
+        };
+        assert_eq!(leave(&first), (None, true));
+        assert_eq!(leave(&second), (Some(7 | FAMILY_BIT), false));
+        assert_eq!(leave(&Session::new(5, 0, 1)), (Some(5), false));
+        let again = joined(7, 4, false);
+        assert_eq!(again.files.lock().owner, second.files.lock().owner);
+        assert!(!Arc::ptr_eq(&again.files, &second.files));
     }
 }

@@ -223,7 +223,10 @@ impl Core {
         let id = session.id;
         if hello.family != 0 {
             session.family = true;
-            session.files = self.shared.families.join(hello.family, id, self.shared.boot_epoch);
+            session.reports_ends = hello.want & want::REPORTS_ENDS != 0;
+            let families = &self.shared.families;
+            session.files = families.join(hello.family, &session, self.shared.boot_epoch);
+            self.shared.returned(session.files.lock().owner);
         }
         (welcome.session, welcome.secret) = (id, session.secret);
         let mut served = Served::new(session, index as u64);
@@ -298,7 +301,6 @@ impl Core {
     /// Gives up requests for locks of a session without a lane: its client may have been killed.
     fn withdraw_locks(&self, session: u64) {
         self.shared.locks.lock().withdraw(session);
-        self.shared.grace.withdraw(session);
     }
 
     /// Ends what waited too long: sessions without a lane, lanes without a hello, unused grants.
@@ -347,14 +349,15 @@ impl Core {
     /// Stops waiting for clients from before the restart once their time is over. Returns true if some are
     /// still awaited.
     fn end_unclaimed(&self) -> bool {
-        let lease = Duration::from_secs(SESSION_LEASE_SECONDS);
         let Some(state) = &self.shared.state else { return false };
-        let grace = &self.shared.grace;
-        self.shared.ask_again(grace.tick());
-        if grace.age() > lease {
+        if self.shared.started.elapsed() > Duration::from_secs(SESSION_LEASE_SECONDS) {
             state.end_unclaimed();
         }
-        state.has_unclaimed() || grace.is_active()
+        let mut locks = self.shared.locks.lock();
+        if self.shared.started.elapsed() > self.shared.lock_grace {
+            self.shared.notify(locks.end_awaited());
+        }
+        state.has_unclaimed() || locks.awaits()
     }
 
     pub(crate) fn end_session(&mut self, id: u64) {
@@ -362,14 +365,13 @@ impl Core {
             self.statistics.sessions.fetch_sub(1, Ordering::Relaxed);
             if let Some(state) = &self.shared.state {
                 state.end(id);
-                self.shared.reclaimed(id);
             }
             self.end_disks(std::mem::take(&mut served.disks));
             // The last session of a family releases the locks of its open files.
-            let files = self.shared.families.leave(served.session.files.clone());
+            let (files, are_reported) = self.shared.families.leave(&served.session);
             self.close_elsewhere(&mut served, files.as_ref());
             let owner = files.map(|files| files.lock().owner);
-            let granted = self.shared.locks.lock().leave(id, owner);
+            let granted = self.shared.locks.lock().leave(id, owner, are_reported);
             self.shared.notify(granted);
         }
     }

@@ -16,7 +16,6 @@ mod extents;
 mod failed_disks;
 mod failure;
 mod families;
-mod grace;
 mod grants;
 mod guarded;
 mod handshake;

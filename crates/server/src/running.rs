@@ -153,12 +153,9 @@ impl Core {
                 running.compound.locked(Err(Errno::EINTR));
                 return Some(running);
             }
-            Step::Lock(_, waiter, _)
-                if !served.session.reclaiming && self.shared.grace.holds_up(&waiter) => {}
-            Step::Lock(file, waiter, wait) => {
-                if let Some(journal) = &served.session.journal {
-                    journal.note_locks();
-                }
+            Step::Lock(file, mut waiter, wait) => {
+                // The lock of a session that is not kept would be in its own way after a restart.
+                waiter.is_kept &= served.session.family || served.session.journal.is_some();
                 let lane = served.lane.and_then(|lane| self.lanes.get(lane as usize)?.as_ref());
                 let asker = lane.map(|lane| Arc::new(Asker(lane.link.clone())));
                 // Checked while the table is locked. Otherwise the lane could end, and its locks could be
@@ -214,7 +211,7 @@ impl Core {
             }
             Step::Reclaimed => {
                 served.session.reclaiming = false;
-                self.shared.reclaimed(session);
+                self.shared.returned(session);
                 return Some(running);
             }
         }

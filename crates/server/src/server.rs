@@ -6,7 +6,6 @@ use crate::disks::Disks;
 use crate::exports::Exports;
 use crate::failure::{Failure, work_of_core};
 use crate::families::Families;
-use crate::grace::Grace;
 use crate::lanes::random;
 use crate::mailbox::{Mail, Mailbox};
 use crate::pools::Pools;
@@ -26,6 +25,7 @@ use towline_mem::Pool;
 use towline_net::Link;
 use towline_net::address::{Address, Listener};
 use towline_reactor::{Engine, Reactor};
+use towline_session::held::HeldLocks;
 use towline_session::locks::Locks;
 use towline_store::directory::make_no_ring;
 use towline_wire::hello::local_socket_name;
@@ -176,19 +176,20 @@ impl Server {
         let _ = statistics.disks.set(disks.clone());
         let state = directory.as_ref().map(|directory| directory.state.clone());
         let mut first_session = 1;
-        let mut lock_holders = Vec::new();
         if let Some(state) = &state {
             exports.note(state);
             first_session = state.last_session() / cores as u64 + 1;
-            lock_holders = state.unclaimed_with_locks();
         }
+        let locks = state.clone().map(HeldLocks::load).map(Locks::keeping).unwrap_or_default();
         let mailboxes: Result<Vec<Mailbox>, _> = (0..cores).map(|_| Mailbox::new()).collect();
         let shared = Arc::new(Shared {
             exports,
             disks,
             nbd_handshake: config.nbd_handshake,
             spin: config.spin,
-            locks: Mutex::new(Locks::default()),
+            locks: Mutex::new(locks),
+            started: Instant::now(),
+            lock_grace: config.lock_grace,
             mailboxes: mailboxes.map_err(StartError::System)?,
             pools: Pools::default(),
             boot_epoch,
@@ -200,7 +201,6 @@ impl Server {
             squash_root: !config.no_root_squash,
             state,
             failure: Failure::default(),
-            grace: Grace::new(lock_holders, config.lock_grace),
             cores: statistics.cores.clone(),
             listeners: RwLock::new(listeners),
         });

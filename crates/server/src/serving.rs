@@ -181,8 +181,7 @@ impl Serving<'_> {
             return;
         }
         let shared = &self.core.shared;
-        let waited = shared.locks.lock().cancel(session, header.slot, header.sequence)
-            || shared.grace.cancel(session, header.slot, header.sequence);
+        let waited = shared.locks.lock().cancel(session, header.slot, header.sequence);
         if !waited {
             // The request may be about to ask for the lock, or to ask again.
             if let Some(running) = self.running(session, header) {

@@ -97,8 +97,11 @@ impl Opened {
 pub struct Files {
     /// Owner of the open files' locks: a session or a family.
     pub owner: u64,
-    /// A lock was requested for one of these files, so closing one may have to release locks.
+    /// A lock was requested for one of these files, or one was open before a restart: closing one may have to
+    /// release locks.
     pub(crate) has_locked: bool,
+    /// Number of the session that the table was created for.
+    session: u64,
     epoch: u32,
     /// The queue for events of these files, created on first use.
     events: Option<Arc<EventQueue>>,
@@ -116,13 +119,14 @@ const fn parts(handle: u64) -> (usize, u32) {
 }
 
 impl Files {
-    /// Creates an empty table. `epoch` differs between two runs of a server. Generations start there, so
+    /// Creates an empty table for a session, which owns its locks. `epoch` differs between two runs of a server. Generations start there, so
     /// that a handle lost in a restart does not refer to a file opened afterwards.
     #[must_use]
-    pub fn new(owner: u64, epoch: u32) -> Self {
+    pub fn new(session: u64, epoch: u32) -> Self {
         Self {
-            owner,
+            owner: session,
             has_locked: false,
+            session,
             epoch,
             events: None,
             entries: Vec::new(),
@@ -184,6 +188,8 @@ impl Files {
         }
         self.check_room()?;
         self.reclaimed.insert(handle, opened);
+        // It may have locks from before.
+        self.has_locked = true;
         self.open += 1;
         Ok(())
     }
@@ -202,8 +208,8 @@ impl Files {
 
     /// Returns the queue for events of these files.
     pub(crate) fn events(&mut self) -> Arc<EventQueue> {
-        let Self { owner, epoch, .. } = *self;
-        self.events.get_or_insert_with(|| Arc::new(EventQueue::new(owner, epoch))).clone()
+        let Self { session, epoch, .. } = *self;
+        self.events.get_or_insert_with(|| Arc::new(EventQueue::new(session, epoch))).clone()
     }
 
     /// Keeps a watch that reports the bits of `tells` with its file.

@@ -11,6 +11,7 @@ mod compound;
 pub mod files;
 #[cfg(fuzzing)]
 pub mod fuzzing;
+pub mod held;
 pub mod locks;
 mod record;
 mod session;

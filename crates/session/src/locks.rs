@@ -3,7 +3,8 @@
 //! Families of locks do not see each other, as on Linux, except that process locks and open-file locks
 //! conflict with one another ("Open file description locks", fcntl(2)).
 
-use std::collections::HashMap;
+use crate::held::HeldLocks;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use towline_wire::Errno;
 pub use towline_wire::ranges::Range;
@@ -12,7 +13,8 @@ use towline_wire::request::lock;
 /// The holder or requester of a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Owner {
-    /// Owner of the session's table of files ([`crate::files::Files::owner`]): the session or its family.
+    /// Owner of the session's table of files ([`crate::files::Files::owner`]): the session or its family, which
+    /// has the same number after a restart of the server.
     pub session: u64,
     /// Process number for process locks, handle for other locks.
     pub id: u64,
@@ -33,6 +35,8 @@ pub struct Waiter {
     pub slot: u16,
     /// Sequence number of that request.
     pub sequence: u32,
+    /// The lock outlives the server.
+    pub is_kept: bool,
 }
 
 /// Where the answer to a waiting request would go.
@@ -65,6 +69,10 @@ pub struct Locks {
     /// Sessions that speak for a process. Its locks end with the last of them. A process of a family
     /// that executes a program continues in another session.
     processes: HashMap<Owner, Vec<u64>>,
+    /// Where locks are kept for the time after a restart.
+    kept: Option<HeldLocks>,
+    /// Sessions and families that had locks before the restart and are not back yet.
+    awaited: HashSet<u64>,
 }
 
 /// Requests that no longer wait because locks were released.
@@ -87,6 +95,40 @@ pub enum Locked {
 }
 
 impl Locks {
+    /// Creates the table of a server that keeps locks, with those that were held before it was restarted.
+    #[must_use]
+    pub fn keeping(kept: HeldLocks) -> Self {
+        let mut locks = Self::default();
+        for (file, owner, range) in kept.all() {
+            range.apply(owner, &mut locks.files.entry(file).or_default().held);
+            locks.awaited.insert(owner.session);
+        }
+        locks.kept = Some(kept);
+        locks
+    }
+
+    /// Returns true while sessions or families that had locks before a restart are not back.
+    #[must_use]
+    pub fn awaits(&self) -> bool {
+        !self.awaited.is_empty()
+    }
+
+    /// Notes that a session or family that may have had locks before a restart is back.
+    pub fn returned(&mut self, owner: u64) {
+        self.awaited.remove(&owner);
+    }
+
+    /// Releases the locks of all sessions and families that are not back. Returns the waiters that got their
+    /// locks.
+    pub fn end_awaited(&mut self) -> Vec<Waiter> {
+        let awaited = std::mem::take(&mut self.awaited);
+        if !awaited.is_empty() {
+            log::warn!("{} clients with locks did not return in time", awaited.len());
+        }
+        // Nobody waits as one of these owners without being back.
+        self.release_all(|owner| awaited.contains(&owner.session)).granted
+    }
+
     /// Sets or releases a lock. With `peer`, waits for a lock that is held by another owner. A request
     /// that already waits, and is made again, waits only once.
     ///
@@ -112,13 +154,16 @@ impl Locks {
         if unlocks {
             waiter.range.apply(waiter.owner, &mut locks.held);
             let granted = locks.grant();
+            self.keep(file, granted.iter().chain([&waiter]));
             self.tidy(file);
             return Ok(Locked::Done(granted));
         }
         if locks.conflict(waiter.owner, &waiter.range).is_none() {
             waiter.range.apply(waiter.owner, &mut locks.held);
             // Downgrading an exclusive lock to a shared one can let others in.
-            return Ok(Locked::Done(locks.grant()));
+            let granted = locks.grant();
+            self.keep(file, granted.iter().chain([&waiter]));
+            return Ok(Locked::Done(granted));
         }
         let Some(peer) = peer else {
             self.tidy(file);
@@ -161,18 +206,21 @@ impl Locks {
         Ok(())
     }
 
-    /// Ends a session: its requests stop waiting, and the locks of processes for which no other session
-    /// speaks, and of open files whose owner is `files`, are released. Returns the waiters that got
-    /// their locks.
-    pub fn leave(&mut self, session: u64, files: Option<u64>) -> Vec<Waiter> {
+    /// Ends a session: its requests stop waiting, and the locks of open files and processes whose owner is
+    /// `files` are released. Unless the ends of processes are reported ([`Locks::release`]), the locks of
+    /// those for which no other session speaks are released, too. Returns the waiters that got their locks.
+    pub fn leave(&mut self, session: u64, files: Option<u64>, are_reported: bool) -> Vec<Waiter> {
         let mut ended = Vec::new();
         self.processes.retain(|owner, sessions| {
             sessions.retain(|other| *other != session);
-            if sessions.is_empty() {
+            if sessions.is_empty() && !are_reported {
                 ended.push(*owner);
             }
             !sessions.is_empty()
         });
+        if let Some(owner) = files {
+            self.returned(owner);
+        }
         self.withdraw(session);
         // No requests of other sessions are orphaned: those would speak for the processes, or belong to
         // the family.
@@ -198,17 +246,31 @@ impl Locks {
     /// Releases all locks of the owners for which `gone` is true; their requests stop waiting.
     fn release_all(&mut self, gone: impl Fn(&Owner) -> bool) -> Released {
         let mut released = Released::default();
-        self.files.retain(|_, locks| {
-            let before = locks.held.len();
-            locks.held.retain(|(owner, _)| !gone(owner));
+        let mut files = std::mem::take(&mut self.files);
+        files.retain(|file, locks| {
+            let ended = locks.held.extract_if(.., |(owner, _)| gone(owner));
+            let ended: Vec<Owner> = ended.map(|(owner, _)| owner).collect();
             let orphaned = locks.waiting.extract_if(.., |(waiter, _)| gone(&waiter.owner));
             released.orphaned.extend(orphaned.map(|(waiter, _)| waiter));
-            if locks.held.len() != before {
-                released.granted.extend(locks.grant());
+            if !ended.is_empty() {
+                let granted = locks.grant();
+                if let Some(kept) = &mut self.kept {
+                    ended.iter().for_each(|owner| kept.clear(*file, *owner));
+                    granted.iter().for_each(|waiter| locks.keep(kept, *file, waiter));
+                }
+                released.granted.extend(granted);
             }
             !locks.held.is_empty() || !locks.waiting.is_empty()
         });
+        self.files = files;
         released
+    }
+
+    /// Keeps what these requesters have locked of a file now.
+    fn keep<'a>(&mut self, file: FileKey, changed: impl Iterator<Item = &'a Waiter>) {
+        if let (Some(kept), Some(locks)) = (&mut self.kept, self.files.get(&file)) {
+            changed.for_each(|waiter| locks.keep(kept, file, waiter));
+        }
     }
 
     /// Gives up a waiting request. Returns true if it was waiting.
@@ -275,6 +337,14 @@ impl FileLocks {
         self.held.iter().filter(in_the_way).map(|(other, _)| *other).collect()
     }
 
+    /// Keeps what this requester has locked now.
+    fn keep(&self, kept: &mut HeldLocks, file: FileKey, waiter: &Waiter) {
+        if waiter.is_kept {
+            let own = self.held.iter().filter(|(owner, _)| *owner == waiter.owner);
+            kept.set(file, waiter.owner, own.map(|(_, range)| *range).collect());
+        }
+    }
+
     /// Returns true if a range that this owner holds begins before this one and ends after it.
     fn is_within_one(&self, owner: Owner, range: &Range) -> bool {
         let around = |held: &Range| held.start < range.start && range.last < held.last;
@@ -305,187 +375,4 @@ impl FileLocks {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use std::sync::atomic::{AtomicBool, Ordering};
-
-    struct End(AtomicBool);
-
-    impl Peer for End {
-        fn is_there(&self) -> bool {
-            self.0.load(Ordering::Relaxed)
-        }
-    }
-
-    fn here() -> Option<Arc<dyn Peer>> {
-        Some(Arc::new(End(true.into())))
-    }
-
-    const FILE: FileKey = (1, 2, false);
-
-    fn owner(id: u64) -> Owner {
-        Owner { session: 1, id, process: true }
-    }
-
-    fn waiter(id: u64, kind: u8, start: u64, length: u64) -> Waiter {
-        Waiter {
-            session: 1,
-            owner: owner(id),
-            range: Range::new(kind, start, length).unwrap(),
-            slot: id as u16,
-            sequence: 1,
-        }
-    }
-
-    #[test]
-    fn ranges_split_and_conflict() {
-        let mut locks = Locks::default();
-        assert_eq!(
-            locks.lock(FILE, waiter(1, lock::EXCLUSIVE, 0, 100), None),
-            Ok(Locked::Done(vec![]))
-        );
-        assert_eq!(
-            locks.lock(FILE, waiter(1, lock::UNLOCK, 40, 10), None),
-            Ok(Locked::Done(vec![]))
-        );
-        assert_eq!(
-            locks.lock(FILE, waiter(2, lock::SHARED, 40, 10), None),
-            Ok(Locked::Done(vec![]))
-        );
-        assert_eq!(locks.lock(FILE, waiter(2, lock::SHARED, 39, 1), None), Err(Errno::EAGAIN));
-        assert_eq!(locks.lock(FILE, waiter(2, lock::SHARED, 50, 0), None), Err(Errno::EAGAIN));
-        let (_, range) = locks
-            .test(1, FILE, owner(2), &Range::new(lock::SHARED, 60, 1).unwrap())
-            .unwrap()
-            .unwrap();
-        assert_eq!((range.start, range.length()), (50, 50));
-    }
-
-    #[test]
-    fn a_session_cannot_lock_ranges_without_end() {
-        let mut locks = Locks::default();
-        let range = |place| Range::new(lock::SHARED, 2 * place, 1).unwrap();
-        let held = (0..RANGES_MAX as u64).map(|place| (owner(1), range(place))).collect();
-        locks.files.insert(FILE, FileLocks { held, waiting: Vec::new() });
-        let one_more = |id| waiter(id, lock::SHARED, 2 * RANGES_MAX as u64, 1);
-        assert_eq!(locks.lock(FILE, one_more(1), here()), Err(Errno::ENOLCK));
-        assert_eq!(locks.lock(FILE, one_more(2), here()), Err(Errno::ENOLCK), "of one family");
-        let mut stranger = one_more(3);
-        stranger.owner.session = 2;
-        assert_eq!(locks.lock(FILE, stranger, None), Ok(Locked::Done(vec![])));
-        locks.lock(FILE, waiter(1, lock::UNLOCK, 0, 10), None).unwrap();
-        assert_eq!(locks.lock(FILE, one_more(1), None), Ok(Locked::Done(vec![])));
-    }
-
-    #[test]
-    fn unlocking_does_not_make_ranges_without_end() {
-        let mut locks = Locks::default();
-        let range = |place| Range::new(lock::SHARED, 4 * place, 3).unwrap();
-        let held = (0..RANGES_MAX as u64).map(|place| (owner(1), range(place))).collect();
-        locks.files.insert(FILE, FileLocks { held, waiting: Vec::new() });
-        let unlock = |start, length| waiter(1, lock::UNLOCK, start, length);
-        assert_eq!(locks.lock(FILE, unlock(1, 1), None), Err(Errno::ENOLCK), "one more range");
-        // The same number, or fewer.
-        for (start, length) in [(3, 1), (4, 1), (8, 3), (0, 0)] {
-            assert_eq!(locks.lock(FILE, unlock(start, length), None), Ok(Locked::Done(vec![])));
-        }
-        assert!(locks.files.is_empty());
-    }
-
-    #[test]
-    fn a_process_that_has_ended_takes_no_room() {
-        let mut locks = Locks::default();
-        for id in 0..2 * PROCESSES_MAX as u64 {
-            let taken = locks.lock(FILE, waiter(id, lock::EXCLUSIVE, 0, 10), None);
-            assert_eq!(taken, Ok(Locked::Done(vec![])), "process {id}");
-            assert_eq!(locks.release(owner(id)), Released::default());
-        }
-        assert!(locks.files.is_empty() && locks.processes.is_empty());
-    }
-
-    #[test]
-    fn waiters_are_served_in_order_and_deadlocks_are_seen() {
-        let mut locks = Locks::default();
-        locks.lock(FILE, waiter(1, lock::EXCLUSIVE, 0, 10), here()).unwrap();
-        locks.lock(FILE, waiter(2, lock::EXCLUSIVE, 20, 10), here()).unwrap();
-        assert_eq!(
-            locks.lock(FILE, waiter(2, lock::EXCLUSIVE, 0, 10), here()),
-            Ok(Locked::Waiting)
-        );
-        assert_eq!(
-            locks.lock(FILE, waiter(1, lock::EXCLUSIVE, 20, 1), here()),
-            Err(Errno::EDEADLK)
-        );
-        let granted = locks.release(owner(1)).granted;
-        assert_eq!(granted, vec![waiter(2, lock::EXCLUSIVE, 0, 10)]);
-        assert_eq!(locks.lock(FILE, waiter(3, lock::SHARED, 5, 1), here()), Ok(Locked::Waiting));
-        assert!(locks.cancel(1, 3, 1));
-        assert_eq!(locks.release(owner(2)), Released::default());
-        assert!(locks.files.is_empty());
-    }
-
-    #[test]
-    fn a_process_keeps_its_locks_in_another_session() {
-        let mut locks = Locks::default();
-        let in_session = |session, id| Waiter { session, ..waiter(id, lock::EXCLUSIVE, 0, 10) };
-        locks.lock(FILE, in_session(1, 7), None).unwrap();
-        let range = Range::new(lock::EXCLUSIVE, 0, 1).unwrap();
-        assert_eq!(locks.test(2, FILE, owner(7), &range), Ok(None), "its own lock");
-        locks.leave(1, None);
-        assert_eq!(locks.lock(FILE, in_session(3, 8), None), Err(Errno::EAGAIN));
-        assert_eq!(locks.lock(FILE, in_session(3, 8), here()), Ok(Locked::Waiting));
-        assert_eq!(locks.leave(2, None), vec![in_session(3, 8)], "nobody speaks for it any more");
-        assert!(locks.leave(3, None).is_empty());
-        assert!(locks.files.is_empty() && locks.processes.is_empty());
-    }
-
-    #[test]
-    fn nobody_who_is_gone_gets_a_lock() {
-        let mut locks = Locks::default();
-        let gone = Arc::new(End(true.into()));
-        let in_session = |session, id| Waiter { session, ..waiter(id, lock::EXCLUSIVE, 0, 10) };
-        locks.lock(FILE, in_session(1, 1), None).unwrap();
-        for (waiter, peer) in
-            [(in_session(2, 2), here()), (in_session(3, 3), Some(gone.clone() as _))]
-        {
-            assert_eq!(locks.lock(FILE, waiter, peer), Ok(Locked::Waiting));
-        }
-        assert_eq!(locks.lock(FILE, in_session(4, 4), here()), Ok(Locked::Waiting));
-        // One has no lane, which is known; for the other this shows only when it gets the lock.
-        locks.withdraw(2);
-        gone.0.store(false, Ordering::Relaxed);
-        assert_eq!(locks.leave(1, None), vec![in_session(4, 4)]);
-        // A request that comes back is made twice but waits once.
-        for _ in 0..2 {
-            assert_eq!(locks.lock(FILE, in_session(2, 2), here()), Ok(Locked::Waiting));
-        }
-        assert_eq!(locks.leave(4, None), vec![in_session(2, 2)]);
-        assert!(locks.leave(2, None).is_empty());
-        assert!(locks.leave(3, None).is_empty() && locks.files.is_empty());
-    }
-
-    #[test]
-    fn who_is_gone_makes_no_deadlock() {
-        let mut locks = Locks::default();
-        let gone = Arc::new(End(true.into()));
-        locks.lock(FILE, waiter(1, lock::EXCLUSIVE, 0, 10), None).unwrap();
-        locks.lock(FILE, waiter(2, lock::EXCLUSIVE, 20, 10), None).unwrap();
-        let waits = waiter(2, lock::EXCLUSIVE, 0, 10);
-        assert_eq!(locks.lock(FILE, waits, Some(gone.clone())), Ok(Locked::Waiting));
-        gone.0.store(false, Ordering::Relaxed);
-        let other = waiter(1, lock::EXCLUSIVE, 20, 1);
-        assert_eq!(locks.lock(FILE, other, here()), Ok(Locked::Waiting));
-    }
-
-    #[test]
-    fn a_session_cannot_speak_for_everybody() {
-        let mut locks = Locks::default();
-        let range = Range::new(lock::SHARED, 0, 1).unwrap();
-        for id in 0..PROCESSES_MAX as u64 {
-            locks.test(1, FILE, owner(id), &range).unwrap();
-        }
-        let more = owner(PROCESSES_MAX as u64);
-        assert_eq!(locks.test(1, FILE, more, &range), Err(Errno::ENOLCK));
-        assert_eq!(locks.test(2, FILE, more, &range), Ok(None));
-    }
-}
+mod tests;

@@ -16,6 +16,8 @@ pub struct Session {
     pub slots: Slots,
     /// True when it belongs to a family.
     pub family: bool,
+    /// It reports the ends of its family's processes ([`towline_wire::hello::want::REPORTS_ENDS`]).
+    pub reports_ends: bool,
     /// Its open files, which it may share with other sessions.
     pub files: SharedFiles,
     /// Its record for a restart of the server, if it is kept.
@@ -35,6 +37,7 @@ impl Session {
             secret,
             slots: Slots::default(),
             family: false,
+            reports_ends: false,
             files: Arc::new(Files::new(id, epoch).into()),
             journal: None,
             recorded: 0,

@@ -11,10 +11,12 @@
 //! | 0 | 4096 | magic, version, sizes, boot of the machine; the exports and their roots |
 //! | 4096 | capacity x 64 | sessions: number, secret, epoch of the server that began it, checksum |
 //! | then | capacity x 80 KiB | for each slot of a session two records in turn, see [`crate::record`] |
+//! | then | 64 MiB | locks that clients hold, see [`crate::held`] |
 //!
 //! A record overwrites the older of its slot's two records. If it is torn, its checksum shows that, and
 //! the other record counts.
 
+use crate::held::{LOCK_BYTES, LOCKS_MAX};
 use crate::record::{GENERATION_AT, Intent, Place, RECORD_BYTES, Record};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
@@ -28,7 +30,7 @@ use towline_wire::limits::SLOTS_MAX;
 /// "1TWSTATE" as little-endian bytes.
 const MAGIC: u64 = 0x4554_4154_5357_5431;
 /// Changes with every change of this layout, so that no build misreads the file of another.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 /// Most sessions that can be kept; further ones are served, but not kept.
 pub const SESSIONS_MAX: usize = 4096;
 
@@ -41,8 +43,12 @@ const ENTRY_BYTES: usize = 64;
 const SLOT_BYTES: usize = 2 * RECORD_BYTES;
 const AREA_BYTES: usize = SLOTS_MAX * SLOT_BYTES;
 const AREAS_AT: usize = HEAD_BYTES + SESSIONS_MAX * ENTRY_BYTES;
+/// Offset of the locks.
+pub(crate) const LOCKS_AT: usize = AREAS_AT + SESSIONS_MAX * AREA_BYTES;
+/// Offset of a word in the head: for how many locks there is room on the disk.
+pub(crate) const LOCKS_ROOM_AT: usize = HEAD_WORDS_END;
 /// Size of the file in bytes. It is sparse: a session takes 80 KiB of the disk when it begins.
-pub const STATE_BYTES: usize = AREAS_AT + SESSIONS_MAX * AREA_BYTES;
+pub const STATE_BYTES: usize = LOCKS_AT + LOCKS_MAX * LOCK_BYTES;
 
 /// Locks that serialize operations on one name, or appends to one file; the same number again for stores
 /// that may hang.
@@ -66,7 +72,7 @@ pub enum Unusable {
 
 /// The state of a server, in a mapped file.
 pub struct State {
-    memory: SharedMemory,
+    pub(crate) memory: SharedMemory,
     epoch: u32,
     stripes: Box<[Mutex<()>]>,
     table: Mutex<Table>,
@@ -88,7 +94,6 @@ struct Table {
 struct Unclaimed {
     secret: u64,
     recorded: u64,
-    locks: bool,
 }
 
 /// An operation that was in progress when the server was killed.
@@ -207,7 +212,7 @@ impl State {
         let mut table = self.table.lock();
         let mut unresolved = self.unresolved.lock();
         for entry in (0..SESSIONS_MAX as u32).rev() {
-            let Some((session, secret, locks)) = self.read_entry(entry) else {
+            let Some((session, secret)) = self.read_entry(entry) else {
                 table.free.push(entry);
                 continue;
             };
@@ -229,7 +234,7 @@ impl State {
                 }
             }
             table.entries.insert(session, entry);
-            table.unclaimed.insert(session, Unclaimed { secret, recorded, locks });
+            table.unclaimed.insert(session, Unclaimed { secret, recorded });
         }
         self.any_unresolved.store(!unresolved.is_empty(), Ordering::Relaxed);
     }
@@ -243,15 +248,14 @@ impl State {
         }
     }
 
-    /// Returns an entry's session number and secret, and whether the session had locks; `None` if the
-    /// entry is not in use.
-    fn read_entry(&self, entry: u32) -> Option<(u64, u64, bool)> {
-        let mut bytes = [0; 32];
+    /// Returns an entry's session number and secret; `None` if the entry is not in use.
+    fn read_entry(&self, entry: u32) -> Option<(u64, u64)> {
+        let mut bytes = [0; 28];
         self.memory.copy_out(entry_at(entry), &mut bytes);
         let long = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
         let word = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
         let live = word(24) == 1 && word(20) == crc32c::crc32c(&bytes[..20]) && long(0) != 0;
-        live.then(|| (long(0), long(8), word(28) != 0))
+        live.then(|| (long(0), long(8)))
     }
 
     /// Keeps a new session; `None` when there is no room for it.
@@ -274,7 +278,7 @@ impl State {
             no_room(&mut table, &error);
             return None;
         }
-        let mut bytes = [0; 32];
+        let mut bytes = [0; 28];
         bytes[..8].copy_from_slice(&session.to_le_bytes());
         bytes[8..16].copy_from_slice(&secret.to_le_bytes());
         bytes[16..20].copy_from_slice(&self.epoch.to_le_bytes());
@@ -333,13 +337,6 @@ impl State {
     #[must_use]
     pub fn unclaimed(&self) -> Vec<u64> {
         self.table.lock().unclaimed.keys().copied().collect()
-    }
-
-    /// Returns those of them that had locks.
-    #[must_use]
-    pub fn unclaimed_with_locks(&self) -> Vec<u64> {
-        let table = self.table.lock();
-        table.unclaimed.iter().filter(|(_, u)| u.locks).map(|(id, _)| *id).collect()
     }
 
     /// Returns the highest number of a kept session; 0 if there is none.
@@ -471,7 +468,7 @@ impl State {
     /// Records what was found out about an operation.
     fn note_verdict(&self, unresolved: &Unresolved, verdict: Verdict) {
         let &Unresolved { entry, slot, intent } = unresolved;
-        let Some((_, secret, _)) = self.read_entry(entry) else { return };
+        let Some((_, secret)) = self.read_entry(entry) else { return };
         let Some(mut record) = self.newest(entry, secret, slot) else { return };
         if record.intent != Some(intent) {
             return;
@@ -511,14 +508,6 @@ impl Journal {
         self.state.settle((self.entry, slot), place, look);
     }
 
-    /// Notes that the session has locks, for which others have to wait after a restart.
-    pub fn note_locks(&self) {
-        let word = self.state.memory.word32(entry_at(self.entry) + 28);
-        if word.load(Ordering::Relaxed) == 0 {
-            word.store(1, Ordering::Release);
-        }
-    }
-
     /// Writes the record of a slot.
     pub(crate) fn write(&self, slot: u16, record: &mut Record, results: &[u8]) {
         record.secret = self.secret;
@@ -541,4 +530,4 @@ impl Journal {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

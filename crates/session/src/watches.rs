@@ -105,10 +105,11 @@ pub(crate) struct Told {
 }
 
 impl EventQueue {
-    /// Creates the queue for the table of open files with this owner, on a server with boot epoch `epoch`.
-    pub(crate) fn new(owner: u64, epoch: u32) -> Self {
+    /// Creates the queue for the table of open files that was created for this session, on a server with boot
+    /// epoch `epoch`.
+    pub(crate) fn new(session: u64, epoch: u32) -> Self {
         // Far from the numbers of any other queue, with room above, because numbers only grow.
-        let mixed = (owner ^ u64::from(epoch) << 32).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let mixed = (session ^ u64::from(epoch) << 32).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let first = (mixed >> 2) | 1;
         Self(Mutex::new(Queue {
             first,

@@ -5,7 +5,7 @@ use crate::codec::{Field, ProtocolError, Reader};
 /// First bytes of the body of a hello and a welcome, to recognize peers that speak another protocol.
 pub const MAGIC: u64 = 0x454e_494c_574f_5431; // "1TOWLINE" as little-endian bytes
 /// Version of the protocol. It changes with every change of the wire format, as there is no release yet.
-pub const VERSION: u16 = 6;
+pub const VERSION: u16 = 7;
 
 /// Features that a lane asks for.
 pub mod want {
@@ -13,6 +13,10 @@ pub mod want {
     pub const SHARED_MEMORY: u32 = 1;
     /// Serve other sessions first, except for a guaranteed share. Each lane has to ask for it.
     pub const LOW_PRIORITY: u32 = 2;
+    /// This session reports the ends of all processes of its family that took locks
+    /// ([`crate::Request::ProcessEnded`]). Their locks then last as long as they do, not as long as their
+    /// sessions. Counts for a lane that begins a session.
+    pub const REPORTS_ENDS: u32 = 4;
 }
 
 /// Returns the name of a local socket in the abstract namespace of `unix(7)`. The number is random, so

@@ -39,7 +39,7 @@ pub const REPLAY_BYTES_MAX: usize = 512;
 /// A session without a lane ends after this many seconds: its files are closed and its locks released.
 pub const SESSION_LEASE_SECONDS: u64 = 90;
 /// The same for a session of a family. The family keeps its open files; the locks of a process are
-/// released if no other session speaks for it.
+/// released if no other session speaks for it, nor reports the ends of processes.
 pub const FAMILY_LEASE_SECONDS: u64 = 3;
 /// Time for a client to finish the handshake or to use a grant, in seconds.
 pub const CLIENT_STALL_SECONDS: u64 = 30;
@@ -52,8 +52,8 @@ pub const AHEAD_KEPT_SECONDS: u64 = 4;
 pub const PEER_SILENCE_SECONDS: u64 = 30;
 /// How long a client tries to replace a lost lane before an operation fails, in seconds.
 pub const RECONNECT_SECONDS: u64 = 60;
-/// After a restart of a server that remembers its sessions, new locks wait at most this many seconds
-/// for clients that held locks before.
+/// After a restart, a server that remembers its sessions holds their locks for this many seconds. Those of
+/// clients that are not back by then are released.
 pub const LOCK_GRACE_SECONDS: u64 = 30;
 /// Default port of a server.
 pub const DEFAULT_PORT: u16 = 7440;

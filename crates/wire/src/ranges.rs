@@ -4,7 +4,7 @@ use crate::Errno;
 use crate::request::lock;
 
 /// A range of bytes and the kind of its lock.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(clippy::exhaustive_structs)] // a range has no other fields
 pub struct Range {
     /// [`lock::SHARED`], [`lock::EXCLUSIVE`] or [`lock::UNLOCK`].

@@ -1,14 +1,17 @@
 //! Fuzzes the reader of state files of a killed server, with arbitrary sessions and records.
 //!
 //! The input is a list of items to put into the file, each after a byte with its kind: a session (entry,
-//! 20 bytes), a record (entry, slot, which of the two, two bytes with its length, its bytes) or a byte
-//! anywhere in the first 64 KiB (two bytes with the offset, the byte). Checksums of sessions and records
-//! are corrected, because a fuzzer would not find them.
+//! 20 bytes), a record (entry, slot, which of the two, two bytes with its length, its bytes), a lock (place,
+//! 56 bytes) or a byte anywhere in the first 64 KiB (two bytes with the offset, the byte). Checksums of
+//! sessions, records and locks are corrected, because a fuzzer would not find them.
 #![no_main]
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use towline_mem::SharedMemory;
 use towline_session::fuzzing::{Image, record, seal};
+use towline_session::held::HeldLocks;
+use towline_session::locks::Locks;
 use towline_session::state::{SESSIONS_MAX, STATE_BYTES, State};
 use towline_wire::limits::SLOTS_MAX;
 
@@ -17,6 +20,10 @@ const ENTRIES_AT: usize = 4096;
 const ENTRY_BYTES: usize = 64;
 const AREAS_AT: usize = ENTRIES_AT + SESSIONS_MAX * ENTRY_BYTES;
 const RECORD_BYTES: usize = size_of::<Image>();
+const LOCKS_AT: usize = AREAS_AT + SESSIONS_MAX * SLOTS_MAX * 2 * RECORD_BYTES;
+const LOCK_BYTES: usize = 64;
+/// Where the file says for how many locks it has room, and what a server writes there first.
+const LOCKS_ROOM: (usize, u32) = (40, 1024);
 
 /// Number of entries in use: few, so that sessions and records often share one.
 const ENTRIES: usize = 4;
@@ -52,6 +59,17 @@ fn put<'a>(memory: &SharedMemory, data: &'a [u8]) -> Option<&'a [u8]> {
             memory.copy_in(AREAS_AT + number * RECORD_BYTES, &image);
             Some(rest)
         }
+        (2, rest) => {
+            let ([place], rest) = rest.split_first_chunk()?;
+            let (fields, rest) = rest.split_first_chunk::<56>()?;
+            let mut bytes = [0; LOCK_BYTES];
+            bytes[0] = 1;
+            bytes[4..8].copy_from_slice(&crc32c::crc32c(fields).to_le_bytes());
+            bytes[8..].copy_from_slice(fields);
+            memory.copy_in(LOCKS_AT + usize::from(*place) * LOCK_BYTES, &bytes);
+            memory.copy_in(LOCKS_ROOM.0, &LOCKS_ROOM.1.to_le_bytes());
+            Some(rest)
+        }
         (_, rest) => {
             let ([low, high, value], rest) = rest.split_first_chunk()?;
             memory.copy_in(u16::from_le_bytes([*low, *high]).into(), &[*value]);
@@ -82,9 +100,19 @@ libfuzzer_sys::fuzz_target!(|data: &[u8]| {
     assert!(state.note_exports(&[(b"a", (1, 2))]).is_empty());
     assert!(state.begin(u64::MAX, 5).is_some());
     state.end(u64::MAX);
+    let mut locks = Locks::keeping(HeldLocks::load(state.clone()));
+    locks.returned(1);
+    locks.leave(1, Some(1), false);
     // The server accepts the file that it has rewritten itself.
-    let known = state.unclaimed_with_locks();
-    drop(state);
-    let again = State::open(view(), &BOOT, 3).expect("what this server wrote itself");
-    assert!(known.iter().all(|session| again.unclaimed_with_locks().contains(session)));
+    let held = |state| {
+        let held = HeldLocks::load(state);
+        held.all().map(|(file, owner, range)| (file, owner, range)).collect::<HashSet<_>>()
+    };
+    let known = held(state.clone());
+    assert!(known.iter().all(|(_, owner, _)| owner.session != 1));
+    drop((state, locks));
+    let again = Arc::new(State::open(view(), &BOOT, 3).expect("what this server wrote itself"));
+    assert!(held(again.clone()) == known);
+    Locks::keeping(HeldLocks::load(again.clone())).end_awaited();
+    assert!(held(again).is_empty());
 });

@@ -6,6 +6,7 @@
 use super::directory::RunDirectory;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::process::{PidfdFlags, getpid, pidfd_open};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use towline_instance::KEEPER;
@@ -19,6 +20,11 @@ pub(super) struct Holders {
     known: Vec<(u32, OwnedFd)>,
     /// Questions, each with the descriptor that its answer is written to.
     asks: Vec<(Ask, OwnedFd)>,
+}
+
+/// Returns true if the kernel reports the ends of processes (Linux 5.3).
+pub(super) fn can_watch() -> bool {
+    pidfd_open(getpid(), PidfdFlags::empty()).is_ok()
 }
 
 impl Holders {

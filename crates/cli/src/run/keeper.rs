@@ -4,6 +4,7 @@
 //! that shared it with others, or one that was killed. A pidfd reports when a process with record locks has
 //! ended.
 
+use super::connections::Connections;
 use super::directory::RunDirectory;
 use super::holders::Holders;
 use super::pager::Pager;
@@ -21,7 +22,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use towline_client::{Client, Url};
-use towline_instance::{Entry, State, Taken};
+use towline_instance::{CLOSING_WAIT, Entry, State, Taken};
 
 /// How often, and how many times after the last event, to look for answers of servers.
 const SETTLE: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
@@ -55,11 +56,13 @@ pub(super) struct Keeper {
     watches: Watches,
     /// By mount number.
     clients: Vec<Client>,
+    connections: Connections,
     notices: Notices,
     /// How many more times to look for answers.
     settling: u32,
-    /// A program waits until everything is closed that was closed before it asked; the number of its request.
-    awaited: Option<u64>,
+    /// A program waits until everything is closed that was closed before it asked: the number of its request,
+    /// and until when it waits.
+    awaited: Option<(u64, Instant)>,
     /// The number of the latest such request.
     asked: u64,
     /// Entries with unanswered changes, and when to close them.
@@ -88,7 +91,8 @@ impl Keeper {
         let mut notices = Notices::new(&directory.placeholders());
         // Print notices that were written before the watch was in place.
         notices.print();
-        let clients = servers.iter().map(|(client, _)| client.clone()).collect();
+        let clients: Vec<Client> = servers.iter().map(|(client, _)| client.clone()).collect();
+        let connections = Connections::of(&servers);
         let watches = Watches::new(directory, Arc::clone(&state), servers.clone());
         let pager = Pager::start(directory, Arc::clone(&state), servers);
         let pager = pager.inspect_err(|error| log::warn!("cannot listen for mappings: {error}"));
@@ -103,6 +107,7 @@ impl Keeper {
             holders: holders.ok(),
             watches,
             clients,
+            connections,
             notices,
             settling: 0,
             awaited: None,
@@ -119,7 +124,7 @@ impl Keeper {
         let pager = self.pager.as_ref().map(|pager| PollFd::new(pager, PollFlags::IN));
         let holders = self.holders.iter().flat_map(Holders::events);
         let events = self.events.iter().map(|events| PollFd::new(events, PollFlags::IN));
-        events.chain(holders).chain(pager)
+        events.chain(holders).chain(pager).chain(self.connections.events())
     }
 
     /// Returns the maximum time to wait before the next [`Keeper::work`].
@@ -146,6 +151,7 @@ impl Keeper {
             self.events = Some(events);
             self.state.keep(true);
         }
+        self.connections.work();
         let mut buffer = [const { MaybeUninit::uninit() }; 16 * 1024];
         let queue = self.events.as_ref();
         let mut reader = queue.map(|queue| inotify::Reader::new(queue, &mut buffer));
@@ -205,7 +211,7 @@ impl Keeper {
             }
         }
         if asked != std::mem::replace(&mut self.asked, asked) {
-            self.awaited = Some(asked);
+            self.awaited = Some((asked, Instant::now() + CLOSING_WAIT));
         }
         if self.limit().is_none() {
             return has_worked;
@@ -218,12 +224,16 @@ impl Keeper {
             lingers
         });
         // Process answers, so that closes waiting for a slot are sent, too.
-        self.clients.iter().for_each(Client::progress);
+        for client in &self.clients {
+            let _ = client.glance(); // whoever uses the server's files is told
+        }
         if self.clients.iter().all(Client::is_idle)
-            && let Some(asked) = self.awaited.take()
+            && let Some((asked, _)) = self.awaited.take()
         {
             self.state.tell_closed(asked);
         }
+        // A server may not answer for long.
+        self.awaited = self.awaited.filter(|(_, until)| Instant::now() < *until);
         if !has_worked {
             self.settling = self.settling.saturating_sub(1);
         }

@@ -6,6 +6,7 @@
 //! closes what the program and its children leave open (`keeper.rs`). If the executable starts in `launch`,
 //! plain command lines never get here: `launch` does the same, and comes back only as the keeper ([`keep`]).
 
+mod connections;
 mod directory;
 mod faults;
 mod fork;
@@ -406,6 +407,7 @@ fn meet(url: Url, family: u64, met: &[Met]) -> Outcome<Met> {
         None => {
             let mut options = Options::default();
             options.family = family;
+            options.reports_ends = holders::can_watch();
             // Unless there are large mappings, this client sends few requests: for the prefix, and what the
             // keeper closes.
             options.nearer_after = 24;

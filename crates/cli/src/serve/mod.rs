@@ -81,7 +81,7 @@ NBD clients find each disk by its name, and one also by the empty name.
 
 State: with --state DIR (made if it is missing; one server at a time) the server records there what
 clients do. When it is killed and started again, they go on where they were: what was done is not
-done again, what was not is done once. New locks wait up to 30 s for clients that had locks before.
+done again, what was not is done once. Locks are held for clients that are back within 30 s.
 After a restart of the machine nothing there is believed, and clients begin new sessions.
 
 Signals: TERM and INT end requests under way, tell clients and exit; HUP reads the exports of the

@@ -259,7 +259,10 @@ impl Core {
                 self.complete(state, number, Err(Error::Unknown));
                 continue;
             }
+            // A close that nobody waits for is sent: the file may have been opened, and locked,
+            // through another session of the family.
             if welcome.resumed != resumed::JOINED
+                && !slot.abandoned
                 && let Some(result) =
                     after_restart(&state.files, &state.disks, &slot.message, &mut slot.outcome)
             {

@@ -163,9 +163,18 @@ impl Core {
     /// Receives what has arrived without waiting, for callers that wait for [`crate::Client::fd`]
     /// elsewhere.
     pub(crate) fn progress(self: &Arc<Self>) {
+        self.advance_once(Wait::No);
+    }
+
+    /// [`Core::progress`] that leaves a lost lane to others.
+    pub(crate) fn glance(self: &Arc<Self>) {
+        self.advance_once(Wait::Never);
+    }
+
+    fn advance_once(self: &Arc<Self>, wait: Wait<'_>) {
         let lead = self.state.lock().take_lead();
         if let Some(receiving) = lead {
-            self.leave(self.lead(receiving, Wait::No));
+            self.leave(self.lead(receiving, wait));
         }
     }
 
@@ -415,6 +424,12 @@ impl Core {
         let panics = FailOnPanic(self);
         let mut state = match self.receive(&mut receiving, wait) {
             Ok(state) => state,
+            // After an invalid message, the rest of the stream has no meaning.
+            Err(error)
+                if matches!(wait, Wait::Never) && error.kind() != io::ErrorKind::InvalidData =>
+            {
+                self.state.lock()
+            }
             Err(error) => {
                 // Before reconnecting, which can take long.
                 self.wake();
@@ -422,7 +437,10 @@ impl Core {
                 self.state.lock()
             }
         };
-        if !state.near && state.requested >= self.options.nearer_after {
+        if !state.near
+            && !matches!(wait, Wait::Never)
+            && state.requested >= self.options.nearer_after
+        {
             drop(state);
             self.wake();
             self.move_nearer(&mut receiving);
@@ -446,7 +464,7 @@ impl Core {
         let Receiving { input, scratch, spin, link, bulk, outage } = receiving;
         let flushed = matches!(wait, Wait::ForNew) || self.flush()?;
         let wait = match wait {
-            Wait::No => None,
+            Wait::No | Wait::Never => None,
             Wait::ForNew => Some(spin),
             Wait::For(_) if !flushed => {
                 link.wait_either(Some(Duration::from_millis(100)))?;

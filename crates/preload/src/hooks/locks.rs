@@ -17,14 +17,11 @@ use std::sync::atomic::Ordering;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 use towline_client::Lock;
-use towline_instance::{Entry, State};
+use towline_instance::{CLOSING_WAIT, Entry, State};
 use towline_wire::request::lock;
 
 /// How often a wait is started again after the connection to the server was lost.
 const TRIES: u32 = 5;
-
-/// How long the keeper may take to close the files that have no descriptors any more.
-const KEEPER: Duration = Duration::from_secs(1);
 
 /// Interval between checks whether the keeper is done.
 const LOOK: Duration = Duration::from_micros(100);
@@ -52,7 +49,7 @@ fn settle_closed(open: Open) {
     if !may_be_left(open, state) {
         return;
     }
-    let (asked, until) = (state.ask_to_close(), Instant::now() + KEEPER);
+    let (asked, until) = (state.ask_to_close(), Instant::now() + CLOSING_WAIT);
     if inside(report::wake_keeper).is_err() {
         return;
     }

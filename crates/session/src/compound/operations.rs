@@ -91,6 +91,12 @@ impl Compound {
             Request::Close { handle } => {
                 let of_this = handle == CURRENT;
                 let handle = self.handle(handle)?;
+                let owner = Owner { session: context.files.owner(), id: handle, process: false };
+                if context.files.find(handle).is_err() {
+                    self.fail(Errno::EBADF);
+                    // It may have been open, and locked, before a restart.
+                    return Ok(Some(Step::ReleaseLocks(owner)));
+                }
                 self.at(context, handle)?;
                 // The file is closed when `opened` is dropped, unless another request still uses it.
                 let opened = context.files.with(|files| files.remove(handle))?;
@@ -102,11 +108,7 @@ impl Compound {
                 if !context.files.with(|files| files.has_locked) {
                     return Ok(None);
                 }
-                return Ok(Some(Step::ReleaseLocks(Owner {
-                    session: context.files.owner(),
-                    id: handle,
-                    process: false,
-                })));
+                return Ok(Some(Step::ReleaseLocks(owner)));
             }
             Request::Stat { base, flags, path } => {
                 let opened = self.at(context, base)?;
@@ -334,7 +336,8 @@ impl Compound {
                 let (file, owner, range) =
                     self.lock_of(context, handle, owner, family, kind, start, length)?;
                 let (session, slot, sequence) = (context.session, self.slot, self.sequence);
-                let waiter = Waiter { owner, session, range, slot, sequence };
+                let is_kept = context.files.find(self.handle(handle)?)?.store.survives_restart();
+                let waiter = Waiter { owner, session, range, slot, sequence, is_kept };
                 self.may_lock(context, handle, family, kind)?;
                 context.files.with(|files| files.has_locked = true);
                 return Ok(Some(Step::Lock(file, waiter, wait != 0)));

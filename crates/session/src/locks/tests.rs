@@ -1,0 +1,223 @@
+use super::*;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+struct End(AtomicBool);
+
+impl Peer for End {
+    fn is_there(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+fn here() -> Option<Arc<dyn Peer>> {
+    Some(Arc::new(End(true.into())))
+}
+
+const FILE: FileKey = (1, 2, false);
+
+fn owner(id: u64) -> Owner {
+    Owner { session: 1, id, process: true }
+}
+
+fn waiter(id: u64, kind: u8, start: u64, length: u64) -> Waiter {
+    Waiter {
+        session: 1,
+        owner: owner(id),
+        range: Range::new(kind, start, length).unwrap(),
+        slot: id as u16,
+        sequence: 1,
+        is_kept: true,
+    }
+}
+
+#[test]
+fn ranges_split_and_conflict() {
+    let mut locks = Locks::default();
+    assert_eq!(
+        locks.lock(FILE, waiter(1, lock::EXCLUSIVE, 0, 100), None),
+        Ok(Locked::Done(vec![]))
+    );
+    assert_eq!(locks.lock(FILE, waiter(1, lock::UNLOCK, 40, 10), None), Ok(Locked::Done(vec![])));
+    assert_eq!(locks.lock(FILE, waiter(2, lock::SHARED, 40, 10), None), Ok(Locked::Done(vec![])));
+    assert_eq!(locks.lock(FILE, waiter(2, lock::SHARED, 39, 1), None), Err(Errno::EAGAIN));
+    assert_eq!(locks.lock(FILE, waiter(2, lock::SHARED, 50, 0), None), Err(Errno::EAGAIN));
+    let (_, range) =
+        locks.test(1, FILE, owner(2), &Range::new(lock::SHARED, 60, 1).unwrap()).unwrap().unwrap();
+    assert_eq!((range.start, range.length()), (50, 50));
+}
+
+#[test]
+fn a_session_cannot_lock_ranges_without_end() {
+    let mut locks = Locks::default();
+    let range = |place| Range::new(lock::SHARED, 2 * place, 1).unwrap();
+    let held = (0..RANGES_MAX as u64).map(|place| (owner(1), range(place))).collect();
+    locks.files.insert(FILE, FileLocks { held, waiting: Vec::new() });
+    let one_more = |id| waiter(id, lock::SHARED, 2 * RANGES_MAX as u64, 1);
+    assert_eq!(locks.lock(FILE, one_more(1), here()), Err(Errno::ENOLCK));
+    assert_eq!(locks.lock(FILE, one_more(2), here()), Err(Errno::ENOLCK), "of one family");
+    let mut stranger = one_more(3);
+    stranger.owner.session = 2;
+    assert_eq!(locks.lock(FILE, stranger, None), Ok(Locked::Done(vec![])));
+    locks.lock(FILE, waiter(1, lock::UNLOCK, 0, 10), None).unwrap();
+    assert_eq!(locks.lock(FILE, one_more(1), None), Ok(Locked::Done(vec![])));
+}
+
+#[test]
+fn unlocking_does_not_make_ranges_without_end() {
+    let mut locks = Locks::default();
+    let range = |place| Range::new(lock::SHARED, 4 * place, 3).unwrap();
+    let held = (0..RANGES_MAX as u64).map(|place| (owner(1), range(place))).collect();
+    locks.files.insert(FILE, FileLocks { held, waiting: Vec::new() });
+    let unlock = |start, length| waiter(1, lock::UNLOCK, start, length);
+    assert_eq!(locks.lock(FILE, unlock(1, 1), None), Err(Errno::ENOLCK), "one more range");
+    // The same number, or fewer.
+    for (start, length) in [(3, 1), (4, 1), (8, 3), (0, 0)] {
+        assert_eq!(locks.lock(FILE, unlock(start, length), None), Ok(Locked::Done(vec![])));
+    }
+    assert!(locks.files.is_empty());
+}
+
+#[test]
+fn a_process_that_has_ended_takes_no_room() {
+    let mut locks = Locks::default();
+    for id in 0..2 * PROCESSES_MAX as u64 {
+        let taken = locks.lock(FILE, waiter(id, lock::EXCLUSIVE, 0, 10), None);
+        assert_eq!(taken, Ok(Locked::Done(vec![])), "process {id}");
+        assert_eq!(locks.release(owner(id)), Released::default());
+    }
+    assert!(locks.files.is_empty() && locks.processes.is_empty());
+}
+
+#[test]
+fn waiters_are_served_in_order_and_deadlocks_are_seen() {
+    let mut locks = Locks::default();
+    locks.lock(FILE, waiter(1, lock::EXCLUSIVE, 0, 10), here()).unwrap();
+    locks.lock(FILE, waiter(2, lock::EXCLUSIVE, 20, 10), here()).unwrap();
+    assert_eq!(locks.lock(FILE, waiter(2, lock::EXCLUSIVE, 0, 10), here()), Ok(Locked::Waiting));
+    assert_eq!(locks.lock(FILE, waiter(1, lock::EXCLUSIVE, 20, 1), here()), Err(Errno::EDEADLK));
+    let granted = locks.release(owner(1)).granted;
+    assert_eq!(granted, vec![waiter(2, lock::EXCLUSIVE, 0, 10)]);
+    assert_eq!(locks.lock(FILE, waiter(3, lock::SHARED, 5, 1), here()), Ok(Locked::Waiting));
+    assert!(locks.cancel(1, 3, 1));
+    assert_eq!(locks.release(owner(2)), Released::default());
+    assert!(locks.files.is_empty());
+}
+
+#[test]
+fn a_process_keeps_its_locks_in_another_session() {
+    let mut locks = Locks::default();
+    let in_session = |session, id| Waiter { session, ..waiter(id, lock::EXCLUSIVE, 0, 10) };
+    locks.lock(FILE, in_session(1, 7), None).unwrap();
+    let range = Range::new(lock::EXCLUSIVE, 0, 1).unwrap();
+    assert_eq!(locks.test(2, FILE, owner(7), &range), Ok(None), "its own lock");
+    locks.leave(1, None, false);
+    assert_eq!(locks.lock(FILE, in_session(3, 8), None), Err(Errno::EAGAIN));
+    assert_eq!(locks.lock(FILE, in_session(3, 8), here()), Ok(Locked::Waiting));
+    assert_eq!(
+        locks.leave(2, None, false),
+        vec![in_session(3, 8)],
+        "nobody speaks for it any more"
+    );
+    assert!(locks.leave(3, None, false).is_empty());
+    assert!(locks.files.is_empty() && locks.processes.is_empty());
+}
+
+#[test]
+fn locks_outlast_a_restart_until_their_owners_stay_away() {
+    use crate::state::tests::{create, file, open};
+    let state = file();
+    let mut locks = Locks::keeping(HeldLocks::load(create(&state)));
+    let of = |session, id, kind, start| {
+        let owner = Owner { session, ..owner(id) };
+        Waiter { session, owner, ..waiter(id, kind, start, 10) }
+    };
+    locks.lock(FILE, of(1, 1, lock::EXCLUSIVE, 0), None).unwrap();
+    locks.lock(FILE, of(2, 2, lock::EXCLUSIVE, 20), None).unwrap();
+    let unkept = Waiter { is_kept: false, ..of(3, 3, lock::EXCLUSIVE, 40) };
+    locks.lock(FILE, unkept, None).unwrap();
+    locks.lock(FILE, of(4, 4, lock::EXCLUSIVE, 60), None).unwrap();
+    assert_eq!(locks.lock(FILE, of(5, 5, lock::SHARED, 60), here()), Ok(Locked::Waiting));
+    let granted = locks.release(of(4, 4, lock::EXCLUSIVE, 60).owner).granted;
+    assert_eq!(granted, [of(5, 5, lock::SHARED, 60)], "this is kept, too");
+    assert!(!locks.awaits());
+    drop(locks);
+
+    let mut locks = Locks::keeping(HeldLocks::load(open(&state)));
+    assert!(locks.awaits());
+    let tries = |locks: &mut Locks| {
+        [0, 20, 40, 60].map(|start| {
+            let got = locks.lock(FILE, of(9, 9, lock::EXCLUSIVE, start), None);
+            locks.lock(FILE, of(9, 9, lock::UNLOCK, start), None).unwrap();
+            got.is_ok()
+        })
+    };
+    assert_eq!(tries(&mut locks), [false, false, true, false]);
+    locks.returned(1);
+    locks.lock(FILE, of(1, 1, lock::EXCLUSIVE, 0), None).unwrap();
+    assert!(locks.leave(2, Some(2), false).is_empty());
+    assert_eq!(tries(&mut locks), [false, true, true, false]);
+    locks.lock(FILE, of(9, 9, lock::EXCLUSIVE, 60), here()).unwrap();
+    assert_eq!(locks.end_awaited(), [of(9, 9, lock::EXCLUSIVE, 60)]);
+    assert!(!locks.awaits());
+    drop(locks);
+
+    let mut locks = Locks::keeping(HeldLocks::load(open(&state)));
+    let kept = |locks: &Locks| {
+        let held = &locks.files[&FILE].held;
+        let mut kept: Vec<_> = held.iter().map(|(owner, range)| (owner.id, range.start)).collect();
+        kept.sort_unstable();
+        kept
+    };
+    assert_eq!(kept(&locks), [(1, 0), (9, 60)]);
+    locks.end_awaited();
+    assert!(locks.files.is_empty());
+}
+
+#[test]
+fn nobody_who_is_gone_gets_a_lock() {
+    let mut locks = Locks::default();
+    let gone = Arc::new(End(true.into()));
+    let in_session = |session, id| Waiter { session, ..waiter(id, lock::EXCLUSIVE, 0, 10) };
+    locks.lock(FILE, in_session(1, 1), None).unwrap();
+    for (waiter, peer) in [(in_session(2, 2), here()), (in_session(3, 3), Some(gone.clone() as _))]
+    {
+        assert_eq!(locks.lock(FILE, waiter, peer), Ok(Locked::Waiting));
+    }
+    assert_eq!(locks.lock(FILE, in_session(4, 4), here()), Ok(Locked::Waiting));
+    // One has no lane, which is known; for the other this shows only when it gets the lock.
+    locks.withdraw(2);
+    gone.0.store(false, Ordering::Relaxed);
+    assert_eq!(locks.leave(1, None, false), vec![in_session(4, 4)]);
+    // A request that comes back is made twice but waits once.
+    for _ in 0..2 {
+        assert_eq!(locks.lock(FILE, in_session(2, 2), here()), Ok(Locked::Waiting));
+    }
+    assert_eq!(locks.leave(4, None, false), vec![in_session(2, 2)]);
+    assert!(locks.leave(2, None, false).is_empty());
+    assert!(locks.leave(3, None, false).is_empty() && locks.files.is_empty());
+}
+
+#[test]
+fn who_is_gone_makes_no_deadlock() {
+    let mut locks = Locks::default();
+    let gone = Arc::new(End(true.into()));
+    locks.lock(FILE, waiter(1, lock::EXCLUSIVE, 0, 10), None).unwrap();
+    locks.lock(FILE, waiter(2, lock::EXCLUSIVE, 20, 10), None).unwrap();
+    let waits = waiter(2, lock::EXCLUSIVE, 0, 10);
+    assert_eq!(locks.lock(FILE, waits, Some(gone.clone())), Ok(Locked::Waiting));
+    gone.0.store(false, Ordering::Relaxed);
+    let other = waiter(1, lock::EXCLUSIVE, 20, 1);
+    assert_eq!(locks.lock(FILE, other, here()), Ok(Locked::Waiting));
+}
+
+#[test]
+fn a_session_cannot_speak_for_everybody() {
+    let mut locks = Locks::default();
+    let range = Range::new(lock::SHARED, 0, 1).unwrap();
+    for id in 0..PROCESSES_MAX as u64 {
+        locks.test(1, FILE, owner(id), &range).unwrap();
+    }
+    let more = owner(PROCESSES_MAX as u64);
+    assert_eq!(locks.test(1, FILE, more, &range), Err(Errno::ENOLCK));
+    assert_eq!(locks.test(2, FILE, more, &range), Ok(None));
+}
