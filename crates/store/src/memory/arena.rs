@@ -145,6 +145,10 @@ impl Arena {
 
     /// Charges all of `bytes`, or nothing and fails with `ENOSPC`.
     pub(super) fn charge(&self, bytes: u64) -> Result<(), Errno> {
+        // More may be in use than the limit, since it can be lowered.
+        if bytes == 0 {
+            return Ok(());
+        }
         let add = |used: u64| used.checked_add(bytes).filter(|sum| *sum <= self.limit());
         let result = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
         result.map(|_| ()).map_err(|_| Errno::ENOSPC)

@@ -275,3 +275,20 @@ fn deep_trees_go_without_recursion() {
     drop(directory);
     drop(f);
 }
+
+#[test]
+fn what_takes_no_more_memory_works_although_the_limit_was_lowered() {
+    let f = fixture(LIMIT);
+    f.file("a", &[1; 8 * KIB]);
+    let set_xattr = |path, value| {
+        let action = XattrAction::Set(b"user.a", value, 0);
+        f.store.xattr(&f.caller, f.at(path), true, action)
+    };
+    set_xattr("a", b"value").unwrap();
+    f.store.set_limit(f.used() / 2);
+    assert_eq!(f.mkdir("new").err(), Some(Errno::ENOSPC));
+    assert_eq!(f.rename("a", "b", 0), Ok(()));
+    assert_eq!(set_xattr("b", b"other").map(drop), Ok(()));
+    let file = f.open("b", READ_WRITE).unwrap();
+    assert_eq!(file.allocate(0, 0, 8 * KIB as u64), Ok(()));
+}
