@@ -210,3 +210,24 @@ fn changes_of_other_threads_are_seen_at_once() {
         }
     });
 }
+
+/// The operations of one request are executed one after the other, and so may be several requests
+/// that arrived together.
+#[test]
+fn a_request_finds_what_it_has_changed_itself() {
+    let temporary = tempfile::tempdir().unwrap();
+    let root = temporary.path();
+    fs::create_dir(root.join("d")).unwrap();
+    fs::write(root.join("d/f"), "x").unwrap();
+    let store = DirectoryStore::new(root, false).unwrap();
+    for _ in 0..10 {
+        look(&store, "d/f").unwrap();
+    }
+    requests_arrived(Instant::now());
+    let top = store.root().unwrap();
+    let stat = |path: &[u8]| store.stat(&caller(), (&*top, path), true).map(|attr| attr.inode);
+    let inode = stat(b"d/f").unwrap();
+    store.rename(&caller(), (&*top, b"d"), (&*top, b"e"), 0).unwrap();
+    assert_eq!(stat(b"d/f"), Err(Errno::ENOENT));
+    assert_eq!(stat(b"e/f"), Ok(inode));
+}

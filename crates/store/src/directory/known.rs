@@ -7,8 +7,9 @@
 //! that makes the change returns. So a path is still valid if the queue is found empty after the
 //! request that names the path has arrived. Of the requests that arrive together, the first one
 //! that names a path checks the queue, and the others rely on that; [`requests_arrived`] says that
-//! a check is due. Any event invalidates all known directories. The check reads memory where the
-//! kernel supports that ([`Bell`]), and otherwise takes a system call.
+//! a check is due, and [`changed`] that it is due again, after a change that one of them made. Any
+//! event invalidates all known directories. The check reads memory where the kernel supports that
+//! ([`Bell`]), and otherwise takes a system call.
 //!
 //! inotify does not report the removal of a directory that is held open. But a removed directory
 //! stays empty. So if a name is not found in a known directory, the store checks whether the
@@ -94,6 +95,14 @@ static WATCHING: LazyLock<Watching> = LazyLock::new(|| Watching {
 /// a path.
 pub fn requests_arrived(now: Instant) {
     LOOK.set(Look::Due(now));
+}
+
+/// Says that the calling thread has made a change that may move directories or take rights away.
+/// What it executes next, perhaps of the same request, has to see that.
+pub(super) fn changed() {
+    if !matches!(LOOK.get(), Look::Never) {
+        LOOK.set(Look::Due(Instant::now()));
+    }
 }
 
 /// Keeps the calling thread from making a ring to check for changes, if none is wanted or

@@ -4,7 +4,7 @@ use super::attributes::{errno, identity_of, stat_file};
 use super::changes;
 use super::copy::copy_between;
 use super::identity::{Acting, ServerIdentity};
-use super::known::Known;
+use super::known::{self, Known};
 use super::mounts;
 use super::open_file::DirectoryFile;
 use super::open_flags::Opening;
@@ -264,7 +264,11 @@ impl FileStore for DirectoryStore {
         let acting = self.tree.server.act_as(caller)?;
         let found = self.tree.find(acting.as_ref(), base, path, follow)?;
         self.tree.check_writable()?;
-        changes::set_attributes(&self.tree, &found, set)
+        let result = changes::set_attributes(&self.tree, &found, set);
+        if set.mode.is_some() || set.uid.is_some() || set.gid.is_some() {
+            known::changed();
+        }
+        result
     }
 
     fn access(&self, caller: &Caller, (base, path): Source<'_>, mode: u32) -> Result<(), Errno> {
@@ -405,8 +409,10 @@ impl FileStore for DirectoryStore {
         self.tree.check_writable()?;
         let from = self.tree.place(acting.as_ref(), base, path)?;
         let to = self.tree.place(acting.as_ref(), new_base, new_path)?;
-        rustix::fs::renameat_with(&from.directory, from.name, &to.directory, to.name, flags)
-            .map_err(errno)
+        let result =
+            rustix::fs::renameat_with(&from.directory, from.name, &to.directory, to.name, flags);
+        known::changed();
+        result.map_err(errno)
     }
 
     fn xattr(
