@@ -4,8 +4,10 @@
 
 mod common;
 
-use common::{Raw, eventually, hello, hello_message, request};
+use common::{Raw, ShmRaw, eventually, hello, hello_message, message, request};
 use std::any::Any;
+use std::io::Read;
+use std::net::Shutdown;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -36,12 +38,17 @@ struct Brittle {
 struct Gate {
     lock: Mutex<()>,
     knocks: AtomicUsize,
+    /// Called by everyone who passes.
+    bell: Mutex<Option<Box<dyn Fn() + Send>>>,
 }
 
 impl Gate {
     fn pass(&self) {
         self.knocks.fetch_add(1, Ordering::Relaxed);
         drop(self.lock.lock().unwrap());
+        if let Some(bell) = &*self.bell.lock().unwrap() {
+            bell();
+        }
     }
 }
 
@@ -592,5 +599,45 @@ fn a_lock_asked_for_while_its_file_is_closed_does_not_stay() {
     let root = attached(&mut stranger, b"b");
     let opened = ask(&mut stranger, 2, &[open(root)]).unwrap();
     assert_eq!(ask(&mut stranger, 3, &[lock(opened)]), Ok(0), "somebody has the lock");
+    server.stop();
+}
+
+/// Fills the ring of a peer with one request, and messages to which there is no answer.
+fn ring_with(mut bytes: Vec<u8>) -> Vec<u8> {
+    let cancel = Header::new(Kind::Cancel, 7, 1);
+    let filling = vec![0; bytes.len().next_multiple_of(32) - bytes.len()];
+    bytes.extend(message(cancel, &filling, &[]));
+    let rest = (ShmRaw::RING_BYTES - bytes.len()) / 32;
+    bytes.extend(cancel.to_bytes().repeat(rest));
+    bytes
+}
+
+/// A peer over shared memory can go on after it has closed its socket. Here the store keeps it from
+/// being slower than the server.
+#[test]
+fn a_peer_that_hangs_up_and_talks_on_is_thrown_out() {
+    const ROUNDS_MAX: usize = (256 << 20) / ShmRaw::RING_BYTES;
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("s");
+    let store = Brittle::default();
+    let gate = store.gate.clone();
+    let server = Server::start(&config_of(store, Address::Unix(path.clone()), 1)).unwrap();
+    let peer = Arc::new(ShmRaw::greeted(&path));
+    peer.send(&ring_with(request(0, 1, &[Request::Attach { name: b"b" }], 0)));
+    let body = peer.answer();
+    let Reply::Opened { handle, .. } = parse_results(&body).unwrap()[0] else { panic!("{body:?}") };
+    let (talker, rounds) = (peer.clone(), AtomicUsize::new(0));
+    *gate.bell.lock().unwrap() = Some(Box::new(move || {
+        if rounds.fetch_add(1, Ordering::Relaxed) < ROUNDS_MAX {
+            talker.send_again();
+        }
+    }));
+    let stuck = Request::Stat { base: handle, flags: 0, path: b"stuck" };
+    eventually("the ring is empty", || peer.unread() == 0);
+    peer.send(&ring_with(request(1, 1, &[stuck], 0)));
+    peer.socket.shutdown(Shutdown::Write).unwrap();
+    assert_eq!((&peer.socket).read(&mut [0; 64]).unwrap(), 0);
+    let rounds = gate.knocks.load(Ordering::Relaxed);
+    assert!((1..ROUNDS_MAX / 2).contains(&rounds), "the ring was read {rounds} times");
     server.stop();
 }

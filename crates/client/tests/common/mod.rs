@@ -6,16 +6,21 @@ pub(crate) mod proxy;
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use towline_client::{Client, File, Options, Transport};
+use towline_mem::SharedMemory;
 use towline_net::address::Address;
+use towline_net::{SHM_BYTES, Wait, receive_descriptors};
 use towline_server::{
     CacheMode, Config, DiskExport, DiskKind, EngineWish, Export, ExportKind, Server,
 };
+use towline_wire::hello::want;
 use towline_wire::{Header, Hello, Kind, Request, Welcome};
 
 /// `O_CREAT | O_RDWR`.
@@ -462,4 +467,69 @@ pub(crate) fn say_ahead(bytes: &mut [u8], ahead: usize) {
     let mut header = Header::parse(head).unwrap();
     header.set_ahead(ahead as u32);
     *head = header.to_bytes();
+}
+
+/// A peer over shared memory that writes arbitrary bytes, and reads nothing.
+pub(crate) struct ShmRaw {
+    pub(crate) socket: UnixStream,
+    bell: OwnedFd,
+    memory: SharedMemory,
+}
+
+impl ShmRaw {
+    /// Size of the ring towards the server.
+    pub(crate) const RING_BYTES: usize = 512 << 10;
+    // Where its positions and its bytes are, and the position in the other ring.
+    const WRITTEN: usize = 256;
+    const READ: usize = 256 + 128;
+    const BYTES: usize = 4096;
+    const ANSWERED: usize = 512;
+
+    pub(crate) fn greeted(socket: &Path) -> Self {
+        let socket = UnixStream::connect(socket).unwrap();
+        let asked = hello_message(&Hello { want: want::SHARED_MEMORY, ..hello() });
+        (&socket).write_all(&asked).unwrap();
+        let (_, given) = receive_descriptors(&socket, &mut [0; 512], Wait::Any).unwrap();
+        let [memory, bell] = <[_; 2]>::try_from(given).unwrap();
+        Self { socket, bell, memory: SharedMemory::open(memory, SHM_BYTES, true).unwrap() }
+    }
+
+    /// Sends bytes that fit behind those sent before, without going round the ring's end.
+    pub(crate) fn send(&self, bytes: &[u8]) {
+        let written = self.memory.word64(Self::WRITTEN);
+        let at = written.load(Ordering::Relaxed);
+        self.memory.copy_in(Self::BYTES + at as usize % Self::RING_BYTES, bytes);
+        written.store(at + bytes.len() as u64, Ordering::Release);
+        rustix::io::write(&self.bell, &1u64.to_ne_bytes()).unwrap();
+    }
+
+    /// Sends whatever the ring holds once more. Returns the bytes sent in all.
+    pub(crate) fn send_again(&self) -> u64 {
+        let read = self.memory.word64(Self::READ).load(Ordering::Acquire);
+        let written = read + Self::RING_BYTES as u64;
+        self.memory.word64(Self::WRITTEN).store(written, Ordering::Release);
+        written
+    }
+
+    /// Returns the bytes that the server has not read.
+    pub(crate) fn unread(&self) -> u64 {
+        let load = |at| self.memory.word64(at).load(Ordering::Acquire);
+        load(Self::WRITTEN) - load(Self::READ)
+    }
+
+    /// Returns the bytes of answers in the ring so far.
+    pub(crate) fn answered(&self) -> u64 {
+        self.memory.word64(Self::ANSWERED).load(Ordering::Acquire)
+    }
+
+    /// Waits for the first answer, and returns its body.
+    pub(crate) fn answer(&self) -> Vec<u8> {
+        eventually("it is answered", || self.answered() > 0);
+        let at = Self::BYTES + Self::RING_BYTES;
+        let mut head = [0; 32];
+        self.memory.copy_out(at, &mut head);
+        let mut body = vec![0; Header::parse(&head).unwrap().body_bytes as usize];
+        self.memory.copy_out(at + head.len(), &mut body);
+        body
+    }
 }

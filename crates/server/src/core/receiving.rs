@@ -4,10 +4,15 @@ use super::{Core, NBD_TOKENS, shm_link};
 use crate::lane::Receiving;
 use crate::serving::Serving;
 use std::io;
+use std::sync::atomic::Ordering;
 use towline_net::{Incoming, ShmLink};
+use towline_wire::ProtocolError;
 
 /// Receives from one lane before others get their turn, unless its peer has hung up.
 const RECEIVES_MAX: usize = 8;
+/// Most bytes read at once from a peer that has hung up: more than a client can have under way. A hostile one
+/// can go on writing to shared memory, or to a socket of which it has closed only the other direction.
+const LAST_BYTES_MAX: u64 = 64 * 1024 * 1024;
 
 impl Core {
     /// Reads from the connection with this token.
@@ -49,6 +54,9 @@ impl Core {
         let Some(Some(lane)) = self.lanes.get_mut(index) else { return };
         let Some(mut receiving) = lane.receiving.take() else { return };
         let mut failure = None;
+        let received =
+            |of: &Receiving| of.statistics.counters.bytes_received.load(Ordering::Relaxed);
+        let before = received(&receiving);
         // After the peer has hung up, the receive that returns its last bytes does not yet report the end.
         let mut last_look = lane.hung;
         for receives in 0.. {
@@ -60,6 +68,11 @@ impl Core {
             if receives == RECEIVES_MAX && !lane.hung {
                 lane.paused = true;
                 self.resume_soon(index);
+                break;
+            }
+            if lane.hung && received(&receiving) - before > LAST_BYTES_MAX {
+                let error = ProtocolError { what: "data after the peer has hung up", at: 0 };
+                failure = Some(io::Error::new(io::ErrorKind::InvalidData, error));
                 break;
             }
             if lane.hello.is_some() {
