@@ -256,7 +256,8 @@ impl ShmLink {
     }
 
     /// True when there is room to send at least half of the ring, or the peer set an impossible position.
-    fn writable(&self) -> bool {
+    #[must_use]
+    pub fn writable(&self) -> bool {
         let ring = self.rings().0;
         self.space(&ring).map_or(true, |count| count >= ring.bytes / 2)
     }
@@ -407,24 +408,28 @@ impl ShmLink {
         }
     }
 
-    /// Sets the server's sleeping flag, before its event loop waits. Returns false if there is work, so
-    /// that it must not sleep.
+    /// Sets the server's sleeping flag, before its event loop waits: for bytes, or with `full`, if it has no
+    /// room for what they ask, for room to send. Returns false if there is work, so that it must not sleep.
     #[must_use]
-    pub fn prepare_sleep(&self) -> bool {
-        self.prepare_wait(false)
+    pub fn prepare_sleep(&self, full: bool) -> bool {
+        self.prepare(|| if full { self.writable() } else { self.readable() })
     }
 
     /// Sets the sleeping flag of a side that is about to sleep on its bell. Returns false if it must not
     /// sleep, because bytes have arrived or (with `send`) there is room to send.
     #[must_use]
     pub fn prepare_wait(&self, send: bool) -> bool {
+        self.prepare(|| self.readable() || (send && self.writable()))
+    }
+
+    fn prepare(&self, has_work: impl Fn() -> bool) -> bool {
         let flag = match self.side {
             ShmSide::Client => CLIENT_SLEEPS,
             ShmSide::Server => SERVER_SLEEPS,
         };
         self.memory.word32(flag).store(1, Ordering::SeqCst);
         fence(Ordering::SeqCst);
-        if self.readable() || (send && self.writable()) {
+        if has_work() {
             self.memory.word32(flag).store(0, Ordering::Relaxed);
             return false;
         }

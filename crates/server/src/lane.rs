@@ -104,6 +104,16 @@ impl Lane {
         self.out.bytes() + self.expected > UNSENT_BYTES_MAX
     }
 
+    /// Returns true if something can be done over shared memory: something has arrived, or the client has
+    /// taken answers that have to leave before more is read.
+    pub(crate) fn has_news(&self) -> bool {
+        match &*self.link {
+            Link::Shm(link) if self.is_full() => !self.out.is_empty() && link.writable(),
+            Link::Shm(link) => link.readable(),
+            _ => false,
+        }
+    }
+
     /// Notes that the lane was granted data.
     pub(crate) fn note_grant(&mut self, now: Instant) {
         if self.granted == 0 {

@@ -469,7 +469,7 @@ pub(crate) fn say_ahead(bytes: &mut [u8], ahead: usize) {
     *head = header.to_bytes();
 }
 
-/// A peer over shared memory that writes arbitrary bytes, and reads nothing.
+/// A peer over shared memory that writes arbitrary bytes.
 pub(crate) struct ShmRaw {
     pub(crate) socket: UnixStream,
     bell: OwnedFd,
@@ -479,11 +479,12 @@ pub(crate) struct ShmRaw {
 impl ShmRaw {
     /// Size of the ring towards the server.
     pub(crate) const RING_BYTES: usize = 512 << 10;
-    // Where its positions and its bytes are, and the position in the other ring.
+    // Where its positions and its bytes are, and the positions in the other ring.
     const WRITTEN: usize = 256;
     const READ: usize = 256 + 128;
     const BYTES: usize = 4096;
     const ANSWERED: usize = 512;
+    const TAKEN: usize = 512 + 128;
 
     pub(crate) fn greeted(socket: &Path) -> Self {
         let socket = UnixStream::connect(socket).unwrap();
@@ -520,6 +521,11 @@ impl ShmRaw {
     /// Returns the bytes of answers in the ring so far.
     pub(crate) fn answered(&self) -> u64 {
         self.memory.word64(Self::ANSWERED).load(Ordering::Acquire)
+    }
+
+    /// Takes the answers that are in the ring, and throws them away.
+    pub(crate) fn take_answers(&self) {
+        self.memory.word64(Self::TAKEN).store(self.answered(), Ordering::Release);
     }
 
     /// Waits for the first answer, and returns its body.

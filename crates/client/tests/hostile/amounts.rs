@@ -1,12 +1,15 @@
 //! Peers that ask for too much or give nothing back: the server bounds them.
 
-use super::common::{CREATE, Raw, counter, eventually, hello, hello_message, pattern, request};
+use super::common::{
+    CREATE, Raw, ShmRaw, counter, eventually, hello, hello_message, pattern, request,
+};
 use super::{ATTACH, PATIENCE, big_write, common, header, start};
 use std::os::unix::net::UnixStream;
-use std::time::Duration;
-use towline_client::{Client, Options};
+use std::time::{Duration, Instant};
+use towline_client::{Client, Options, Transport};
+use towline_net::address::Address;
 use towline_net::{Wait, receive_descriptors};
-use towline_server::EngineWish;
+use towline_server::{Config, EngineWish, Export, ExportKind, Server};
 use towline_wire::hello::want;
 use towline_wire::request::CURRENT;
 use towline_wire::{Header, Hello, Kind, Request};
@@ -268,4 +271,43 @@ fn bells_that_are_spoiled_by_peers_wake_the_server_for_others() {
         done.send(()).unwrap();
     });
     checked.recv_timeout(PATIENCE).expect("clients wait for a core that nobody can wake");
+}
+
+/// A client may have been stopped when it has sent many requests.
+#[test]
+fn requests_that_wait_in_a_ring_do_not_keep_the_server_awake() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("s");
+    let config = Config {
+        exports: vec![Export::new("mem", ExportKind::Memory(64 << 20))],
+        listen: vec![Address::Unix(socket.clone())],
+        cores: 1,
+        engine: EngineWish::Epoll,
+        spin: Duration::ZERO,
+        ..Config::default()
+    };
+    let server = Server::start(&config).unwrap();
+    let client = Client::connect(&Transport::Unix(socket.clone()), Options::default()).unwrap();
+    let root = client.attach(b"mem").unwrap();
+    root.write_path(b"bytes", CREATE, 0o600, &pattern(1 << 20, 1)).unwrap();
+    let reading = |slot| {
+        let open = Request::Open { base: CURRENT, flags: 0, mode: 0, path: b"bytes" };
+        let read = Request::Read { handle: CURRENT, offset: 0, length: 1 << 20 };
+        request(slot, 1, &[ATTACH, open, read], 0)
+    };
+    let peer = ShmRaw::greeted(&socket);
+    peer.send(&(0..5).flat_map(reading).collect::<Vec<_>>());
+    eventually("the ring of answers is full", || peer.answered() == 1 << 20);
+    // There are more answers than the server keeps, so this request stays where it is.
+    peer.send(&reading(5));
+    let calls = || counter(&client, "system_calls");
+    let (before, start) = (calls(), Instant::now());
+    std::thread::sleep(Duration::from_millis(500));
+    let (made, time) = (calls() - before, start.elapsed());
+    assert!(u128::from(made) < 5 * time.as_millis(), "{made} turns in {time:?}");
+    eventually("all are answered", || {
+        peer.take_answers();
+        peer.answered() > 6 << 20
+    });
+    server.stop();
 }

@@ -1,9 +1,10 @@
 //! How a core learns that there is something to do.
 
 use super::{Core, REFUSING, TICK, shm_link};
+use crate::lane::Lane;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-use towline_net::{Counters, ShmLink, look_often};
+use towline_net::{Counters, Link, look_often};
 
 /// Moving this many bytes takes about as long as a small request.
 const SMALL_BYTES: u64 = 16 * 1024;
@@ -53,7 +54,7 @@ impl Core {
             return true;
         }
         let shm_readable =
-            || shm_lanes.iter().filter_map(|at| shm_link(lanes, *at)).any(ShmLink::readable);
+            || shm_lanes.iter().filter_map(|at| lanes.get(*at)?.as_ref()).any(Lane::has_news);
         let due = late.peek().map(|late| late.at);
         let found = spin.until(|| {
             let is_due = due.is_some_and(|at| Instant::now() >= at);
@@ -70,8 +71,12 @@ impl Core {
         self.statistics.record_times(&mut self.timed);
         let mut sleep = true;
         for index in &self.shm_lanes {
-            if let Some(link) = shm_link(&self.lanes, *index) {
-                sleep &= link.prepare_sleep();
+            if let Some(Some(lane)) = self.lanes.get(*index)
+                && let Link::Shm(link) = &*lane.link
+            {
+                let full = lane.is_full();
+                // Its answers may still be prepared by threads that may block, which ring.
+                sleep &= link.prepare_sleep(full) || full && lane.out.is_empty();
             }
         }
         !sleep
@@ -79,8 +84,8 @@ impl Core {
 
     /// Returns true if something arrived that was not looked at.
     pub(crate) fn has_news(&mut self) -> bool {
-        let mut links = self.shm_lanes.iter().filter_map(|at| shm_link(&self.lanes, *at));
-        !self.order.is_empty() || self.reactor.is_ready() || links.any(ShmLink::readable)
+        let mut lanes = self.shm_lanes.iter().filter_map(|at| self.lanes.get(*at)?.as_ref());
+        !self.order.is_empty() || self.reactor.is_ready() || lanes.any(Lane::has_news)
     }
 
     pub(super) fn timeout(&self) -> Option<Duration> {
