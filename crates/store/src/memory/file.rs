@@ -119,9 +119,10 @@ impl MemoryFile {
         // The source is locked only to get hold of its blocks: changes to it are made in copies.
         let locked = source.read();
         let length = length.min(from.inode.attr().size.saturating_sub(offset));
-        if length > SIZE_MAX - target {
-            return Err(Errno::EOVERFLOW);
+        if target == SIZE_MAX {
+            return Err(Errno::EFBIG);
         }
+        let length = length.min(SIZE_MAX - target);
         let overlap = offset < target + length && target < offset + length;
         if Arc::ptr_eq(&self.inode, &from.inode) && overlap {
             return Err(Errno::EINVAL);

@@ -209,3 +209,15 @@ fn no_more_pages_than_paid_for() {
     let taken = rustix::fs::fstat(f.store.tree().arena.memory().fd()).unwrap().st_blocks as u64;
     assert!(taken * 512 < f.used() + LIMIT / 8 + page_bytes(), "{taken} blocks");
 }
+
+#[test]
+fn a_copy_ends_where_the_largest_file_ends() {
+    const TOP: u64 = i64::MAX as u64;
+    let f = fixture(LIMIT);
+    let (from, to) = (f.file("a", &pattern(20_000, 3)), f.file("b", b""));
+    let copy = |target, length| f.store.copy_range(&*from, 0, &*to, target, length);
+    assert_eq!(copy(TOP - 5000, 9000), Ok(5000));
+    assert_eq!(read(&to, TOP - 5000, 5000), pattern(5000, 3));
+    assert_eq!((copy(TOP, 9000), copy(TOP, 0)), (Err(Errno::EFBIG), Err(Errno::EFBIG)));
+    assert_eq!(copy(TOP + 1, 9000), Err(Errno::EINVAL));
+}
