@@ -2,7 +2,7 @@
 
 use rustix::event::{EventfdFlags, eventfd};
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use towline_mem::SharedMemory;
 use towline_net::{Doorbell, Link, SHM_BYTES, ShmLink, ShmSide, Wait, send_descriptors};
@@ -48,18 +48,33 @@ pub(crate) fn message(welcome: &Welcome) -> Vec<u8> {
     bytes
 }
 
-/// Creates shared memory and a doorbell, sends them with the welcome over the Unix socket, and returns a link
-/// over that memory.
-pub(crate) fn move_to_shared_memory(link: &Link, welcome: &Welcome) -> io::Result<Link> {
-    let socket = link.fd().ok_or(io::ErrorKind::Unsupported)?.try_clone_to_owned()?;
-    // The bell is for this client only. The client can consume rings and can make others block when they read
-    // or write the bell. The server does neither: it gets each ring as an event.
-    let bell = Doorbell::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-    let memory = Arc::new(SharedMemory::create("towline-session", SHM_BYTES)?);
-    let bytes = message(welcome);
-    let sent = send_descriptors(&socket, &bytes, &[memory.fd(), bell.fd().as_fd()], Wait::No)?;
-    if sent != bytes.len() {
-        return Err(io::ErrorKind::WriteZero.into());
+/// What a link over shared memory consists of.
+pub(crate) struct Rings {
+    socket: OwnedFd,
+    bell: Doorbell,
+    memory: Arc<SharedMemory>,
+}
+
+impl Rings {
+    /// Creates shared memory and a doorbell for the client at the other end of a Unix socket.
+    pub(crate) fn of(link: &Link) -> io::Result<Self> {
+        let socket = link.fd().ok_or(io::ErrorKind::Unsupported)?.try_clone_to_owned()?;
+        // The bell is for this client only. The client can consume rings and can make others block when they
+        // read or write the bell. The server does neither: it gets each ring as an event.
+        let bell = Doorbell::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let memory = Arc::new(SharedMemory::create("towline-session", SHM_BYTES)?);
+        Ok(Self { socket, bell, memory })
     }
-    Ok(Link::Shm(Box::new(ShmLink::new(memory, ShmSide::Server, bell, socket)?)))
+
+    /// Sends them with the welcome over the Unix socket, and returns a link over that memory.
+    pub(crate) fn send(self, welcome: &Welcome) -> io::Result<Link> {
+        let Self { socket, bell, memory } = self;
+        let bytes = message(welcome);
+        let descriptors = [memory.fd(), bell.fd().as_fd()];
+        let sent = send_descriptors(&socket, &bytes, &descriptors, Wait::No)?;
+        if sent != bytes.len() {
+            return Err(io::ErrorKind::WriteZero.into());
+        }
+        Ok(Link::Shm(Box::new(ShmLink::new(memory, ShmSide::Server, bell, socket)?)))
+    }
 }

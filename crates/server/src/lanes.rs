@@ -3,7 +3,7 @@
 use crate::caller::peer_of;
 use crate::core::{Core, LANE_BELL_TOKENS, Protocol, REFUSING, REFUSING_TOLD, shm_link};
 use crate::grants::Served;
-use crate::handshake;
+use crate::handshake::{self, Rings};
 use crate::lane::Lane;
 use crate::loans::{Loans, may_borrow};
 use crate::mailbox::Mail;
@@ -23,7 +23,8 @@ use towline_wire::limits::{
 use towline_wire::{Errno, Hello, Welcome};
 
 /// Maximum number of lanes over shared memory on one core: each costs memory and a check in every turn.
-/// Further clients that ask for shared memory stay on their Unix socket.
+/// Further clients that ask for shared memory stay on their Unix socket, as do all if the system has no
+/// descriptors or memory left.
 const SHM_LANES_MAX: usize = 64;
 
 /// Clients accepted before other work gets its turn.
@@ -185,9 +186,10 @@ impl Core {
         if hello.want & want::SHARED_MEMORY != 0
             && lane.link.kind() == LinkKind::Unix
             && self.shm_lanes.len() < SHM_LANES_MAX
+            && let Some(rings) = rings_of(lane)
         {
             welcome.granted |= want::SHARED_MEMORY;
-            match handshake::move_to_shared_memory(&lane.link, &welcome) {
+            match rings.send(&welcome) {
                 Ok(link) => {
                     let link = Arc::new(link);
                     if let Some((uid, _)) = peer_of(&lane.link)
@@ -375,6 +377,13 @@ impl Core {
             self.shared.notify(granted);
         }
     }
+}
+
+/// Creates what a lane over shared memory needs; `None` if the system refuses it.
+fn rings_of(lane: &Lane) -> Option<Rings> {
+    let rings = Rings::of(&lane.link);
+    let told = |error: &io::Error| log::debug!("no shared memory for a client: {error}");
+    rings.inspect_err(told).ok()
 }
 
 /// A number that nobody can guess.

@@ -335,11 +335,17 @@ impl Process {
         all.any(|fd| std::fs::read_link(fd.unwrap().path()).is_ok_and(|to| to == path))
     }
 
+    /// The number that its next descriptor gets.
+    pub(crate) fn next_descriptor(&self) -> u64 {
+        let all = format!("/proc/{}/fd", self.child.id());
+        (0..).find(|number| !Path::new(&format!("{all}/{number}")).is_symlink()).unwrap()
+    }
+
     /// Limits the number of its descriptors from now on.
     pub(crate) fn limit_descriptors(&mut self, most: u64) {
-        use rustix::process::{Pid, Resource, Rlimit, prlimit};
+        use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
         let pid = Pid::from_raw(self.child.id() as i32);
-        let limit = Rlimit { current: Some(most), maximum: Some(most) };
+        let limit = Rlimit { current: Some(most), ..getrlimit(Resource::Nofile) };
         prlimit(pid, Resource::Nofile, limit).unwrap();
     }
 

@@ -240,6 +240,21 @@ fn connections_beyond_the_limit_of_descriptors_do_not_stop_the_server() {
     assert!(process.is_alive());
 }
 
+/// A connection over shared memory takes more descriptors than the one that it begins with.
+#[test]
+fn clients_stay_on_their_socket_if_there_are_no_descriptors_for_shared_memory() {
+    let (directory, mut process, mut honest) = start();
+    for spare in 1..5 {
+        process.limit_descriptors(process.next_descriptor() + spare);
+        let shm = Transport::Shm(directory.path().join("socket"));
+        let client = Client::connect(&shm, Options::default())
+            .unwrap_or_else(|error| panic!("with {spare} descriptors: {error}"));
+        let root = client.attach(b"mem").unwrap();
+        root.write_path(b"honest", CREATE, 0o600, &pattern(1000, 1)).unwrap();
+        honest.check("a client came when descriptors were scarce");
+    }
+}
+
 /// Any peer that has a doorbell's descriptor can take its rings, and make its reads and writes
 /// wait: so the doorbell of a peer over shared memory wakes the server for that peer only.
 #[test]
