@@ -93,13 +93,12 @@ impl Core {
         {
             return Some(Duration::from_millis(1));
         }
-        if !self.refusing.is_empty() {
-            return Some(REFUSING);
-        }
+        let refusing = (!self.refusing.is_empty()).then_some(REFUSING);
         let tick = (self.ticking || self.draining.is_some() || self.wants_ticks()).then_some(TICK);
         let left = |at: Instant| at.saturating_duration_since(Instant::now());
         let nbd = self.nbd.next_wake().map(left);
         let late = self.late.peek().map(|late| left(late.at));
-        [tick, nbd, late, self.waiting.next_wake().map(left)].into_iter().flatten().min()
+        let waiting = self.waiting.next_wake().map(left);
+        [refusing, tick, nbd, late, waiting].into_iter().flatten().min()
     }
 }
