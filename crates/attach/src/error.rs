@@ -34,15 +34,19 @@ impl Error {
 pub(crate) struct Logged(String);
 
 impl Logged {
-    /// Logs why something failed, unless the last attempt failed for the same reason.
-    pub(crate) fn warn(&mut self, error: &Error) -> bool {
+    /// Returns false if the last attempt failed for the same reason, which has been logged then.
+    pub(crate) fn is_new(&mut self, error: &Error) -> bool {
         let text = error.to_string();
         let is_new = self.0 != text;
-        if is_new {
-            log::warn!("{text}; trying again");
-            self.0 = text;
-        }
+        self.0 = text;
         is_new
+    }
+
+    /// Logs why something failed, unless the last attempt failed for the same reason.
+    pub(crate) fn warn(&mut self, error: &Error) {
+        if self.is_new(error) {
+            log::warn!("{error}; trying again");
+        }
     }
 }
 
@@ -73,8 +77,8 @@ mod tests {
     fn a_reason_is_logged_once() {
         let (away, other) = (Error::Protocol("away"), Error::Refused("another disk".to_owned()));
         let mut logged = Logged::default();
-        let told = [&away, &away, &other, &other, &away].map(|error| logged.warn(error));
+        let told = [&away, &away, &other, &other, &away].map(|error| logged.is_new(error));
         assert_eq!(told, [true, false, true, false, true]);
-        assert!(Logged::default().warn(&away));
+        assert!(Logged::default().is_new(&away));
     }
 }

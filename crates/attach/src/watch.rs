@@ -11,36 +11,36 @@ use std::time::Duration;
 /// Time between two questions.
 pub(crate) const PERIOD: Duration = Duration::from_secs(5);
 
-/// Starts a thread that watches a disk of `size` bytes. The thread calls `tell` with each new size, and ends
-/// when `tell` returns false.
+/// Starts a thread that watches the size of a disk. The thread calls `tell` with each answer, in bytes, and ends
+/// when `tell` returns false. A size that did not change is told as well: the device may have missed it while it
+/// was being started, or the kernel may have refused it.
 ///
 /// # Errors
 /// If the thread cannot be created.
 pub fn watch_size(
     origin: &Origin,
-    mut size: u64,
-    mut tell: impl FnMut(u64) -> bool + Send + 'static,
+    tell: impl FnMut(u64) -> bool + Send + 'static,
 ) -> Result<(), Error> {
     let origin = origin.clone();
     let mut session = None;
-    let run = move || {
-        loop {
-            std::thread::sleep(PERIOD);
-            // The queues notice and log a lost server themselves.
-            let Ok(now) = ask(&origin, &mut session) else {
-                session = None;
-                continue;
-            };
-            if now != size {
-                size = now;
-                if !tell(size) {
-                    return;
-                }
-            }
-        }
-    };
-    let thread = std::thread::Builder::new().name("size".to_owned()).spawn(run);
+    let ask = move || ask(&origin, &mut session).inspect_err(|_| session = None);
+    let thread = std::thread::Builder::new().name("size".to_owned());
+    let thread = thread.spawn(move || watch(PERIOD, ask, tell));
     thread.map(drop).map_err(Error::system("a thread that watches the size"))
+}
+
+fn watch(
+    period: Duration,
+    mut ask: impl FnMut() -> Result<u64, Error>,
+    mut tell: impl FnMut(u64) -> bool,
+) {
+    loop {
+        std::thread::sleep(period);
+        // The queues notice and log a lost server themselves.
+        if ask().is_ok_and(|size| !tell(size)) {
+            return;
+        }
+    }
 }
 
 fn ask(origin: &Origin, session: &mut Option<Native>) -> Result<u64, Error> {
@@ -50,4 +50,23 @@ fn ask(origin: &Origin, session: &mut Option<Native>) -> Result<u64, Error> {
         None => session.insert(Native::connect(url, Some(Duration::ZERO), 1, mpsc::channel().0)?),
     };
     native.ask_size()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::watch;
+    use crate::Error;
+    use std::time::Duration;
+
+    #[test]
+    fn a_size_is_told_again_although_it_is_the_same() {
+        let mut answers = [Ok(512), Err(Error::Protocol("away")), Ok(1024), Ok(1024)].into_iter();
+        let mut told = Vec::new();
+        let tell = |size| {
+            told.push(size);
+            told.len() < 3
+        };
+        watch(Duration::ZERO, || answers.next().expect("all were told"), tell);
+        assert_eq!(told, [512, 1024, 1024]);
+    }
 }

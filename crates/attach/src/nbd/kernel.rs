@@ -257,9 +257,7 @@ impl Kernel {
         loop {
             match self.source.connect().and_then(|connection| self.hand_over(connection)) {
                 Ok(replaced) => return replaced,
-                Err(error) => {
-                    logged.warn(&error);
-                }
+                Err(error) => logged.warn(&error),
             }
             if self.is_over() {
                 return false;

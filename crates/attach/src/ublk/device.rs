@@ -3,6 +3,7 @@
 use super::abi::{Parameters, attribute, feature, part};
 use super::control::{Control, Information, State};
 use super::queue::{Queue, Shape};
+use crate::error::Logged;
 use crate::{Backend, Error, Geometry};
 use rustix::fs::{Mode, OFlags};
 use std::os::fd::{AsFd, OwnedFd};
@@ -43,7 +44,7 @@ pub enum Event {
     Connected,
     /// A queue has given its commands to the kernel.
     Ready,
-    /// The disk behind the device has a new size, bytes.
+    /// The size of the disk behind the device, in bytes; it may be a new one.
     Resized(u64),
     /// A queue has ended: the device was stopped (true), or the queue failed (false).
     Ended(bool),
@@ -358,6 +359,7 @@ fn await_each(
     while left > 0 {
         match events.recv() {
             Ok(event) if so_far(&event) => left -= 1,
+            // It is told again.
             Ok(Event::Resized(_)) => (),
             _ => return Err(Error::Refused("cannot serve a queue".to_owned())),
         }
@@ -371,7 +373,8 @@ fn attend(
     threads: Vec<JoinHandle<()>>,
     mut resize: impl FnMut(u64) -> Result<(), Error>,
 ) -> Result<(), Error> {
-    let mut left = threads.len();
+    // A size that the kernel refuses is told again and again.
+    let (mut left, mut logged) = (threads.len(), Logged::default());
     while left > 0 {
         match events.recv() {
             Ok(Event::Ended(true)) => left -= 1,
@@ -380,11 +383,11 @@ fn attend(
             Ok(Event::Ended(false)) | Err(_) => {
                 return Err(Error::Refused("a queue failed".to_owned()));
             }
-            Ok(Event::Resized(bytes)) => {
-                if let Err(error) = resize(bytes) {
-                    log::error!("{error}");
-                }
-            }
+            Ok(Event::Resized(bytes)) => match resize(bytes) {
+                Ok(()) => logged = Logged::default(),
+                Err(error) if logged.is_new(&error) => log::error!("{error}"),
+                Err(_) => (),
+            },
             Ok(Event::Connected | Event::Ready) => (),
         }
     }

@@ -150,14 +150,14 @@ fn serve(
     made: Option<Duration>,
 ) -> Result<(), Error> {
     let patience = record.patience.map(Duration::from_secs);
-    let (origin, size) = (origin.clone(), record.size);
+    let origin = origin.clone();
     let depth = device.information().depth;
     let served = device.serve(
         &mut control,
         move |queue, tell| {
             if queue == 0 {
                 let tell = tell.clone();
-                watch_size(&origin, size, move |size| tell.send(Event::Resized(size)).is_ok())?;
+                watch_size(&origin, move |size| tell.send(Event::Resized(size)).is_ok())?;
             }
             origin.backend(patience, depth, tell)
         },
