@@ -10,6 +10,8 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
+/// The limit of a device's requests in sysfs.
+const LONGEST: &str = "max_sectors_kb";
 /// Largest block that the kernel supports.
 const BLOCK_BYTES_MAX: u32 = 4096;
 /// Pause between attempts to connect, which grows from the first to the second.
@@ -74,13 +76,25 @@ fn refused(number: Option<u32>, error: io::Error) -> Error {
 
 /// Limits the requests of a new device to what the server accepts. Returns the owner of the device.
 fn adjusted(number: u32, transfer_maximum: u32) -> Result<String, Error> {
-    let (name, attribute) = (format!("nbd{number}"), "max_sectors_kb");
-    if u64::from(transfer_maximum) < sysfs::length(&name, attribute)? {
-        sysfs::set_length(&name, attribute, transfer_maximum.into())?;
+    let name = format!("nbd{number}");
+    if u64::from(transfer_maximum) < sysfs::length(&name, LONGEST)? {
+        sysfs::set_length(&name, LONGEST, transfer_maximum.into())?;
     }
     owner(number).ok_or_else(|| {
         Error::Refused(format!("/sys/block/{name}/pid does not say who made the device"))
     })
+}
+
+/// Checks that a server that is back, and takes `transfer_maximum` bytes at once, takes all requests of a device,
+/// of up to `longest` bytes. Some may wait for it already, and those are not cut again.
+fn takes(source: &Source, transfer_maximum: u32, longest: u64) -> Result<(), Error> {
+    if u64::from(transfer_maximum) >= longest {
+        return Ok(());
+    }
+    Err(Error::Refused(format!(
+        "{source}: it takes at most {transfer_maximum} bytes at once now, and requests of the device have up to \
+         {longest}: let the server take as many, or detach with --force and attach again"
+    )))
 }
 
 impl Kernel {
@@ -272,6 +286,8 @@ impl Kernel {
         if new.block_minimum > old.block_minimum || new.read_only != old.read_only {
             return Err(Error::Refused(format!("{}: another disk now", self.source)));
         }
+        let longest = sysfs::length(&format!("nbd{}", self.number), LONGEST)?;
+        takes(&self.source, new.transfer_maximum, longest)?;
         // The size is left to `follow_size`. The socket stays open until the kernel has a reference to it.
         let connections = [connection];
         let attributes = Attributes::default()
@@ -314,6 +330,15 @@ mod tests {
         assert_eq!(said(None, libc::EPERM), NOT_ALLOWED);
         assert!(said(Some(3), libc::EINVAL).starts_with("the kernel's NBD client: "));
         assert!(said(None, libc::EBUSY).starts_with("the kernel's NBD client: "));
+    }
+
+    #[test]
+    fn a_server_that_takes_less_than_before_does_not_get_what_it_would_refuse() {
+        let source = Source::parse("nbd://host/vm1").unwrap();
+        takes(&source, 32 << 20, 1280 << 10).unwrap();
+        takes(&source, 65536, 65536).unwrap();
+        let said = takes(&source, 65535, 65536).unwrap_err().to_string();
+        assert!(said.starts_with("nbd://host:10809/vm1: ") && said.contains("65535"), "{said}");
     }
 
     #[test]
