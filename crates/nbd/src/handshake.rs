@@ -19,6 +19,9 @@ pub enum Ended {
     Agreed(Box<Agreement>),
     /// The client gives up: send the pending output, then hang up.
     Aborted,
+    /// The client broke no rule but cannot have what it asked for, and its option has no reply that says so: send
+    /// the pending output, then hang up. The text is for the log.
+    Refused(&'static str),
 }
 
 /// The result of [`Haggle::receive`].

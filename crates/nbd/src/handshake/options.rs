@@ -136,11 +136,14 @@ impl Haggle {
         if self.form == Form::Extended {
             return Err(ProtocolError("EXPORT_NAME after extended headers"));
         }
-        if name.len() > STRING_BYTES_MAX || catalogue.shutting_down() {
-            return Err(ProtocolError("EXPORT_NAME cannot be satisfied"));
+        if name.len() > STRING_BYTES_MAX {
+            return Err(ProtocolError("export name is too long"));
+        }
+        if catalogue.shutting_down() {
+            return Ok(Some(Ended::Refused("the server is shutting down")));
         }
         let Some(offer) = catalogue.find(name) else {
-            return Err(ProtocolError("EXPORT_NAME of no export here"));
+            return Ok(Some(Ended::Refused("EXPORT_NAME of no export here")));
         };
         out.extend_from_slice(&offer.size.to_be_bytes());
         out.extend_from_slice(&offer.flags(self.form).to_be_bytes());

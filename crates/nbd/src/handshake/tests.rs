@@ -162,10 +162,18 @@ fn export_name_has_zeroes_unless_both_want_none() {
         assert_eq!(client.agreed().form, Form::Simple);
     }
     let mut client = Client::new(3);
-    assert!(client.send(&option_bytes(option::EXPORT_NAME, b"nothing")).is_err());
-    let mut client = Client::new(3);
     client.option(option::EXTENDED_HEADERS, &[]);
     assert!(client.send(&option_bytes(option::EXPORT_NAME, b"disk")).is_err());
+}
+
+/// Clients from before GO ask so, and break no rule: the text leaves only hanging up.
+#[test]
+fn export_name_of_no_export_is_no_broken_rule() {
+    let mut client = Client::new(3);
+    client.out.clear();
+    client.send(&option_bytes(option::EXPORT_NAME, b"nothing")).unwrap();
+    assert!(matches!(client.ended, Some(Ended::Refused(_))), "{:?}", client.ended);
+    assert!(client.out.is_empty());
 }
 
 #[test]

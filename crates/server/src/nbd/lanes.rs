@@ -351,7 +351,10 @@ impl Core {
         lane.held = held[progress.used..].to_vec();
         match progress.ended {
             None => (Phase::Haggling(haggle), Ok(Reading::Goes)),
-            Some(Ended::Aborted) => {
+            Some(ended @ (Ended::Aborted | Ended::Refused(_))) => {
+                if let Ended::Refused(why) = ended {
+                    log::info!("hanging up on an NBD client: {why}");
+                }
                 lane.closing = true;
                 self.nbd.ticking = true;
                 (Phase::Taken, Ok(Reading::Paused))

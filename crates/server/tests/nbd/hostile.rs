@@ -47,6 +47,17 @@ fn is_hung_up(socket: &mut UnixStream) -> bool {
     }
 }
 
+/// An operator who watches the counter would look for a broken client.
+#[test]
+fn who_names_no_export_here_is_hung_up_on_but_broke_no_rule() {
+    let world = World::with(DiskKind::Memory(MIB), |_| {});
+    let mut socket = UnixStream::connect(world.socket()).unwrap();
+    socket.write_all(&[&3u32.to_be_bytes()[..], &option(1, b"nothing")].concat()).unwrap();
+    assert!(is_hung_up(&mut socket));
+    wait_until("it is gone", || world.counter("lanes") == 0);
+    assert_eq!(world.counter("protocol_errors"), 0);
+}
+
 #[test]
 fn who_chooses_no_disk_in_time_is_hung_up_on() {
     let world = World::with(DiskKind::Memory(MIB), |config| {
