@@ -15,7 +15,7 @@ pub enum Form {
 }
 
 /// An export as a server offers it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Offer {
     /// The export's name in the catalogue.
     pub name: String,

@@ -162,6 +162,35 @@ impl Disks {
         found.map(|a| a.disk.clone())
     }
 
+    /// Returns the disk of an offer, unless it is offered otherwise by now: clients keep to what they were told,
+    /// and the configuration may have been read again since. Another size does no harm, nor need it come from there.
+    pub(crate) fn offered(&self, offer: &Offer) -> Option<Arc<Disk>> {
+        let disk = self.disk(offer.name.as_bytes())?;
+        let now = Offer { size: offer.size, ..self.offer(&disk) };
+        (now == *offer).then_some(disk)
+    }
+
+    fn offer(&self, disk: &Disk) -> Offer {
+        if let Err(error) = disk.store.refresh() {
+            log::warn!("disk \"{}\": cannot determine its size: {error}", disk.name);
+        }
+        let geometry = disk.geometry();
+        let failed = disk.has_failed();
+        let note = if failed { " (read-only since a flush failed)" } else { "" };
+        Offer {
+            name: disk.name.clone(),
+            description: format!("{}{note}", disk.description),
+            size: geometry.size,
+            block_minimum: geometry.block_minimum,
+            block_preferred: geometry.block_preferred,
+            read_only: disk.read_only || failed,
+            rotational: geometry.rotational,
+            zeroes_fast: true,
+            whole_reads: self.fragment_bytes >= WHOLE_BYTES,
+            contexts: CONTEXTS.map(str::to_owned).to_vec(),
+        }
+    }
+
     /// Returns the number of disks that refuse changes because a flush failed.
     pub(crate) fn failed(&self) -> usize {
         self.active.read().iter().filter(|a| a.disk.has_failed()).count()
@@ -309,25 +338,7 @@ fn mode_name(mode: CacheMode) -> &'static str {
 
 impl Catalogue for Disks {
     fn find(&self, name: &[u8]) -> Option<Offer> {
-        let disk = self.disk(name)?;
-        if let Err(error) = disk.store.refresh() {
-            log::warn!("disk \"{}\": cannot determine its size: {error}", disk.name);
-        }
-        let geometry = disk.geometry();
-        let failed = disk.has_failed();
-        let note = if failed { " (read-only since a flush failed)" } else { "" };
-        Some(Offer {
-            name: disk.name.clone(),
-            description: format!("{}{note}", disk.description),
-            size: geometry.size,
-            block_minimum: geometry.block_minimum,
-            block_preferred: geometry.block_preferred,
-            read_only: disk.read_only || failed,
-            rotational: geometry.rotational,
-            zeroes_fast: true,
-            whole_reads: self.fragment_bytes >= WHOLE_BYTES,
-            contexts: CONTEXTS.map(str::to_owned).to_vec(),
-        })
+        self.disk(name).map(|disk| self.offer(&disk))
     }
 
     fn list(&self) -> Vec<(String, String)> {
@@ -347,6 +358,24 @@ impl Catalogue for Disks {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// As if the configuration was read again between the reply to GO and the first request.
+    #[test]
+    fn a_disk_is_served_only_as_it_was_offered() {
+        let export = DiskExport::new("disk", DiskKind::Memory(1 << 20));
+        let disks = Disks::new(std::slice::from_ref(&export), 4096, None).unwrap();
+        let now = |export: &DiskExport| {
+            disks.replace(disks.prepare(std::slice::from_ref(export)).unwrap());
+        };
+        let offer = disks.find(b"disk").unwrap();
+        assert!(disks.offered(&offer).is_some());
+        now(&DiskExport { read_only: true, ..export.clone() });
+        assert!(disks.offered(&offer).is_none(), "the client was told that it can write");
+        now(&export);
+        assert!(disks.offered(&offer).is_some());
+        now(&DiskExport { shape: towline_block::Shape { block: 4096, ..export.shape }, ..export });
+        assert!(disks.offered(&offer).is_none(), "the client was told of smaller blocks");
+    }
 
     #[test]
     fn two_disks_that_write_one_file_are_noticed() {

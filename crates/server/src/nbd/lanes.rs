@@ -360,8 +360,8 @@ impl Core {
                 (Phase::Taken, Ok(Reading::Paused))
             }
             Some(Ended::Agreed(agreed)) => {
-                let Some(disk) = self.shared.disks.disk(agreed.export.name.as_bytes()) else {
-                    let gone = io::Error::other("the disk is no longer exported");
+                let Some(disk) = self.shared.disks.offered(&agreed.export) else {
+                    let gone = io::Error::other("the disk is no longer exported as it was offered");
                     return (Phase::Taken, Err(gone));
                 };
                 // The rest of the input may already contain requests.
