@@ -97,6 +97,12 @@ impl Receiver {
         }
     }
 
+    /// Returns true in the middle of a payload that is skipped.
+    #[must_use]
+    pub fn is_skipping(&self) -> bool {
+        matches!(self.state, State::Skip(..))
+    }
+
     /// Notes that `count` bytes of the payload were received by other means.
     pub fn placed(&mut self, count: usize) {
         if let State::Payload(missing) = self.state {

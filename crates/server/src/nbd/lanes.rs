@@ -447,8 +447,10 @@ impl Core {
             }
         } else {
             // From a client that writes much into memory, only short ends of payload are received here, since
-            // they have to be copied.
-            let bulk = serving.lane.expects_bulk && held.len() < header_bytes(form);
+            // they have to be copied. What is skipped is not.
+            let bulk = serving.lane.expects_bulk
+                && held.len() < header_bytes(form)
+                && !receiver.is_skipping();
             let next = receiver.missing() as usize + header_bytes(form);
             let most = if bulk { next - held.len() } else { scratch.len() };
             let most = most.min(scratch.len());

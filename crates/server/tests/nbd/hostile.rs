@@ -34,6 +34,21 @@ fn hostile_ranges_behind_another_request_are_refused() {
     }
 }
 
+/// Clients that write much into memory are received from in other parts than others.
+#[test]
+fn the_payload_of_a_refused_write_is_skipped_in_long_parts() {
+    let world = World::with(DiskKind::Memory(8 * MIB), |_| {});
+    let mut client = world.client(Form::Simple);
+    let data = pattern(0, 8 << 20, 1);
+    assert_eq!(client.write(0, 0, &data), 0);
+    let before = world.counter("system_calls");
+    assert_eq!(client.write(0, MIB, &data), 28, "it is longer than the disk");
+    let calls = world.counter("system_calls") - before;
+    // A header's length at once would take 300,000.
+    assert!(calls < 10_000, "{calls}");
+    assert!(client.read(0, 8 * MIB).unwrap() == data);
+}
+
 /// Receives until the server hangs up. Returns false if it does not within a minute.
 fn is_hung_up(socket: &mut UnixStream) -> bool {
     socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
