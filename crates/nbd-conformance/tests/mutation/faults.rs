@@ -172,6 +172,8 @@ pub(super) const FAULTS: &[(Setup, &str, &str)] = &[
     (Full, "zero-length-closes", "status.zero-length"),
     (Full, "status-flag-ignored", "status.misplaced-flag"),
     (Full, "filter-ignored", "status.filter"),
+    (Full, "filter-all", "status.filter"),
+    (Full, "filter-unknown-ok", "status.filter"),
     (Full, "size-changes", "multi.same-export"),
     (Full, "private-cache", "multi.flush"),
     (Full, "private-cache", "multi.fua"),

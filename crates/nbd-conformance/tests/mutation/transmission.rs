@@ -287,8 +287,12 @@ impl Transmission {
         }
         let ids: Vec<_> =
             ids.chunks_exact(4).map(|id| u32::from_be_bytes(id.try_into().unwrap())).collect();
-        let known = ids.iter().all(|id| self.client.contexts.contains(id));
-        known.then(|| (ids, u64::from_be_bytes(*length)))
+        let length = u64::from_be_bytes(*length);
+        match ids.iter().all(|id| self.client.contexts.contains(id)) {
+            true => Some((ids, length)),
+            false if self.has("filter-unknown-ok") => Some((self.client.contexts.clone(), length)),
+            false => None,
+        }
     }
 
     /// Returns the outcome of an invalid range; `None` if the range is valid.

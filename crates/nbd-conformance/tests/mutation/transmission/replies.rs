@@ -70,7 +70,12 @@ impl Transmission {
                 let payload: &[u8] = if self.has("none-with-payload") { b"x" } else { b"" };
                 self.chunk(out, request, REPLY_NONE, true, &[payload]);
             }
-            Error(_) if request.command == CMD_READ && self.has("simple-error-to-read") => {
+            // With extended headers no client could tell where such a reply ends.
+            Error(_)
+                if request.command == CMD_READ
+                    && !self.client.extended
+                    && self.has("simple-error-to-read") =>
+            {
                 self.simple(out, request, EINVAL);
             }
             Error(_) if self.has("extended-simple-errors") => self.simple(out, request, EINVAL),
@@ -138,6 +143,7 @@ impl Transmission {
 
     fn statuses(&self, out: &mut Vec<u8>, request: &Request, ids: &[u32], length: u64) {
         let several = ids.len() > 1;
+        let ids = if self.has("filter-all") { &self.client.contexts } else { ids };
         for id in ids {
             let shown = if several && self.has("contexts-swapped") { 3 - *id } else { *id };
             let extents = self.extents(request, *id, length);
@@ -195,7 +201,11 @@ impl Transmission {
         }
         match () {
             () if self.has("extent-0") => extents.insert(0, (0, 0)),
-            () if self.has("extent-unaligned") => extents[0].0 -= 1,
+            // The end stays where it was, so that the next question is still aligned.
+            () if self.has("extent-unaligned") && extents.len() > 1 => {
+                extents[0].0 -= 1;
+                extents[1].0 += 1;
+            }
             () if self.has("extent-surplus") => extents.push((512, 0)),
             () if self.has("extent-beyond-size") => extents.last_mut().unwrap().0 += SIZE,
             () => {}
