@@ -352,3 +352,31 @@ fn a_durable_write_beyond_the_end_of_a_shortened_disk_loses_nothing() {
     assert_eq!(result.unwrap_err().raw_os_error(), Some(EIO));
     assert!(!disk.has_failed(), "there was nothing that could be lost");
 }
+
+/// Its payload may take long to arrive. The disk would be as long again as the write reaches.
+#[test]
+fn a_write_that_was_under_way_does_not_make_a_shortened_file_long_again() {
+    let file = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    file.as_file().set_len(SIZE).unwrap();
+    for durable in [false, true] {
+        let store = FileDisk::open(file.path(), CacheMode::Cached, false).unwrap();
+        store.resize(SIZE).unwrap();
+        let disk = Arc::new(Disk::new("disk", "", store, false));
+        let (fragments, small) = (Pool::new(FRAGMENT, 8), Pool::new(512, 4));
+        let limits = Limits { fragments: fragments.clone(), small, owner_bytes_max: 1 << 20 };
+        let mut engine = Engine::new(limits);
+        let owner = engine.add_owner();
+        let mut driver =
+            Faulty { work: Vec::new(), begun: 0, fault: None, numbers: BTreeMap::new() };
+        let range = SIZE - FRAGMENT as u64..SIZE;
+        let key = engine.write(owner, 0, &disk, range, durable, Instant::now()).unwrap();
+        let (buffer, length) = engine.room(key).unwrap();
+        disk.resize(SIZE / 2).unwrap();
+        engine.filled(key, buffer, length, &mut driver);
+        let Some(Output::Done { result, .. }) = engine.next_output() else { panic!("it is over") };
+        assert_eq!(result.unwrap_err().raw_os_error(), Some(EIO));
+        assert_eq!(file.as_file().metadata().unwrap().len(), SIZE / 2);
+        assert!(!disk.has_failed());
+        assert_eq!(fragments.in_use().0, 0);
+    }
+}

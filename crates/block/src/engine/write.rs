@@ -135,6 +135,11 @@ impl<T: Copy> Engine<T> {
         let Kind::Write(write) = &mut request.kind else { return };
         let offset = write.next;
         write.next += length as u64;
+        if write.next > write.disk.store.geometry().size {
+            // The disk has shrunk meanwhile, and a file would become long again.
+            write.error.get_or_insert_with(|| io::Error::from_raw_os_error(EIO));
+            return self.end_write(key.0);
+        }
         let data = &buffer.bytes()[..length];
         if let Now::Done(mut result) = write.disk.store.write_now(offset, data, write.durable) {
             if write.durable {
