@@ -66,7 +66,8 @@ fn undetected((setup, fault, rule): &(Setup, &'static str, &str)) -> Option<Stri
     let mut seen = String::new();
     for _ in 0..TRIES {
         let server = Running::start(*setup, fault);
-        let (target, _) = target(&server, IMPATIENT);
+        let timeout = if faults::SILENT.contains(fault) { IMPATIENT } else { PATIENT };
+        let (target, _) = target(&server, timeout);
         let line = Line::of(found, &target, true);
         if line.verdict == Verdict::Fail {
             return None;
