@@ -514,14 +514,17 @@ impl BlockStore for FileDisk {
             }
             return self.write_zeroes(offset, length);
         }
-        let first =
-            if how.allocate { FallocateFlags::ZERO_RANGE } else { FallocateFlags::PUNCH_HOLE };
-        match self.fallocate(first, offset, length) {
-            Err(Errno::OPNOTSUPP | Errno::INVAL) => {}
-            other => return Ok(other?),
-        }
-        if !how.allocate && self.fallocate(FallocateFlags::ZERO_RANGE, offset, length).is_ok() {
-            return Ok(());
+        // For a zeroed range of a device that has no command for it, the kernel writes zeroes.
+        let may_be_slow = how.fast && self.is_device;
+        let ways = [
+            (!how.allocate).then_some(FallocateFlags::PUNCH_HOLE),
+            (!may_be_slow).then_some(FallocateFlags::ZERO_RANGE),
+        ];
+        for way in ways.into_iter().flatten() {
+            match self.fallocate(way, offset, length) {
+                Err(Errno::OPNOTSUPP | Errno::INVAL) => {}
+                other => return Ok(other?),
+            }
         }
         if how.fast {
             return Err(Errno::OPNOTSUPP.into());
