@@ -116,7 +116,7 @@ unsafe fn exchange() {
 
 unsafe extern "C" {
     #[link_name = "fwide"]
-    fn libc_fwide(stream: *mut FILE, mode: c_int) -> c_int;
+    pub(crate) fn libc_fwide(stream: *mut FILE, mode: c_int) -> c_int;
 }
 
 /// Returns true if an address looks like a table of libc's stream functions.

@@ -317,6 +317,7 @@ hooks! {
     [fdopen] (fd: c_int, mode: *const c_char) -> *mut FILE => streams::fdopen;
     [setmntent __setmntent] (path: *const c_char, mode: *const c_char) -> *mut FILE => streams::setmntent;
     [popen] (command: *const c_char, mode: *const c_char) -> *mut FILE => exec::popen;
+    [perror] (text: *const c_char) -> () => streams::perror;
 
     // Processes
     [system] (command: *const c_char) -> c_int => exec::system;

@@ -281,12 +281,32 @@ static void ends(void) {
     show("empty");
 }
 
+/* The first use of the stream, and later ones. */
+static void messages(void) {
+    for (int access = O_WRONLY; access <= O_RDWR; access++) {
+        IN_CHILD({
+            MUST(dup2(MUST(open("f", access | O_CREAT | O_TRUNC, 0644)), 2));
+            errno = ENOENT;
+            perror("first");
+            errno = 12345;
+            perror(NULL);
+            errno = EPERM;
+            perror("");
+            fputs("text\n", stderr);
+            errno = EIO;
+            perror("last");
+        });
+        show("f");
+    }
+}
+
 static const struct test tests[] = {
     {"modes", modes},
     {"positions", positions},
     {"bulk", bulk},
     {"reopened", reopened},
     {"ends", ends},
+    {"messages", messages},
     {"buffers", children_and_buffers},
     {"wide", wide},
     {"listings", directories},

@@ -3,6 +3,7 @@
 use super::files;
 use crate::descriptors;
 use crate::guard::{finish, system_call};
+use crate::stdio::libc_fwide;
 use crate::table::real;
 use crate::{own, place};
 use libc::{FILE, c_char, c_int};
@@ -180,6 +181,30 @@ pub(crate) unsafe fn freopen(
         }
         files::close(fd);
         stream
+    }
+}
+
+unsafe extern "C" {
+    static stderr: *mut FILE;
+}
+
+/// libc prints to a duplicate of the descriptor, made internally, as long as nothing has used the stream.
+pub(crate) unsafe fn perror(text: *const c_char) {
+    let error = crate::guard::errno();
+    // SAFETY: libc's own stream; the program passes null or a string, and libc returns one.
+    unsafe {
+        let fd = libc::fileno(stderr);
+        if descriptors::find(fd).is_none() || libc_fwide(stderr, 0) != 0 {
+            return real::perror(text);
+        }
+        let what = if text.is_null() { c"" } else { CStr::from_ptr(text) }.to_bytes();
+        let colon: &[u8] = if what.is_empty() { b"" } else { b": " };
+        let why = CStr::from_ptr(libc::strerror(error)).to_bytes();
+        let parts = [what, colon, why, b"\n"].map(|part| libc::iovec {
+            iov_base: part.as_ptr().cast_mut().cast(),
+            iov_len: part.len(),
+        });
+        super::io::writev(fd, parts.as_ptr(), parts.len() as c_int);
     }
 }
 
