@@ -329,6 +329,7 @@ hooks! {
     [execveat] (at: c_int, path: *const c_char, arguments: *const *const c_char, environment: *const *const c_char, flags: c_int) -> c_int => exec::execveat;
     [posix_spawn] (pid: *mut pid_t, path: *const c_char, actions: *const c_void, attributes: *const c_void, arguments: *const *const c_char, environment: *const *const c_char) -> c_int => spawn::posix_spawn;
     [posix_spawnp] (pid: *mut pid_t, path: *const c_char, actions: *const c_void, attributes: *const c_void, arguments: *const *const c_char, environment: *const *const c_char) -> c_int => spawn::posix_spawnp;
+    [daemon] (stays: c_int, keeps: c_int) -> c_int => misc::daemon;
     [wait __wait] (status: *mut c_int) -> pid_t => between::wait;
     [waitpid __waitpid] (child: pid_t, status: *mut c_int, options: c_int) -> pid_t => between::waitpid;
     [wait3] (status: *mut c_int, options: c_int, used: *mut rusage) -> pid_t => between::wait3;

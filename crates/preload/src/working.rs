@@ -138,7 +138,7 @@ fn enter(stand_in: &[u8], remote: (usize, Vec<u8>)) -> Result<(), i32> {
     Ok(())
 }
 
-/// Determines the working directory of a new program.
+/// Determines the working directory of a new program, or after libc has changed it internally.
 pub(crate) fn inherit() {
     let here = local();
     is_at(here.as_deref());

@@ -622,6 +622,35 @@ static void users_of_threads(void) {
     say("%ld failed", failed);
 }
 
+/* A process that becomes a daemon is in the root directory, and on the null device. */
+static void daemons(void) {
+    make("f", "");
+    for (int keeps = 0; keeps < 4; keeps++) {
+        int ends[2];
+        MUST(pipe(ends));
+        pid_t child = fork();
+        if (child == 0) {
+            MUST(close(ends[0]));
+            int fd = MUST(open("f", O_RDWR | O_APPEND));
+            for (int i = 0; i < 3; i++) MUST(dup2(fd, i));
+            SAY(daemon(keeps & 1, keeps >> 1));
+            char here[PATH_MAX];
+            say("in %s", getcwd(here, sizeof here));
+            SAY(access("f", F_OK));
+            SAY(write(1, "text", 4));
+            struct stat status;
+            MUST(fstat(0, &status));
+            say("a device %d", S_ISCHR(status.st_mode));
+            SAY(write(fd, "t", 1));
+            _exit(0);
+        }
+        MUST(close(ends[1]));
+        SAY(read(ends[0], &(char){0}, 1));
+        reap(child);
+        show("f");
+    }
+}
+
 static const struct test tests[] = {
     {"users-of-threads", users_of_threads},
     {"exec", every_exec},
@@ -640,6 +669,7 @@ static const struct test tests[] = {
     {"turned-locks", turned_locks},
     {"lock-waits", waiting_for_locks},
     {"masks", masks},
+    {"daemons", daemons},
     {NULL, NULL},
 };
 

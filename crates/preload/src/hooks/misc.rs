@@ -1,4 +1,4 @@
-//! Hooks that fit nowhere else: `ioctl`, descriptors in messages, signal handlers.
+//! Hooks that fit nowhere else: `ioctl`, `daemon`, descriptors in messages, signal handlers.
 
 use super::sockets;
 use crate::between;
@@ -8,6 +8,7 @@ use crate::handlers;
 use crate::place;
 use crate::table::real;
 use crate::trap;
+use crate::working;
 use libc::{c_int, c_uint, c_ulong, c_void, mmsghdr, msghdr, ssize_t, timespec};
 use std::sync::atomic::Ordering;
 
@@ -79,6 +80,24 @@ pub(crate) unsafe fn backtrace_symbols_fd(frames: *const *mut c_void, count: c_i
         }
         let _ = guard::checked(libc::SYS_close, [lines, 0, 0, 0, 0, 0]);
     }
+}
+
+/// libc changes the directory and replaces the standard descriptors internally.
+pub(crate) unsafe fn daemon(stays: c_int, keeps: c_int) -> c_int {
+    // SAFETY: the program passes valid arguments.
+    let result = unsafe { real::daemon(stays, keeps) };
+    if crate::start::state().is_some() {
+        let _ = inside(|| {
+            if stays == 0 {
+                working::inherit();
+            }
+            if keeps == 0 && result == 0 {
+                (0..=2).for_each(descriptors::forget);
+            }
+            Ok(())
+        });
+    }
+    result
 }
 
 /// Calls `each` with the descriptors in the control part of a message.
