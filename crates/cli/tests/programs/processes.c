@@ -221,6 +221,20 @@ static void spawned(void) {
     say("nothing left open: %d", before == open("f", O_RDONLY));
 }
 
+/* A failure is reported although the actions want many numbers, and nothing is written to their files. */
+static void spawned_with_many_numbers(void) {
+    make("f", "text");
+    posix_spawn_file_actions_t actions;
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_addopen(&actions, 3, "f", O_RDWR, 0);
+    for (int i = 4; i < 400; i++) posix_spawn_file_actions_adddup2(&actions, 3, i);
+    char *none[] = {"none", NULL};
+    pid_t pid = 0;
+    int result = posix_spawn(&pid, "/none", &actions, NULL, none, environ);
+    came_of("posix_spawn", result, pid);
+    show("f");
+}
+
 static void working_directory(void) {
     MUST(mkdir("a", 0755));
     MUST(mkdir("a/b", 0755));
@@ -659,6 +673,7 @@ static const struct test tests[] = {
     {"commands-without-environment", commands_without_environment},
     {"forks", forks},
     {"spawn", spawned},
+    {"spawn-with-many-numbers", spawned_with_many_numbers},
     {"working-directory", working_directory},
     {"working-directory-by-name", working_directory_by_its_name},
     {"pipes", pipes_with_names},

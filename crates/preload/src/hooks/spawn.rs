@@ -244,16 +244,17 @@ unsafe fn by_fork(
         if child == 0 {
             close(listen);
             // Moves the pipe out of the way of what the child opens.
-            let tell = own::duplicate(ends[1], Own::Memory).map_or(tell, |moved| {
+            let mut tell = own::duplicate(ends[1], Own::Memory).map_or(ends[1], |moved| {
                 close(tell);
-                moved as usize
+                moved
             });
-            let mut error = prepare(list, attributes).err().unwrap_or(0);
+            let mut error = prepare(list, attributes, &mut tell).err().unwrap_or(0);
             if error == 0 {
                 execute(path, arguments, environment);
                 error = errno();
             }
-            system_call(libc::SYS_write, [tell, &raw const error as usize, 4, 0, 0, 0]);
+            let write = [tell as usize, &raw const error as usize, 4, 0, 0, 0];
+            system_call(libc::SYS_write, write);
             system_call(libc::SYS_exit_group, [127, 0, 0, 0, 0, 0]);
         }
         close(tell);
@@ -274,8 +275,12 @@ unsafe fn by_fork(
     }
 }
 
-/// Carries out the attributes and actions, in the child.
-unsafe fn prepare(list: &[Action], attributes: *const c_void) -> Result<(), c_int> {
+/// Carries out the attributes and actions, in the child. Moves the pipe `tell` if an action wants its number.
+unsafe fn prepare(
+    list: &[Action],
+    attributes: *const c_void,
+    tell: &mut c_int,
+) -> Result<(), c_int> {
     let good = |result: c_int| if result < 0 { Err(errno()) } else { Ok(()) };
     // SAFETY: libc made the attributes and actions; the kind of an action says which part of the union it
     // has.
@@ -285,6 +290,14 @@ unsafe fn prepare(list: &[Action], attributes: *const c_void) -> Result<(), c_in
         }
         for action in list {
             let about = action.about;
+            let wanted = match action.kind {
+                DUP => Some(about.dup[1]),
+                OPEN => Some(about.open.fd),
+                _ => None,
+            };
+            if wanted == Some(*tell) {
+                *tell = own::duplicate(*tell, Own::Memory)?;
+            }
             match action.kind {
                 // As in libc, it is no error if the descriptor is not open.
                 CLOSE => drop(files::close(about.fd)),
