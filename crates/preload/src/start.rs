@@ -239,6 +239,7 @@ pub(crate) extern "C" fn start(
             guard::system_call(libc::SYS_umask, [mask as usize, 0, 0, 0, 0, 0]);
             set_umask(mask as u32);
             libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(in_child));
+            at_quick_exit(finish);
         }
         if config().is_some_and(|config| config.report) {
             report::begin(crate::table::FUNCTIONS);
@@ -259,6 +260,10 @@ pub(crate) extern "C" fn start(
     if let Some(name) = taken(CALLED) {
         call(name, true);
     }
+}
+
+unsafe extern "C" {
+    fn at_quick_exit(function: extern "C" fn()) -> i32;
 }
 
 /// Does what is due at the end of the process.
