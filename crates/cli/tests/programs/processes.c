@@ -1,8 +1,10 @@
 /* New programs and processes: every way to start one, what it inherits, locks, working directory. */
 #include "case.h"
 #include <pthread.h>
+#include <sched.h>
 #include <spawn.h>
 #include <sys/file.h>
+#include <sys/syscall.h>
 #include <sys/time.h>
 
 extern char **environ;
@@ -665,6 +667,26 @@ static void daemons(void) {
     }
 }
 
+static int reads(void *path) {
+    show(path);
+    return 3;
+}
+
+/* Children that share descriptors but no memory, and only use descriptors of their own. */
+static void children_that_share_descriptors(void) {
+    static char stack[1 << 18] __attribute__((aligned(16)));
+    make("f", "0123456789");
+    int fd = MUST(open("f", O_RDONLY));
+    for (int i = 0; i < 2; i++) {
+        reap(MUST(clone(reads, stack + sizeof stack, CLONE_FILES | SIGCHLD, "f")));
+        peek(fd, 2);
+        pid_t child = MUST(syscall(SYS_clone, CLONE_FILES | SIGCHLD, 0, 0, 0, 0));
+        if (child == 0) _exit(reads("f"));
+        reap(child);
+        peek(fd, 2);
+    }
+}
+
 static const struct test tests[] = {
     {"users-of-threads", users_of_threads},
     {"exec", every_exec},
@@ -684,6 +706,7 @@ static const struct test tests[] = {
     {"turned-locks", turned_locks},
     {"lock-waits", waiting_for_locks},
     {"masks", masks},
+    {"shared-descriptors", children_that_share_descriptors},
     {"daemons", daemons},
     {NULL, NULL},
 };

@@ -373,6 +373,9 @@ pub(crate) unsafe fn syscall(
         }
         let before = errno();
         let result = if is_fork(number, a, b) {
+            // The child closes our connections, so it has its own descriptors.
+            let apart = a & !(libc::CLONE_FILES as usize);
+            let a = if number == libc::SYS_clone { apart } else { a };
             threads::forked(|| real::syscall(number, a, b, c, d, e, f))
         } else {
             real::syscall(number, a, b, c, d, e, f)

@@ -107,8 +107,8 @@ pub(crate) unsafe fn fork_alone() -> pid_t {
     unsafe { forked(|| real::_Fork()) }
 }
 
-/// Replaces `clone`. A child with its own memory and descriptors is one of a fork; any other is like a
-/// thread made without libc.
+/// Replaces `clone`. A child with its own memory is one of a fork, and gets its own descriptors, too, as it
+/// closes our connections; any other is like a thread made without libc.
 pub(crate) unsafe fn clone(
     function: Option<StartC11>,
     stack: *mut c_void,
@@ -118,21 +118,22 @@ pub(crate) unsafe fn clone(
     storage: *mut c_void,
     child_id: *mut pid_t,
 ) -> c_int {
-    let make = |function, argument| {
+    let make = |function, flags, argument| {
         // SAFETY: as the program says.
         unsafe { real::clone(function, stack, flags, argument, parent_id, storage, child_id) }
     };
     let Some(start) = function.filter(|_| start::state().is_some()) else {
-        return make(function, argument);
+        return make(function, flags, argument);
     };
-    if flags & (libc::CLONE_VM | libc::CLONE_FILES) != 0 {
+    if flags & libc::CLONE_VM != 0 {
         crate::vfork::has_own_threads();
         crate::descriptors::share();
-        return make(function, argument);
+        return make(function, flags, argument);
     }
     // The child finds it in its copy of this stack.
     let mut begin = Begin { start, argument, blocked: 0 };
-    forked(|| make(Some(run_child), (&raw mut begin).cast()))
+    let flags = flags & !libc::CLONE_FILES;
+    forked(|| make(Some(run_child), flags, (&raw mut begin).cast()))
 }
 
 unsafe extern "C-unwind" fn run_child(begin: *mut c_void) -> c_int {
