@@ -281,6 +281,28 @@ static void ends(void) {
     show("empty");
 }
 
+/* Streams that convert from and to the code set in their mode. */
+static void code_sets(void) {
+    make("f", "\xc3\xa4\xe2\x82\xac");
+    int next = MUST(dup(0));
+    MUST(close(next));
+    FILE *stream = fopen("f", "r,ccs=UTF-8");
+    say("reads %x %x %d, in order %d", fgetwc(stream), fgetwc(stream), (int)fgetwc(stream), fileno(stream) == next);
+    fclose(stream);
+    stream = fopen("new", "wxe,ccs=UTF-8");
+    say("writes %x, flags %d", fputwc(0x20ac, stream), fcntl(fileno(stream), F_GETFD));
+    fclose(stream);
+    show("new");
+    stream = fopen("new", "a+,ccs=UTF-8");
+    say("appends %x", fputwc(0xe4, stream));
+    fclose(stream);
+    show("new");
+    const char *refused[] = {"wx,ccs=UTF-8", "r,ccs=none"};
+    for (int i = 0; i < 2; i++) say("%d %s", fopen("new", refused[i]) != NULL, strerrorname_np(errno));
+    say("%d %s", fopen("none", "r,ccs=UTF-8") != NULL, strerrorname_np(errno));
+    say("nothing left open: %d", MUST(dup(0)) == next);
+}
+
 /* The first use of the stream, and later ones. */
 static void messages(void) {
     for (int access = O_WRONLY; access <= O_RDWR; access++) {
@@ -306,6 +328,7 @@ static const struct test tests[] = {
     {"bulk", bulk},
     {"reopened", reopened},
     {"ends", ends},
+    {"code-sets", code_sets},
     {"messages", messages},
     {"buffers", children_and_buffers},
     {"wide", wide},

@@ -75,17 +75,60 @@ pub(crate) unsafe fn fopen(path: *const c_char, mode: *const c_char) -> *mut FIL
 }
 
 unsafe fn open_stream(path: *const c_char, mode: *const c_char, flags: c_int) -> *mut FILE {
+    const CODE_SET: &[u8] = b",ccs=";
     // SAFETY: the program passes valid arguments.
     unsafe {
+        // Only libc's `fopen` looks at the code set.
+        let letters = CStr::from_ptr(mode).to_bytes();
+        let local = letters
+            .windows(CODE_SET.len())
+            .any(|part| part == CODE_SET)
+            .then(|| on_null(mode, |null, mode| real::fopen(null, mode)));
+        if local.is_some_and(|stream| stream.is_null()) {
+            return std::ptr::null_mut();
+        }
         let fd = files::openat(libc::AT_FDCWD, path, flags, 0o666);
         if fd < 0 {
-            return std::ptr::null_mut();
+            let error = crate::guard::errno();
+            local.map(|stream| libc::fclose(stream));
+            return finish(Err(error));
+        }
+        if let Some(stream) = local {
+            put_on(stream, fd, flags);
+            return stream;
         }
         let stream = stream_on(fd, mode, flags, false);
         if stream.is_null() {
             files::close(fd);
         }
         stream
+    }
+}
+
+/// Opens a stream in this mode on something local with `open`, which gets path and mode.
+unsafe fn on_null(
+    mode: *const c_char,
+    open: impl FnOnce(*const c_char, *const c_char) -> *mut FILE,
+) -> *mut FILE {
+    // SAFETY: the program passes a C string.
+    let letters = unsafe { CStr::from_ptr(mode) }.to_bytes_with_nul().iter();
+    let plain: Vec<u8> = letters.copied().filter(|letter| *letter != b'x').collect();
+    open(c"/dev/null".as_ptr(), plain.as_ptr().cast())
+}
+
+/// Puts the remote file `fd`, opened with `flags`, in the place of what a stream was opened on.
+unsafe fn put_on(stream: *mut FILE, fd: c_int, flags: c_int) {
+    // SAFETY: the stream is open, and nothing else knows the descriptor `fd`.
+    unsafe {
+        // libc has decided whether the new descriptor closes on `exec`.
+        let new = libc::fileno(stream);
+        let call = [new as usize, libc::F_GETFD as usize, 0, 0, 0, 0];
+        let closes = system_call(libc::SYS_fcntl, call) == libc::FD_CLOEXEC as isize;
+        files::dup3(fd, new, if closes { libc::O_CLOEXEC } else { 0 });
+        if flags & (libc::O_APPEND | libc::O_ACCMODE) == libc::O_APPEND | libc::O_WRONLY {
+            super::io::lseek(fd, 0, libc::SEEK_END);
+        }
+        files::close(fd);
     }
 }
 
@@ -163,23 +206,15 @@ pub(crate) unsafe fn freopen(
         }
         // The stream is opened on something local, whose place the file then takes.
         let old = libc::fileno(stream);
-        let letters = CStr::from_ptr(mode).to_bytes_with_nul().iter();
-        let plain: Vec<u8> = letters.copied().filter(|letter| *letter != b'x').collect();
         let held = own::hold(old);
-        let stream = real::freopen(c"/dev/null".as_ptr(), plain.as_ptr().cast(), stream);
+        let stream = on_null(mode, |null, mode| real::freopen(null, mode, stream));
         descriptors::forget(old);
         drop(held);
-        if !stream.is_null() {
-            // libc has decided whether the new descriptor closes on `exec`.
-            let new = libc::fileno(stream);
-            let call = [new as usize, libc::F_GETFD as usize, 0, 0, 0, 0];
-            let closes = system_call(libc::SYS_fcntl, call) == libc::FD_CLOEXEC as isize;
-            files::dup3(fd, new, if closes { libc::O_CLOEXEC } else { 0 });
-            if flags & (libc::O_APPEND | libc::O_ACCMODE) == libc::O_APPEND | libc::O_WRONLY {
-                super::io::lseek(fd, 0, libc::SEEK_END);
-            }
+        if stream.is_null() {
+            files::close(fd);
+        } else {
+            put_on(stream, fd, flags);
         }
-        files::close(fd);
         stream
     }
 }
