@@ -754,6 +754,22 @@ static void described_calls(void) {
     MUST(ftruncate(fd, 0));
 }
 
+/* Links and pipes are opened by openat2 as by open. */
+static void opened_by_a_structure(void) {
+    unsigned long how[] = {O_RDWR | O_CREAT, 0640, 0};
+    MUST(symlink("../../outside", "out"));
+    int fd = SAY(syscall(SYS_openat2, AT_FDCWD, "out", how, sizeof how));
+    SAY(write(fd, "text", 4));
+    show("../../outside");
+    SAY(unlink("../../outside"));
+    how[0] = O_RDWR | O_NONBLOCK;
+    how[1] = 0;
+    MUST(mkfifo("pipe", 0644));
+    fd = SAY(syscall(SYS_openat2, AT_FDCWD, "pipe", how, sizeof how));
+    SAY(write(fd, "in the pipe", 11));
+    peek(fd, 20);
+}
+
 /* Calls that fail, with the kernel's order of checks and without effect. */
 static void refused_calls(void) {
     make("f", "abcdefghij");
@@ -978,6 +994,7 @@ static const struct test tests[] = {
     {"errno", errno_stays},
     {"append", many_append},
     {"described-calls", described_calls},
+    {"structure", opened_by_a_structure},
     {"refused", refused_calls},
     {NULL, NULL},
 };

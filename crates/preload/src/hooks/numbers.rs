@@ -416,13 +416,14 @@ unsafe fn openat2(at: c_int, path: *const c_char, how: *const OpenHow, length: u
     }
     // SAFETY: the program passes null or a structure of `length` bytes, which is at least its size here.
     let Some(how) = (unsafe { how.as_ref() }) else { return finish(Err(libc::EFAULT)) };
+    if how.resolve == 0 {
+        // SAFETY: the program passes valid arguments.
+        return unsafe { files::openat(at, path, how.flags as c_int, how.mode as u32) };
+    }
     // The kernel has found nothing.
     let local = |_, _| finish(Err(libc::ENOENT));
     // The library cannot enforce `resolve`. With `ENOSYS`, programs fall back to `openat`.
-    let remote = |at: &place::At| match how.resolve {
-        0 => files::open_remote(at, how.flags as c_int, how.mode as u32),
-        _ => Err(libc::ENOSYS),
-    };
+    let remote = |_: &place::At| Err(libc::ENOSYS);
     // SAFETY: the program passes valid arguments.
     unsafe { by_path(at, path, how.flags as c_int & libc::O_NOFOLLOW == 0, local, remote) }
 }
