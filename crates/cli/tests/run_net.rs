@@ -357,11 +357,12 @@ fn remote_files_are_watched_and_have_no_handles() {
 #include <stdio.h>
 #include <string.h>
 #include <errno.h>
+#include <sys/fanotify.h>
 #include <sys/inotify.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 int main(int count, char **names) {
-    int fd = inotify_init1(0);
+    int fd = inotify_init1(0), all = fanotify_init(FAN_REPORT_FID, 0);
     union { struct file_handle handle; char room[256]; } to;
     for (int i = 1; i < count; i++) {
         int mount;
@@ -373,7 +374,10 @@ int main(int count, char **names) {
         printf("%s %d %s", error, by_call == by_libc, named < 0 ? strerrorname_np(errno) : "named");
         int open_file = open(names[i], O_PATH);
         named = name_to_handle_at(open_file, "", &to.handle, &mount, AT_EMPTY_PATH);
-        printf(" %s\n", open_file < 0 ? "" : named < 0 ? strerrorname_np(errno) : "named");
+        printf(" %s", open_file < 0 ? "" : named < 0 ? strerrorname_np(errno) : "named");
+        open_file = open(names[i], O_RDONLY);
+        int marked = fanotify_mark(all, FAN_MARK_ADD, FAN_MODIFY, open_file, NULL);
+        printf(" %s\n", open_file < 0 ? "" : marked < 0 ? strerrorname_np(errno) : "marked");
     }
 }
 "#;
@@ -383,9 +387,9 @@ int main(int count, char **names) {
     assert!(built.status.success(), "{}", text(&built.stderr));
     let script = format!("cd {PREFIX} && {} . f {PREFIX} none out", program.display());
     let got = under_run(&world, &[], &["sh", "-c", &script]);
-    let watched = "watched 1 EOPNOTSUPP EOPNOTSUPP\n".repeat(3);
+    let watched = "watched 1 EOPNOTSUPP EOPNOTSUPP ENOENT\n".repeat(3);
     let found = text(&got.stdout);
-    let local = found.strip_prefix(&format!("{watched}ENOENT 1 ENOENT \n"));
+    let local = found.strip_prefix(&format!("{watched}ENOENT 1 ENOENT  \n"));
     assert!(local.is_some_and(|rest| rest.starts_with("watched 1 ")), "{found}");
 }
 

@@ -100,6 +100,10 @@ pub(crate) unsafe fn fanotify_mark(
     at: c_int,
     path: *const c_char,
 ) -> c_int {
+    // SAFETY: the program passes valid arguments.
+    if unsafe { itself(at, path, libc::AT_EMPTY_PATH) }.is_some() {
+        return finish(Err(libc::ENOENT));
+    }
     let follow = flags & libc::FAN_MARK_DONT_FOLLOW == 0;
     // SAFETY: the program passes valid arguments.
     let local = |at, path| unsafe { real::fanotify_mark(fd, flags, mask, at, path) };
