@@ -1,7 +1,7 @@
 //! The working directory. While it is remote, the kernel's is an empty local stand-in, whose name tells a
 //! program that this process executes the remote path.
 
-use crate::guard::{Quiet, checked, system_call};
+use crate::guard::{checked, inside, system_call};
 use crate::{common, descriptors, place, start};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -10,9 +10,13 @@ use towline_instance::WORKING;
 static IS_REMOTE: AtomicBool = AtomicBool::new(false);
 /// The local working directory lies above a prefix, so that a relative path can lead there.
 static IS_ABOVE: AtomicBool = AtomicBool::new(false);
-static REMOTE: Mutex<Option<(usize, Vec<u8>)>> = Mutex::new(None);
-/// Value of the move counter when `REMOTE` was determined.
-static MOVES: AtomicU64 = AtomicU64::new(0);
+static REMOTE: Mutex<Remote> = Mutex::new(Remote { at: None, moves: 0 });
+
+/// The remote working directory: its mount and path, and the move counter from before they were determined.
+struct Remote {
+    at: Option<(usize, Vec<u8>)>,
+    moves: u64,
+}
 
 /// Folder of the stand-ins of removed directories.
 const GONE: &[u8] = b"gone";
@@ -29,8 +33,8 @@ pub(crate) fn is_remote() -> bool {
 /// Called in a process that uses its parent's memory: takes a copy and leaves the original untouched.
 pub(crate) fn leave_to_parent() {
     if let Ok(mut remote) = REMOTE.lock() {
-        let copy = remote.clone();
-        std::mem::forget(std::mem::replace(&mut *remote, copy));
+        let copy = remote.at.clone();
+        std::mem::forget(std::mem::replace(&mut remote.at, copy));
     }
 }
 
@@ -39,14 +43,19 @@ pub(crate) fn remote() -> Option<(usize, Vec<u8>)> {
     if !IS_REMOTE.load(Ordering::Relaxed) {
         return None;
     }
-    let _quiet = Quiet::begin();
-    let moves = start::state()?.moves().load(Ordering::Acquire);
-    if MOVES.swap(moves, Ordering::Relaxed) != moves
-        && let Some(found) = local().and_then(|here| behind(&here))
-    {
-        *REMOTE.lock().ok()? = Some(found);
-    }
-    REMOTE.lock().ok()?.clone()
+    // No fork comes between, whose child would find the lock taken.
+    let found = inside(|| {
+        let mut remote = REMOTE.lock().map_err(|_| libc::EIO)?;
+        let moves = start::state().ok_or(libc::EIO)?.moves().load(Ordering::Acquire);
+        if remote.moves != moves {
+            remote.moves = moves;
+            if let Some(found) = local().and_then(|here| behind(&here)) {
+                remote.at = Some(found);
+            }
+        }
+        Ok(remote.at.clone())
+    });
+    found.ok().flatten()
 }
 
 /// Returns true if relative paths can lead below a prefix without `..`.
@@ -129,10 +138,12 @@ fn enter(stand_in: &[u8], remote: (usize, Vec<u8>)) -> Result<(), i32> {
     common::make_folder(stand_in)?;
     let state = start::state().ok_or(libc::EIO)?;
     remote.1.split(|b| *b == b'/').for_each(|name| state.note_name(name));
+    let mut known = REMOTE.lock().map_err(|_| libc::EIO)?;
+    let moves = state.moves().load(Ordering::Acquire);
     // SAFETY: the path ends with a zero byte.
     unsafe { checked(libc::SYS_chdir, [stand_in.as_ptr() as usize, 0, 0, 0, 0, 0]) }?;
-    *REMOTE.lock().map_err(|_| libc::EIO)? = Some(remote);
-    MOVES.store(state.moves().load(Ordering::Acquire), Ordering::Relaxed);
+    *known = Remote { at: Some(remote), moves };
+    drop(known);
     IS_REMOTE.store(true, Ordering::Relaxed);
     crate::trap::arm();
     Ok(())
@@ -140,13 +151,12 @@ fn enter(stand_in: &[u8], remote: (usize, Vec<u8>)) -> Result<(), i32> {
 
 /// Determines the working directory of a new program, or after libc has changed it internally.
 pub(crate) fn inherit() {
+    let moves = start::state().map_or(0, |state| state.moves().load(Ordering::Acquire));
     let here = local();
     is_at(here.as_deref());
     let Some(here) = here else { return };
-    let moves = start::state().map_or(0, |state| state.moves().load(Ordering::Acquire));
     if let (Some(found), Ok(mut remote)) = (behind(&here), REMOTE.lock()) {
-        *remote = Some(found);
-        MOVES.store(moves, Ordering::Relaxed);
+        *remote = Remote { at: Some(found), moves };
         IS_REMOTE.store(true, Ordering::Relaxed);
         IS_ABOVE.store(false, Ordering::Relaxed);
     }

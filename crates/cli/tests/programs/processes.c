@@ -667,6 +667,34 @@ static void daemons(void) {
     }
 }
 
+static void *asks_where_it_is(void *ends) {
+    char here[PATH_MAX];
+    while (!*(volatile int *)ends) MUST(getcwd(here, sizeof here) ? 0 : -1);
+    return ends;
+}
+
+/* Children are made while other threads ask for the working directory, and ask for it, too. */
+static void forks_of_threads(void) {
+    static volatile int ends;
+    pthread_t all[2];
+    for (int i = 0; i < 2; i++) pthread_create(&all[i], NULL, asks_where_it_is, (void *)&ends);
+    int failed = 0;
+    for (int i = 0; i < 200 && !failed; i++) {
+        pid_t child = fork();
+        if (child == 0) {
+            alarm(20);
+            char here[PATH_MAX];
+            _exit(!getcwd(here, sizeof here));
+        }
+        int status;
+        MUST(waitpid(child, &status, 0));
+        failed += status != 0;
+    }
+    ends = 1;
+    for (int i = 0; i < 2; i++) pthread_join(all[i], NULL);
+    say("%d failed", failed);
+}
+
 static int reads(void *path) {
     show(path);
     return 3;
@@ -706,6 +734,7 @@ static const struct test tests[] = {
     {"turned-locks", turned_locks},
     {"lock-waits", waiting_for_locks},
     {"masks", masks},
+    {"forks-of-threads", forks_of_threads},
     {"shared-descriptors", children_that_share_descriptors},
     {"daemons", daemons},
     {NULL, NULL},
