@@ -230,6 +230,40 @@ static int close_it(const struct dirent *entry) {
     return 1;
 }
 
+static int visited, found_there;
+
+static int looks(const char *path, const struct stat *status, int kind, struct FTW *place) {
+    (void)status;
+    (void)kind;
+    visited++;
+    found_there += faccessat(AT_FDCWD, path + place->base, F_OK, AT_SYMLINK_NOFOLLOW) == 0;
+    return 0;
+}
+
+/* A walk that changes the directory goes through a tree outside, and comes back. */
+static void elsewhere(void) {
+    char tree[PATH_MAX], *roots[] = {tree, NULL};
+    MUST(realpath("../..", tree) ? 0 : -1);
+    strcat(tree, "/elsewhere");
+    make("f", "here");
+    MUST(mkdir(tree, 0755));
+    MUST(chdir(tree));
+    plant();
+    MUST(chdir(top));
+    FTS *stream = fts_open(roots, FTS_PHYSICAL, NULL);
+    for (FTSENT *entry; (entry = fts_read(stream)); visited++)
+        found_there += faccessat(AT_FDCWD, entry->fts_accpath, F_OK, AT_SYMLINK_NOFOLLOW) == 0;
+    say("%d visited, %d found there", visited, found_there);
+    SAY(fts_close(stream));
+    SAY(access("f", F_OK));
+    SAY(nftw(tree, looks, 5, FTW_PHYS | FTW_CHDIR));
+    say("%d visited, %d found there", visited, found_there);
+    SAY(access("f", F_OK));
+    char command[PATH_MAX + 8];
+    snprintf(command, sizeof command, "rm -r %s", tree);
+    SAY(system(command));
+}
+
 /* A directory that cannot be read to its end has no list. */
 static void lists_that_fail(void) {
     MUST(mkdir("t", 0755));
@@ -255,6 +289,7 @@ static const struct test tests[] = {
     {"patterns", patterns},
     {"once", each_once},
     {"links", beside_links},
+    {"elsewhere", elsewhere},
     {"failing-lists", lists_that_fail},
     {NULL, NULL},
 };

@@ -1,8 +1,9 @@
 //! `fts` for remote trees, as libc's own opens directories internally.
 //!
-//! The library handles a stream as a whole if one of its roots is remote. It never changes the working
-//! directory: access paths are relative to where the walk began, even without `FTS_NOCHDIR`. Structures are
-//! those of `<fts.h>`, semantics those of its manual page.
+//! The library handles a stream as a whole if one of its roots is remote, or if libc would leave a remote
+//! working directory, which it also does internally. It never changes the working directory: access paths
+//! are relative to where the walk began, even without `FTS_NOCHDIR`. Structures are those of `<fts.h>`,
+//! semantics those of its manual page.
 
 mod entries;
 
@@ -11,6 +12,7 @@ use super::leads_to_us;
 use super::status::{lstat, stat};
 use crate::guard::{errno, inside, set_errno};
 use crate::table::real;
+use crate::working;
 use entries::*;
 pub(crate) use entries::{Compare, Entry, Stream};
 use libc::{c_char, c_int, c_ushort, c_void};
@@ -239,9 +241,10 @@ pub(crate) unsafe fn open(
     // SAFETY: the program passes a list of strings that ends with null.
     unsafe {
         let mut at = roots;
+        let leaves = options & NO_CHANGE == 0 && working::is_remote();
         let mut is_remote = false;
         while !(*at).is_null() {
-            is_remote |= leads_to_us(libc::AT_FDCWD, *at, true);
+            is_remote |= leaves || leads_to_us(libc::AT_FDCWD, *at, true);
             at = at.add(1);
         }
         if !is_remote {

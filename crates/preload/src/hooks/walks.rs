@@ -1,10 +1,12 @@
-//! `ftw` and `nftw` for remote trees, as libc's own open directories internally.
+//! `ftw` and `nftw` for remote trees, as libc's own open directories internally. With `FTW_CHDIR` also for
+//! local ones, if the working directory is remote: libc's own leaves it internally.
 
 use super::directories::{chdir, closedir, fchdir, opendir, readdir};
 use super::status::{lstat, stat};
 use super::{files, leads_to_us};
 use crate::guard::{errno, finish, set_errno};
 use crate::table::real;
+use crate::{place, working};
 use libc::{c_char, c_int, c_void, stat64};
 use std::collections::BTreeSet;
 use std::ffi::{CStr, CString};
@@ -220,7 +222,7 @@ impl Back {
 }
 
 unsafe fn walk(path: *const c_char, visit: Visit, flags: c_int, is_old: bool) -> c_int {
-    // SAFETY: the path was found to be remote, so it is a string.
+    // SAFETY: the address is valid, so the program passes a string.
     let mut text = unsafe { CStr::from_ptr(path) }.to_bytes().to_vec();
     while text.len() > 1 && text.ends_with(b"/") {
         text.pop();
@@ -280,7 +282,9 @@ pub(crate) unsafe fn nftw(
 ) -> c_int {
     // SAFETY: the program passes valid arguments.
     unsafe {
-        if !leads_to_us(libc::AT_FDCWD, path, true) {
+        let leaves = flags & CHANGE_DIRECTORY != 0 && working::is_remote();
+        let is_ours = leads_to_us(libc::AT_FDCWD, path, true) || leaves && place::is_address(path);
+        if !is_ours {
             return real::nftw(path, visit, room, flags);
         }
         const KNOWN: c_int = PHYSICAL | MOUNT | CHANGE_DIRECTORY | DEPTH_FIRST | ACTIONS;

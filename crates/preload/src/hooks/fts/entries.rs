@@ -60,6 +60,7 @@ struct Whole {
 
 pub(super) const COMMAND_LINE_FOLLOW: c_int = 0x01;
 pub(super) const LOGICAL: c_int = 0x02;
+pub(super) const NO_CHANGE: c_int = 0x04;
 pub(super) const NO_STATUS: c_int = 0x08;
 pub(super) const PHYSICAL: c_int = 0x10;
 pub(super) const SEE_DOT: c_int = 0x20;
