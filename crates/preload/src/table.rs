@@ -330,6 +330,8 @@ hooks! {
     [posix_spawn] (pid: *mut pid_t, path: *const c_char, actions: *const c_void, attributes: *const c_void, arguments: *const *const c_char, environment: *const *const c_char) -> c_int => spawn::posix_spawn;
     [posix_spawnp] (pid: *mut pid_t, path: *const c_char, actions: *const c_void, attributes: *const c_void, arguments: *const *const c_char, environment: *const *const c_char) -> c_int => spawn::posix_spawnp;
     [daemon] (stays: c_int, keeps: c_int) -> c_int => misc::daemon;
+    [login_tty] (fd: c_int) -> c_int => misc::login_tty;
+    [forkpty] (main: *mut c_int, name: *mut c_char, settings: *const c_void, size: *const c_void) -> pid_t => misc::forkpty;
     [wait __wait] (status: *mut c_int) -> pid_t => between::wait;
     [waitpid __waitpid] (child: pid_t, status: *mut c_int, options: c_int) -> pid_t => between::waitpid;
     [wait3] (status: *mut c_int, options: c_int, used: *mut rusage) -> pid_t => between::wait3;

@@ -1,11 +1,13 @@
 /* New programs and processes: every way to start one, what it inherits, locks, working directory. */
 #include "case.h"
 #include <pthread.h>
+#include <pty.h>
 #include <sched.h>
 #include <spawn.h>
 #include <sys/file.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
+#include <utmp.h>
 
 extern char **environ;
 
@@ -667,6 +669,28 @@ static void daemons(void) {
     }
 }
 
+/* A child on a new terminal writes there, and no longer to the standard descriptors of its parent. */
+static void terminals(void) {
+    char text[16] = "";
+    int fd = MUST(open("f", O_RDWR | O_CREAT, 0644)), terminal = -1, side = -1;
+    for (int i = 0; i < 3; i++) MUST(dup2(fd, i));
+    pid_t child = forkpty(&terminal, NULL, NULL, NULL);
+    if (child == 0) _exit(write(1, "forked", 6) != 6);
+    SAY(read(terminal, text, sizeof text - 1));
+    say("%s", text);
+    reap(child);
+    MUST(openpty(&terminal, &side, NULL, NULL, NULL));
+    child = fork();
+    if (child == 0) {
+        SAY(login_tty(side));
+        _exit(write(2, "logged", 6) != 6);
+    }
+    SAY(read(terminal, text, sizeof text - 1));
+    say("%s", text);
+    reap(child);
+    show("f");
+}
+
 static void *asks_where_it_is(void *ends) {
     char here[PATH_MAX];
     while (!*(volatile int *)ends) MUST(getcwd(here, sizeof here) ? 0 : -1);
@@ -737,6 +761,7 @@ static const struct test tests[] = {
     {"forks-of-threads", forks_of_threads},
     {"shared-descriptors", children_that_share_descriptors},
     {"daemons", daemons},
+    {"terminals", terminals},
     {NULL, NULL},
 };
 

@@ -1,4 +1,5 @@
-//! Hooks that fit nowhere else: `ioctl`, `daemon`, descriptors in messages, signal handlers.
+//! Hooks that fit nowhere else: `ioctl`, standard descriptors that libc replaces, descriptors in messages,
+//! signal handlers.
 
 use super::sockets;
 use crate::between;
@@ -9,7 +10,7 @@ use crate::place;
 use crate::table::real;
 use crate::trap;
 use crate::working;
-use libc::{c_int, c_uint, c_ulong, c_void, mmsghdr, msghdr, ssize_t, timespec};
+use libc::{c_char, c_int, c_uint, c_ulong, c_void, mmsghdr, msghdr, pid_t, ssize_t, timespec};
 use std::sync::atomic::Ordering;
 
 pub(crate) unsafe fn ioctl(fd: c_int, request: c_ulong, argument: c_ulong) -> c_int {
@@ -91,13 +92,44 @@ pub(crate) unsafe fn daemon(stays: c_int, keeps: c_int) -> c_int {
             if stays == 0 {
                 working::inherit();
             }
-            if keeps == 0 && result == 0 {
-                (0..=2).for_each(descriptors::forget);
-            }
             Ok(())
         });
     }
+    if keeps == 0 && result == 0 {
+        forget_standard();
+    }
     result
+}
+
+/// Called after libc has replaced the standard descriptors internally.
+fn forget_standard() {
+    let _ = inside(|| {
+        (0..=2).for_each(descriptors::forget);
+        Ok(())
+    });
+}
+
+pub(crate) unsafe fn login_tty(fd: c_int) -> c_int {
+    // SAFETY: the program passes valid arguments.
+    let result = unsafe { real::login_tty(fd) };
+    if result == 0 {
+        forget_standard();
+    }
+    result
+}
+
+pub(crate) unsafe fn forkpty(
+    main: *mut c_int,
+    name: *mut c_char,
+    settings: *const c_void,
+    size: *const c_void,
+) -> pid_t {
+    // SAFETY: the program passes valid arguments.
+    let child = unsafe { real::forkpty(main, name, settings, size) };
+    if child == 0 {
+        forget_standard();
+    }
+    child
 }
 
 /// Calls `each` with the descriptors in the control part of a message.
