@@ -273,6 +273,8 @@ int main(int count, char **arguments) {
     char *here = getcwd(NULL, 0);
     printf(" %s\n", here ? below(here) : "none");
     printf("rename: %s\n", said(rename("inner", "other")));
+    printf("by number: %s", said(syscall(SYS_renameat, AT_FDCWD, "other", AT_FDCWD, "inner")));
+    printf(" %s\n", said(syscall(SYS_renameat, AT_FDCWD, "inner", AT_FDCWD, "other")));
     printf("remove: %s\n", said(unlinkat(AT_FDCWD, "other", 0)));
     return 0;
 }

@@ -52,6 +52,10 @@ mod number {
     /// `libc` defines this number for some architectures only.
     #[allow(non_upper_case_globals)] // as those of `libc`
     pub(super) const SYS_fchmodat2: c_long = 452;
+    /// As above.
+    #[cfg(target_arch = "aarch64")]
+    #[allow(non_upper_case_globals)] // as those of `libc`
+    pub(super) const SYS_renameat: c_long = 38;
 }
 
 /// Each line lists system calls, their [`Subject`], and the function that answers them.
@@ -209,7 +213,6 @@ calls! {
     SYS_unlinkat => Subject::Path(a, b), names::unlinkat(a as _, b as _, c as _);
     #[cfg(target_arch = "x86_64")]
     SYS_rename => Subject::Paths([HERE, a, HERE, b]), names::rename(a as _, b as _);
-    #[cfg(target_arch = "x86_64")]
     SYS_renameat
         => Subject::Paths([a, b, c, d]), names::renameat(a as _, b as _, c as _, d as _);
     SYS_renameat2
