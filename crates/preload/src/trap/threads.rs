@@ -151,6 +151,7 @@ unsafe extern "C-unwind" fn run_child(begin: *mut c_void) -> c_int {
 /// Flags of `clone` that a child is made without if it is to return through our frames. It has its own memory,
 /// without which it cannot share handlers, and its own descriptors, as it closes our connections. Whoever made
 /// it waits in another way ([`exec::and_wait`](crate::hooks::exec::and_wait)).
+#[cfg(target_arch = "x86_64")]
 pub(crate) const NOT_OF_FORKS: c_int = libc::CLONE_VM
     | libc::CLONE_VFORK
     | libc::CLONE_SIGHAND
