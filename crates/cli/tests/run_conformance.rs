@@ -425,6 +425,7 @@ fn taken_over() -> Vec<&'static str> {
         .flat_map(|line| line.split(']').next().unwrap().split(' '))
         .collect();
     names.extend(["execl", "execlp", "execle", "dlopen", "dlmopen", "vfork", "__vfork"]);
+    names.extend(["dprintf", "__dprintf_chk"]);
     names
 }
 

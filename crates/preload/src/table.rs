@@ -317,6 +317,8 @@ hooks! {
     [fdopen] (fd: c_int, mode: *const c_char) -> *mut FILE => streams::fdopen;
     [setmntent __setmntent] (path: *const c_char, mode: *const c_char) -> *mut FILE => streams::setmntent;
     [popen] (command: *const c_char, mode: *const c_char) -> *mut FILE => exec::popen;
+    [vdprintf] (fd: c_int, format: *const c_char, arguments: *mut c_void) -> c_int => streams::vdprintf;
+    [__vdprintf_chk] (fd: c_int, checks: c_int, format: *const c_char, arguments: *mut c_void) -> c_int => streams::vdprintf_checked;
     [perror] (text: *const c_char) -> () => streams::perror;
 
     // Processes

@@ -2,9 +2,11 @@
 //! inspects. Each saves its registers and continues in ordinary code.
 //!
 //! For `execl` and its relatives, the arguments in registers are put below those on the stack, which gives
-//! a list like that of `execv`.
+//! a list like that of `execv`. For `dprintf`, all registers that may carry arguments are stored, and
+//! described by a `va_list` (System V ABI for x86-64, section 3.5.7; procedure call standard for the Arm 64-bit
+//! architecture, appendix B), which is passed on like that of `vdprintf`.
 
-use crate::hooks::{exec, libraries};
+use crate::hooks::{exec, libraries, streams};
 use std::arch::naked_asm;
 
 macro_rules! listed {
@@ -56,6 +58,81 @@ macro_rules! listed {
 listed!(execl, exec::execl);
 listed!(execlp, exec::execlp);
 listed!(execle, exec::execle);
+
+macro_rules! formatted {
+    // The arguments before the variable ones, and the registers of the argument after them.
+    ($name:ident, $before:literal, $list_x86_64:literal, $list_aarch64:literal, $handler:path) => {
+        #[cfg(target_arch = "x86_64")]
+        #[unsafe(no_mangle)]
+        #[unsafe(naked)]
+        unsafe extern "C" fn $name() {
+            naked_asm!(
+                "sub rsp, 216",
+                "mov [rsp], rdi",
+                "mov [rsp + 8], rsi",
+                "mov [rsp + 16], rdx",
+                "mov [rsp + 24], rcx",
+                "mov [rsp + 32], r8",
+                "mov [rsp + 40], r9",
+                "movaps [rsp + 48], xmm0",
+                "movaps [rsp + 64], xmm1",
+                "movaps [rsp + 80], xmm2",
+                "movaps [rsp + 96], xmm3",
+                "movaps [rsp + 112], xmm4",
+                "movaps [rsp + 128], xmm5",
+                "movaps [rsp + 144], xmm6",
+                "movaps [rsp + 160], xmm7",
+                "mov dword ptr [rsp + 176], {before} * 8",
+                "mov dword ptr [rsp + 180], 48",
+                "lea rax, [rsp + 224]",
+                "mov [rsp + 184], rax",
+                "mov [rsp + 192], rsp",
+                concat!("lea ", $list_x86_64, ", [rsp + 176]"),
+                "call {handler}",
+                "add rsp, 216",
+                "ret",
+                before = const $before,
+                handler = sym $handler,
+            )
+        }
+
+        #[cfg(target_arch = "aarch64")]
+        #[unsafe(no_mangle)]
+        #[unsafe(naked)]
+        unsafe extern "C" fn $name() {
+            naked_asm!(
+                "sub sp, sp, #256",
+                "stp x29, x30, [sp]",
+                "stp x0, x1, [sp, #16]",
+                "stp x2, x3, [sp, #32]",
+                "stp x4, x5, [sp, #48]",
+                "stp x6, x7, [sp, #64]",
+                "stp q0, q1, [sp, #80]",
+                "stp q2, q3, [sp, #112]",
+                "stp q4, q5, [sp, #144]",
+                "stp q6, q7, [sp, #176]",
+                "add x9, sp, #256",
+                "add x10, sp, #80",
+                "add x11, sp, #208",
+                "stp x9, x10, [sp, #208]",
+                "str x11, [sp, #224]",
+                "mov w9, #({before} - 8) * 8",
+                "mov w10, #-128",
+                "stp w9, w10, [sp, #232]",
+                concat!("add ", $list_aarch64, ", sp, #208"),
+                "bl {handler}",
+                "ldp x29, x30, [sp]",
+                "add sp, sp, #256",
+                "ret",
+                before = const $before,
+                handler = sym $handler,
+            )
+        }
+    };
+}
+
+formatted!(dprintf, 2, "rdx", "x2", streams::vdprintf);
+formatted!(__dprintf_chk, 3, "rcx", "x3", streams::vdprintf_checked);
 
 /// `dlopen(path, mode)`: jumps to libc's function with the path of a local copy, so that libc sees the true
 /// caller, whose search path applies.

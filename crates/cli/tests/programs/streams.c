@@ -322,6 +322,47 @@ static void messages(void) {
     }
 }
 
+static int print_listed(int fd, const char *format, ...) {
+    va_list list;
+    va_start(list, format);
+    int result = vdprintf(fd, format, list);
+    va_end(list);
+    return result;
+}
+
+#ifdef __GLIBC__
+/* What the functions above are with _FORTIFY_SOURCE. */
+int __dprintf_chk(int fd, int checks, const char *format, ...);
+int __vdprintf_chk(int fd, int checks, const char *format, va_list list);
+static int print_checked(int fd, const char *format, ...) {
+    va_list list;
+    va_start(list, format);
+    int result = __vdprintf_chk(fd, 1, format, list);
+    va_end(list);
+    return result;
+}
+#else
+#define __dprintf_chk(fd, checks, ...) dprintf(fd, __VA_ARGS__)
+#define print_checked dprintf
+#endif
+
+/* Formatted, without a stream. More arguments than there are registers. */
+static void formatted(void) {
+#define MANY                                                                                                          \
+    "%d %s %ld %g %c %lld %g %x %g %g %u %g %g %g %g %Lg %g %d %s\n", 1, "two", 3L, 4.5, 'c', -6LL, 7.25, 0x8u, 9.5,   \
+        10.0, 11u, 12.5, 13.5, 14.5, 15.5, 16.5L, 17.5, 18, "end"
+    int fd = MUST(open("f", O_RDWR | O_CREAT | O_TRUNC, 0644));
+    say("%d %d", dprintf(fd, MANY), print_listed(fd, MANY));
+    say("%d %d", __dprintf_chk(fd, 1, MANY), print_checked(fd, MANY));
+    say("%d %d", dprintf(fd, "%*d|", 70000, 5), dprintf(fd, "%s", ""));
+    MUST(close(fd));
+    show("f");
+    say("closed: %d %s", dprintf(fd, "x"), strerrorname_np(errno));
+    fd = MUST(open("f", O_RDONLY));
+    say("for reading: %d %s", dprintf(fd, "x"), strerrorname_np(errno));
+    MUST(close(fd));
+}
+
 static const struct test tests[] = {
     {"modes", modes},
     {"positions", positions},
@@ -330,6 +371,7 @@ static const struct test tests[] = {
     {"ends", ends},
     {"code-sets", code_sets},
     {"messages", messages},
+    {"formatted", formatted},
     {"buffers", children_and_buffers},
     {"wide", wide},
     {"listings", directories},

@@ -6,7 +6,7 @@ use crate::guard::{finish, system_call};
 use crate::stdio::libc_fwide;
 use crate::table::real;
 use crate::{own, place};
-use libc::{FILE, c_char, c_int};
+use libc::{FILE, c_char, c_int, c_void};
 use std::ffi::CStr;
 
 /// Returns the flags of `open` for a mode of `fopen`.
@@ -241,6 +241,70 @@ pub(crate) unsafe fn perror(text: *const c_char) {
         });
         super::io::writev(fd, parts.as_ptr(), parts.len() as c_int);
     }
+}
+
+unsafe extern "C" {
+    fn vasprintf(text: *mut *mut c_char, format: *const c_char, arguments: *mut c_void) -> c_int;
+    fn __vasprintf_chk(
+        text: *mut *mut c_char,
+        checks: c_int,
+        format: *const c_char,
+        arguments: *mut c_void,
+    ) -> c_int;
+}
+
+/// Done here because libc's own writes internally (since glibc 2.37). `arguments` is a `va_list`, which both
+/// calling conventions pass as an address.
+pub(crate) unsafe extern "C" fn vdprintf(
+    fd: c_int,
+    format: *const c_char,
+    arguments: *mut c_void,
+) -> c_int {
+    // SAFETY: the program passes valid arguments.
+    unsafe {
+        if descriptors::find(fd).is_none() {
+            return real::vdprintf(fd, format, arguments);
+        }
+        print(fd, |text| vasprintf(text, format, arguments))
+    }
+}
+
+/// `__vdprintf_chk`, which refuses unsafe formats.
+pub(crate) unsafe extern "C" fn vdprintf_checked(
+    fd: c_int,
+    checks: c_int,
+    format: *const c_char,
+    arguments: *mut c_void,
+) -> c_int {
+    // SAFETY: as above.
+    unsafe {
+        if descriptors::find(fd).is_none() {
+            return real::__vdprintf_chk(fd, checks, format, arguments);
+        }
+        print(fd, |text| __vasprintf_chk(text, checks, format, arguments))
+    }
+}
+
+/// Writes a text that `format` allocates to a remote file.
+unsafe fn print(fd: c_int, format: impl FnOnce(*mut *mut c_char) -> c_int) -> c_int {
+    let mut text = std::ptr::null_mut();
+    let length = format(&raw mut text);
+    if length < 0 {
+        return length;
+    }
+    let mut done = 0;
+    while done < length as usize {
+        // SAFETY: the rest of the text.
+        match unsafe { super::io::write(fd, text.add(done).cast(), length as usize - done) } {
+            count @ 1.. => done += count as usize,
+            _ => break,
+        }
+    }
+    let error = crate::guard::errno();
+    // SAFETY: `format` has allocated it.
+    unsafe { libc::free(text.cast()) };
+    crate::guard::set_errno(error);
+    if done < length as usize { -1 } else { length }
 }
 
 /// Done here because libc's own opens the file internally. The functions that read it take any stream.
