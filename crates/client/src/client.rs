@@ -26,6 +26,9 @@ pub enum Priority {
     Low,
 }
 
+/// Returns the export and the path of the open file with this handle; see [`Options::place_of`].
+pub type PlaceOf = fn(u64) -> Option<(Vec<u8>, Vec<u8>)>;
+
 /// Settings of a client.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -69,6 +72,11 @@ pub struct Options {
     /// ([`towline_wire::attr::attr_flag::NO_XATTRS`]), which costs the server one system call per
     /// file. Called before each such listing.
     pub tell_xattrs: fn() -> bool,
+    /// Called with the handle of each open file before it is reopened after a restart of the server.
+    /// Returns its export and path as [`File::from_handle`] takes them, if it may have been renamed
+    /// since it was opened. Must not use the client. By default, files are reopened by the path that
+    /// they were opened by.
+    pub place_of: PlaceOf,
 }
 
 impl Default for Options {
@@ -85,6 +93,7 @@ impl Default for Options {
             coalesce: 0,
             changes: None,
             tell_xattrs: || false,
+            place_of: |_| None,
         }
     }
 }

@@ -309,7 +309,7 @@ impl Core {
         };
         let mut lost = None;
         // The client has acted as nobody else yet.
-        let reclaimed = files.reclaim(|_, requests| {
+        let reclaimed = files.reclaim(self.options.place_of, |_, requests| {
             match self.call(requests, &[], &mut []) {
                 Err(error @ Error::Connection { .. }) => {
                     lost = Some(error);

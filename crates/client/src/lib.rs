@@ -33,7 +33,7 @@ mod url;
 mod vectored;
 mod watching;
 
-pub use client::{Client, Options, Priority};
+pub use client::{Client, Options, PlaceOf, Priority};
 pub use disk::{Disk, DiskInfo, ExtentKind, ZeroHow};
 pub use error::Error;
 pub use file::{File, Lock};

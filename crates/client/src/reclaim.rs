@@ -1,6 +1,6 @@
 //! What a client has open and locked, to reopen and lock it again after a restart of the server.
 
-use crate::Lock;
+use crate::{Lock, PlaceOf};
 use std::collections::{BTreeMap, HashSet};
 use std::io;
 use std::time::{Duration, Instant};
@@ -144,16 +144,21 @@ impl OpenFiles {
 
     /// Calls `each` with the request that reopens each file and with those that take its locks
     /// again, and with the user and group that opened the file; `each` returns whether the request
-    /// succeeded. Files that cannot be reopened with all their locks are stale from then on.
+    /// succeeded. Files that cannot be reopened with all their locks are stale from then on. `place_of`:
+    /// see [`crate::Options::place_of`].
     ///
     /// # Errors
     /// The connection was lost: ask for everything again on the next one.
     pub(crate) fn reclaim(
         &mut self,
+        place_of: PlaceOf,
         mut each: impl FnMut((u32, u32), &[Request<'_>]) -> io::Result<bool>,
     ) -> io::Result<()> {
         let mut stale = HashSet::new();
-        for (&handle, open) in &self.open {
+        for (&handle, open) in &mut self.open {
+            if let Some(place) = place_of(handle) {
+                (open.export, open.path) = place;
+            }
             let request = Request::Reclaim {
                 handle,
                 flags: open.flags,
@@ -297,7 +302,7 @@ mod tests {
             }
             Ok(true)
         };
-        files.reclaim(each).unwrap();
+        files.reclaim(|_| None, each).unwrap();
         locks
     }
 

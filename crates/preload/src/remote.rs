@@ -165,7 +165,15 @@ fn options() -> Options {
     options.family = start::config().map_or(0, |config| config.family);
     options.hide = |fd| own::hide(fd, Own::Connection).map_err(std::io::Error::from_raw_os_error);
     options.changes = start::state().map(towline_instance::State::changes);
+    options.place_of = place_of;
     options
+}
+
+/// Returns the export and the path of an open file, which programs of the run may have renamed.
+fn place_of(handle: u64) -> Option<(Vec<u8>, Vec<u8>)> {
+    let (_, open) = descriptors::all(0, u32::MAX).find(|(_, open)| open.handle == handle)?;
+    let target = start::mounts().get(open.entry.mount.load(Ordering::Relaxed) as usize)?;
+    Some((target.url()?.root(), open.entry.path()))
 }
 
 /// Tells a new client which files the process has open, so that it can reclaim them after a restart of the

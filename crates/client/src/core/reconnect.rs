@@ -221,7 +221,10 @@ impl Core {
                 sequence: 0,
                 limit: self.options.greeting,
             };
-            state.files.reclaim(|identity, requests| lane.exchange(identity, requests))?;
+            let place_of = self.options.place_of;
+            state
+                .files
+                .reclaim(place_of, |identity, requests| lane.exchange(identity, requests))?;
             state.disks.reclaim(|request, take| {
                 let results = lane.ask(self.identity(), std::slice::from_ref(request))?;
                 let replies = parse_results(&results).unwrap_or_default();
