@@ -1,6 +1,6 @@
 //! `towline df`: space and files of exports.
 
-use crate::remote::Remotes;
+use crate::remote::{Remotes, flag};
 use crate::report::{Outcome, Report};
 use crate::text::human;
 use clap::ArgAction;
@@ -32,7 +32,7 @@ pub(crate) struct Args {
     /// Print help.
     #[arg(long, action = ArgAction::Help)]
     help: Option<bool>,
-    /// Exports, or servers to show all of their exports.
+    /// Exports, paths in them, or servers to show all of their exports.
     #[arg(required = true, value_name = "URL")]
     urls: Vec<String>,
 }
@@ -46,11 +46,8 @@ pub(crate) fn run(args: &Args) -> ExitCode {
         for url in report.check(text, exports(&remotes, text)).unwrap_or_default() {
             let shown = url.to_string();
             let found = remotes.place_of(&url).and_then(|place| {
-                // The space is that of the whole export, but a path that leads nowhere is a mistake.
-                if !url.path.is_empty() {
-                    place.base.stat_path(place.path(), true)?;
-                }
-                Ok(place.base.stat_fs()?)
+                // Other file systems may be mounted below the root of the export.
+                Ok(place.base.open(place.path(), flag::PATH, 0)?.stat_fs()?)
             });
             rows.extend(report.check(&shown, found).map(|statfs| (shown, statfs)));
         }

@@ -8,7 +8,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, symlink};
 use std::process::{Command, Stdio};
-use support::{TOWLINE, World, bad, good, noise, run, text};
+use support::{TOWLINE, World, bad, good, listening, noise, run, text};
 
 #[test]
 fn listings() {
@@ -366,6 +366,29 @@ fn servers_are_described() {
     assert!(json.is_object());
     let found: serde_json::Value = serde_json::from_str(&text(&["doctor", "--json"])).unwrap();
     assert!(found["kernel"]["found"].is_string() && found["io_uring"]["ok"].is_boolean());
+}
+
+#[test]
+fn the_space_is_that_of_the_file_system_below_the_root() {
+    let world = World::new();
+    let socket = world.local("another");
+    let address = format!("unix://{}", socket.display());
+    let mut server = Command::new(TOWLINE)
+        .args(["serve", "--dir", "all=/:ro", "--listen", "tcp://127.0.0.1:0", "--listen", &address])
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    listening(&mut server, drop);
+    let space = |path: &str| {
+        let url = format!("towline+unix:///all{path}?socket={}", socket.display());
+        let line = text(&["df", "--json", &url]);
+        let found: serde_json::Value = serde_json::from_str(&line).unwrap();
+        found["blocks"].as_u64().unwrap()
+    };
+    let (root, below) = (space(""), space("/proc"));
+    server.kill().unwrap();
+    server.wait().unwrap();
+    assert!(root > 0 && below == 0, "{root}, {below}");
 }
 
 #[test]

@@ -179,11 +179,11 @@ impl FileStore for Brittle {
         Err(Errno::ENOSYS)
     }
 
-    fn stat_fs(&self) -> Result<StatFs, Errno> {
+    fn stat_fs(&self, _: &dyn OpenFile) -> Result<StatFs, Errno> {
         Err(Errno::ENOSYS)
     }
 
-    fn sync(&self) -> Result<(), Errno> {
+    fn sync(&self, _: &dyn OpenFile) -> Result<(), Errno> {
         Ok(())
     }
 

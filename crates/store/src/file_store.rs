@@ -193,11 +193,11 @@ pub trait FileStore: Send + Sync {
         length: u64,
     ) -> Result<u64, Errno>;
 
-    /// `statfs(2)`.
-    fn stat_fs(&self) -> Result<StatFs, Errno>;
+    /// `fstatfs(2)` of an open file: other file systems may be mounted below the root.
+    fn stat_fs(&self, file: &dyn OpenFile) -> Result<StatFs, Errno>;
 
-    /// `syncfs(2)`.
-    fn sync(&self) -> Result<(), Errno>;
+    /// `syncfs(2)` of an open file.
+    fn sync(&self, file: &dyn OpenFile) -> Result<(), Errno>;
 
     /// Returns true if a call on this store may wait for a device, so that `sync` and waiting reads
     /// belong on threads that may block.

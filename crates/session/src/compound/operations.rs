@@ -257,7 +257,8 @@ impl Compound {
                 });
             }
             Request::StatFs { handle } => {
-                let statfs = self.at(context, handle)?.store.stat_fs()?;
+                let opened = self.at(context, handle)?;
+                let statfs = opened.store.stat_fs(&*opened.file)?;
                 self.result(&Reply::FileSystem { statfs });
             }
             Request::Sync { handle, kind } => {
@@ -266,7 +267,9 @@ impl Compound {
                 return Ok(self.blocking(store, move || match kind {
                     sync_kind::DATA => opened.file.sync(false).map(|()| Value::Done),
                     sync_kind::FULL => opened.file.sync(true).map(|()| Value::Done),
-                    sync_kind::FILE_SYSTEM => opened.store.sync().map(|()| Value::Done),
+                    sync_kind::FILE_SYSTEM => {
+                        opened.store.sync(&*opened.file).map(|()| Value::Done)
+                    }
                     _ => Err(Errno::EINVAL),
                 }));
             }

@@ -162,12 +162,12 @@ impl FileStore for Fragile {
         around(|| self.0.copy_range(from, offset, to, to_offset, length))
     }
 
-    fn stat_fs(&self) -> Result<StatFs, Errno> {
-        self.0.stat_fs()
+    fn stat_fs(&self, file: &dyn OpenFile) -> Result<StatFs, Errno> {
+        self.0.stat_fs(file)
     }
 
-    fn sync(&self) -> Result<(), Errno> {
-        self.0.sync()
+    fn sync(&self, file: &dyn OpenFile) -> Result<(), Errno> {
+        self.0.sync(file)
     }
 
     fn may_block(&self) -> bool {

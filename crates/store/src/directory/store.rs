@@ -442,8 +442,8 @@ impl FileStore for DirectoryStore {
         copy_between(self.file(from)?, offset, self.file(to)?, to_offset, length)
     }
 
-    fn stat_fs(&self) -> Result<StatFs, Errno> {
-        let stat = rustix::fs::fstatvfs(&self.tree.root).map_err(errno)?;
+    fn stat_fs(&self, file: &dyn OpenFile) -> Result<StatFs, Errno> {
+        let stat = rustix::fs::fstatvfs(&self.file(file)?.fd).map_err(errno)?;
         Ok(StatFs {
             block_bytes: stat.f_frsize,
             blocks: stat.f_blocks,
@@ -456,11 +456,15 @@ impl FileStore for DirectoryStore {
         })
     }
 
-    fn sync(&self) -> Result<(), Errno> {
+    fn sync(&self, file: &dyn OpenFile) -> Result<(), Errno> {
+        let file = self.file(file)?;
+        if !file.path_only {
+            return rustix::fs::syncfs(&file.fd).map_err(errno);
+        }
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        match rustix::fs::openat(&self.tree.root, c".", flags, Mode::empty()) {
-            Ok(root) => rustix::fs::syncfs(root).map_err(errno),
-            // A root that may not be read can still be synchronized, along with everything else.
+        match rustix::fs::openat(&file.fd, c".", flags, Mode::empty()) {
+            Ok(directory) => rustix::fs::syncfs(directory).map_err(errno),
+            // A directory that may not be read can still be synchronized, along with everything else.
             Err(rustix::io::Errno::ACCESS) => {
                 rustix::fs::sync();
                 Ok(())

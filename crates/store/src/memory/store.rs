@@ -343,7 +343,7 @@ impl FileStore for MemoryStore {
         to.copy_from(to_offset, from, offset, length.min(COPY_BYTES_MAX))
     }
 
-    fn stat_fs(&self) -> Result<StatFs, Errno> {
+    fn stat_fs(&self, _: &dyn OpenFile) -> Result<StatFs, Errno> {
         let (limit, used, inodes) = self.tree.arena.usage();
         let free = limit - used;
         Ok(StatFs {
@@ -358,7 +358,7 @@ impl FileStore for MemoryStore {
         })
     }
 
-    fn sync(&self) -> Result<(), Errno> {
+    fn sync(&self, _: &dyn OpenFile) -> Result<(), Errno> {
         Ok(())
     }
 

@@ -97,11 +97,27 @@ fn extended_attributes_of_files_links_and_references() {
 }
 
 #[test]
+fn the_file_system_told_is_the_one_that_holds_the_file() {
+    let store = DirectoryStore::new("/".as_ref(), true).unwrap();
+    let (root, caller) = (store.root().unwrap(), Fixture::new().caller);
+    let id = |path: &str, flags| {
+        let how = OpenHow { flags, mode: 0 };
+        let (file, _) = store.open(&caller, (&*root, path.as_bytes()), how).unwrap();
+        store.stat_fs(&*file).unwrap().id
+    };
+    // Mounted below the root on every Linux.
+    for flags in [0, PATH, DIRECTORY] {
+        assert_eq!(id("proc", flags), rustix::fs::statvfs("/proc").unwrap().f_fsid);
+    }
+    assert_ne!(id("proc", PATH), store.stat_fs(&*root).unwrap().id);
+}
+
+#[test]
 fn the_file_system_is_told_and_synchronized() {
     let f = Fixture::new();
-    let stat = f.store.stat_fs().unwrap();
+    let stat = f.store.stat_fs(&*f.root).unwrap();
     assert!(stat.blocks > 0 && stat.name_bytes_max >= 255);
-    f.store.sync().unwrap();
+    f.store.sync(&*f.root).unwrap();
     let file = f.open(b"x", CREAT | RDWR).unwrap();
     file.sync(false).unwrap();
     file.sync(true).unwrap();

@@ -320,7 +320,7 @@ fn pure_reads_are_no_changes(stage: &Stage) {
         file.stat().unwrap();
         directory.path().unwrap();
         file.sync(true).unwrap();
-        stage.store.stat_fs().unwrap();
+        stage.store.stat_fs(&*file).unwrap();
         stage.store.look_at_mounts();
     }
     stage.settle();
