@@ -5,12 +5,9 @@ use crate::report::{Failure, Outcome, Report};
 use std::collections::HashSet;
 use std::process::ExitCode;
 use towline_client::{Attr, Errno, SetAttr, Url};
-use towline_wire::request::UMASK_SHIFT;
+use towline_wire::request::{UMASK_SHIFT, rename_flag};
 
 const EXIT: &str = "Exit status: 0 success, 1 some operation failed, 2 wrong usage.";
-
-/// `RENAME_NOREPLACE` of Linux.
-const NO_REPLACE: u32 = 1;
 
 /// Arguments of `mkdir`.
 #[derive(clap::Args)]
@@ -216,7 +213,7 @@ fn rename_one(
     if leads_to(&source, &target) {
         return Err(Failure::new(format!("is a link to {target}, which would be lost")));
     }
-    let flags = if keep { NO_REPLACE } else { 0 };
+    let flags = if keep { rename_flag::NO_REPLACE } else { 0 };
     let renamed = source.base.rename(source.path(), &target.base, target.path(), flags);
     match renamed.map_err(Failure::from) {
         // A missing source is an error of the source; all others concern both.

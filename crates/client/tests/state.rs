@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use towline_client::{Client, Errno, File, Lock, Options};
 use towline_wire::hello::resumed;
-use towline_wire::request::{CURRENT, lock};
+use towline_wire::request::{CURRENT, lock, rename_flag};
 use towline_wire::{Hello, Request, Welcome};
 
 #[test]
@@ -30,8 +30,6 @@ fn child_server() {
 const GRACE: Duration = Duration::from_secs(60);
 const CLIENTS: u64 = 8;
 const DATA_SYNC: u32 = 0o10_000;
-const RENAME_NO_REPLACE: u32 = 1;
-const RENAME_EXCHANGE: u32 = 2;
 
 /// What a name refers to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -141,7 +139,7 @@ impl Load<'_> {
             7 | 8 => {
                 let old = self.some(|_| true)?;
                 let new = self.fresh();
-                let flags = if self.random.below(2) == 0 { 0 } else { RENAME_NO_REPLACE };
+                let flags = if self.random.below(2) == 0 { 0 } else { rename_flag::NO_REPLACE };
                 let node = self.names.remove(&old).unwrap();
                 self.home
                     .rename(old.as_bytes(), &self.home, new.as_bytes(), flags)
@@ -153,7 +151,7 @@ impl Load<'_> {
                 let old = self.some(|n| matches!(n, Node::File(_)))?;
                 let new = self.some(|n| matches!(n, Node::File(_)))?;
                 let exchange = self.random.below(2) == 0;
-                let flags = if exchange { RENAME_EXCHANGE } else { 0 };
+                let flags = if exchange { rename_flag::EXCHANGE } else { 0 };
                 self.home
                     .rename(old.as_bytes(), &self.home, new.as_bytes(), flags)
                     .unwrap_or_else(|error| panic!("rename {old} over {new}: {error}"));

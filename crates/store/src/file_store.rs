@@ -91,6 +91,13 @@ pub enum XattrAction<'a> {
 /// file itself, whatever its type.
 pub type Source<'a> = (&'a dyn OpenFile, &'a [u8]);
 
+/// Returns a path without the slashes at its end.
+#[must_use]
+pub fn trim_slashes(path: &[u8]) -> &[u8] {
+    let end = path.iter().rposition(|byte| *byte != b'/').map_or(0, |last| last + 1);
+    &path[..end]
+}
+
 /// A tree of files.
 ///
 /// Paths are bytes. They are resolved below the root of the store, whatever `..` and symbolic links
@@ -164,7 +171,7 @@ pub trait FileStore: Send + Sync {
     /// `unlinkat(2)`. `directory` stands for `AT_REMOVEDIR`.
     fn unlink(&self, caller: &Caller, at: Source<'_>, directory: bool) -> Result<(), Errno>;
 
-    /// `renameat2(2)`. Flags: `RENAME_NOREPLACE` 1, `RENAME_EXCHANGE` 2.
+    /// `renameat2(2)`; flags as [`towline_wire::request::rename_flag`].
     fn rename(
         &self,
         caller: &Caller,

@@ -24,5 +24,6 @@ pub use block_store::{
 };
 pub use file_store::{
     Caller, FileStore, Listing, OpenFile, OpenHow, ReadOutcome, SetAttr, Source, XattrAction,
+    trim_slashes,
 };
 pub use watching::{Watch, Witness};

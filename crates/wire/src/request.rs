@@ -176,7 +176,7 @@ messages! {
         15 Rename {
             /// Directory of the old name.
             base: u64,
-            /// `RENAME_*` of Linux.
+            /// Bits of [`rename_flag`].
             flags: u32,
             /// Old name.
             path: &'a [u8],

@@ -7,13 +7,10 @@ use crate::files::Opened;
 use crate::record::{Intent, Kind, Place};
 use crate::state::Verdict;
 use std::sync::Arc;
-use towline_store::{Caller, FileStore, OpenFile, OpenHow, Source, XattrAction};
+use towline_store::{Caller, FileStore, OpenFile, OpenHow, Source, XattrAction, trim_slashes};
 use towline_wire::codec::Field;
-use towline_wire::request::open_flag;
+use towline_wire::request::{open_flag, rename_flag};
 use towline_wire::{Attr, Errno, Reply};
-
-pub(super) const RENAME_NO_REPLACE: u32 = 1;
-const RENAME_EXCHANGE: u32 = 2;
 
 /// An open directory and a path from there.
 type At<'a> = (Arc<dyn OpenFile>, &'a [u8]);
@@ -60,7 +57,7 @@ impl<'a> Change<'a> {
     }
 
     pub(super) fn rename((opened, path): (Opened, &'a [u8]), second: At<'a>, flags: u32) -> Self {
-        let kind = if flags & RENAME_EXCHANGE != 0 { Kind::Exchange } else { Kind::Rename };
+        let kind = if flags & rename_flag::EXCHANGE != 0 { Kind::Exchange } else { Kind::Rename };
         Self { second: Some(second), ..Self::new(kind, opened, path) }
     }
 
@@ -110,11 +107,6 @@ impl Located<'_> {
             Err(errno) => Err(errno),
         }
     }
-}
-
-pub(super) fn trim_slashes(path: &[u8]) -> &[u8] {
-    let end = path.iter().rposition(|byte| *byte != b'/').map_or(0, |last| last + 1);
-    &path[..end]
 }
 
 /// Finds the directory and the last name of a path; `None` if no directory can contain that name.

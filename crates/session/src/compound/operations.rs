@@ -1,19 +1,20 @@
 //! Executes one operation of a compound.
 
-use super::names::{Change, Outcome, RENAME_NO_REPLACE, locate, trim_slashes};
+use super::names::{Change, Outcome, locate};
 use super::{BlockingResult, Compound, Context, Step, Value, waiting_store};
 use crate::files::Opened;
 use crate::locks::{Owner, Waiter};
 use std::sync::Arc;
 use towline_mem::Aggregate;
 use towline_store::{
-    Caller, FileStore, Listing, OpenFile, OpenHow, ReadOutcome, SetAttr, XattrAction,
+    Caller, FileStore, Listing, OpenFile, OpenHow, ReadOutcome, SetAttr, XattrAction, trim_slashes,
 };
 use towline_wire::attr::{TYPE_DIRECTORY, TYPE_FILE, TYPE_MASK, TYPE_SYMLINK};
 use towline_wire::entry::Entry;
 use towline_wire::limits::{LISTING_BYTES_MAX, TRANSFER_BYTES_MAX};
 use towline_wire::request::{
-    CURRENT, DIRECTORY, FOLLOW, NO_FOLLOW, listed, open_flag, sync_kind, valid, xattr_how,
+    CURRENT, DIRECTORY, FOLLOW, NO_FOLLOW, listed, open_flag, rename_flag, sync_kind, valid,
+    xattr_how,
 };
 use towline_wire::{Attr, Errno, Reply, Request};
 
@@ -244,7 +245,7 @@ impl Compound {
             Request::Rename { base, flags, path, new_base, new_path } => {
                 // As in the kernel, names of two mounts come before any that is read-only.
                 same_store(&*self.at(context, base)?, &*self.at(context, new_base)?)?;
-                let keeps = flags & RENAME_NO_REPLACE != 0;
+                let keeps = flags & rename_flag::NO_REPLACE != 0;
                 let new_dots = if keeps { Errno::EEXIST } else { Errno::EBUSY };
                 self.check_name(context, base, path, Errno::EBUSY)?;
                 self.check_name(context, new_base, new_path, new_dots)?;

@@ -4,6 +4,7 @@ use super::{Message, Random, Server, caller, failure, fragile};
 use std::collections::{BTreeMap, BTreeSet};
 use towline_store::{Listing, ReadOutcome};
 use towline_wire::reply::parse_results;
+use towline_wire::request::rename_flag::{EXCHANGE, NO_REPLACE};
 use towline_wire::request::{CURRENT, DIRECTORY, encode_compound, write_flag};
 use towline_wire::{Attr, Errno, Header, Kind, Reply, Request};
 
@@ -11,8 +12,6 @@ const CLIENTS: u64 = 3;
 const SLOTS: u16 = 2;
 const STEPS: u64 = 250;
 const CREATE: u32 = 0o100 | 0o200 | 2;
-const NO_REPLACE: u32 = 1;
-const EXCHANGE: u32 = 2;
 /// Names that all clients create, move and remove.
 const SHARED: [&str; 3] = ["s0", "sub/s1", "s2"];
 

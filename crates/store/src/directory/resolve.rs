@@ -5,6 +5,7 @@ use super::identity::{Acting, ServerIdentity};
 use super::known::Known;
 use super::open_file::DirectoryFile;
 use super::residency::Residency;
+use crate::trim_slashes;
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, Statx};
 use rustix::io::Errno as Code;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -294,9 +295,4 @@ fn open_beneath(
         result = rustix::fs::openat2(base, path, flags, mode, BENEATH);
     }
     result
-}
-
-fn trim_slashes(path: &[u8]) -> &[u8] {
-    let end = path.iter().rposition(|byte| *byte != b'/').map_or(0, |last| last + 1);
-    &path[..end]
 }

@@ -11,9 +11,7 @@ use crate::{Caller, Source};
 use parking_lot::RwLockWriteGuard;
 use std::sync::Arc;
 use towline_wire::Errno;
-
-const NO_REPLACE: u32 = 1;
-const EXCHANGE: u32 = 2;
+use towline_wire::request::rename_flag::{EXCHANGE, NO_REPLACE};
 
 /// The names of both directories, which may be the same one.
 struct Locked<'a> {

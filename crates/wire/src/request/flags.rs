@@ -78,6 +78,14 @@ pub mod open_flag {
     }
 }
 
+/// Flags of [`super::Request::Rename`].
+pub mod rename_flag {
+    /// `RENAME_NOREPLACE`: fails if the new name exists.
+    pub const NO_REPLACE: u32 = 1;
+    /// `RENAME_EXCHANGE`: exchanges the two files.
+    pub const EXCHANGE: u32 = 2;
+}
+
 /// What a listing contains besides names.
 pub mod listed {
     /// Attributes.
