@@ -224,7 +224,8 @@ fn routes(server: &Server, scratch: &Scratch) -> Outcome<Vec<(&'static str, Url)
 fn listing(ends: &[End; 2], say: &dyn Fn(String)) -> Outcome<()> {
     let mut names = Vec::new();
     for end in ends {
-        let mut listed: Vec<_> = end.list(true)?.into_iter().map(|entry| entry.name).collect();
+        let mut listed: Vec<_> =
+            end.list(true, drop)?.into_iter().map(|entry| entry.name).collect();
         listed.sort_unstable();
         names.push(listed);
     }

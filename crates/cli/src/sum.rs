@@ -75,7 +75,10 @@ fn tree(top: End, report: &Report) -> Outcome<()> {
         }
         // For the argument itself, a link may have been followed.
         let follow = path.is_empty();
-        let listed = end.clone().shortened(follow).and_then(|end| Ok((end.list(follow)?, end)));
+        let listed = end
+            .clone()
+            .shortened(follow)
+            .and_then(|end| Ok((end.list(follow, |failure| report.error(&end, failure))?, end)));
         let Some((mut listed, end)) = report.check(&end, listed) else { continue };
         listed.sort_unstable_by(|a, b| b.name.cmp(&a.name));
         for entry in listed {

@@ -13,7 +13,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt, symlink};
 use std::path::Path;
 use std::process::{Command, Stdio};
-use support::{TOWLINE, World, bad, good, names, noise, run, set_mode, text};
+use support::{TOWLINE, World, bad, good, have, names, noise, run, set_mode, text};
 
 const LARGE: usize = 20 << 20;
 
@@ -274,6 +274,37 @@ fn errors_name_their_argument_and_the_others_are_copied() {
     bad(2, &["cp", &one]);
     let complaint = bad(1, &["cp", &one, "towline://127.0.0.1:1/x/y"]);
     assert!(complaint.contains("127.0.0.1:1"), "{complaint}");
+}
+
+/// As in a directory that may be listed but not entered, or one with a mounted file system whose server has gone.
+#[test]
+fn an_entry_that_cannot_be_looked_at_does_not_hide_the_others() {
+    let user = ["--reuid=65534", "--regid=65534", "--clear-groups"];
+    let is_root = rustix::process::geteuid().is_root();
+    if is_root && !have("setpriv") {
+        return;
+    }
+    let world = World::new();
+    let tree = world.local("tree");
+    fs::create_dir_all(tree.join("closed")).unwrap();
+    for name in ["closed/a", "closed/b", "open"] {
+        fs::write(tree.join(name), "12345").unwrap();
+    }
+    set_mode(&tree.join("closed"), 0o444);
+    let copy = world.url("small/copy");
+    for arguments in [&["sum", "-r"][..], &["cp", "-r"]] {
+        let mut command = Command::new(if is_root { "setpriv" } else { "env" });
+        command.args(if is_root { &user[..] } else { &[] }).arg(TOWLINE).args(arguments).arg(&tree);
+        command.args(if arguments[0] == "cp" { Some(&copy) } else { None });
+        let output = command.output().unwrap();
+        let complaint = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{complaint}");
+        let told =
+            |name: &str| complaint.contains(&format!("/tree/closed/{name}: permission denied"));
+        assert!(told("a") && told("b") && complaint.lines().count() == 2, "{complaint}");
+    }
+    set_mode(&tree.join("closed"), 0o755);
+    assert_eq!(text(&["ls", "-R", &copy]).lines().filter(|line| *line == "open").count(), 1);
 }
 
 #[test]

@@ -171,13 +171,13 @@ impl End {
         }
     }
 
-    /// Lists this directory with the attributes of all entries. A symbolic link that has replaced the
-    /// directory since it was looked at is followed only if links were followed then
-    /// ([`Status::is_followed`]).
-    pub(crate) fn list(&self, follow: bool) -> Outcome<Vec<Listed>> {
+    /// Lists this directory with the attributes of all entries. Calls `failed` for each entry that cannot be
+    /// looked at, and leaves it out. A symbolic link that has replaced the directory since it was looked at is
+    /// followed only if links were followed then ([`Status::is_followed`]).
+    pub(crate) fn list(&self, follow: bool, failed: impl FnMut(Failure)) -> Outcome<Vec<Listed>> {
         match self {
-            Self::Local(local) => local.list(follow),
-            Self::Remote(place) => list_remote(place, follow),
+            Self::Local(local) => local.list(follow, failed),
+            Self::Remote(place) => list_remote(place, follow, failed),
         }
         .map_err(|failure| match failure {
             failure if follow || !(failure.is(Errno::ENOTDIR) || failure.is(Errno::ELOOP)) => {
@@ -423,7 +423,11 @@ fn about_link(follow: bool, failure: Failure) -> Failure {
     failure
 }
 
-fn list_remote(place: &Place, follow: bool) -> Outcome<Vec<Listed>> {
+fn list_remote(
+    place: &Place,
+    follow: bool,
+    mut failed: impl FnMut(Failure),
+) -> Outcome<Vec<Listed>> {
     let directory = place.base.open(place.path(), flag::DIRECTORY | no_follow(follow), 0)?;
     let mut listed = Vec::new();
     for entry in directory.list_all(true)? {
@@ -433,7 +437,10 @@ fn list_remote(place: &Place, follow: bool) -> Outcome<Vec<Listed>> {
                 Ok(attr) => attr,
                 // It was removed since it was listed.
                 Err(error) if error.errno() == Errno::ENOENT => continue,
-                Err(error) => return Err(Failure::from(error).about(place.child(&entry.name))),
+                Err(error) => {
+                    failed(Failure::from(error).about(place.child(&entry.name)));
+                    continue;
+                }
             },
         };
         listed.push(Listed { name: entry.name, status: Status::remote(place, attr, false) });
@@ -463,7 +470,8 @@ mod tests {
         std::fs::write(&path, "listed").unwrap();
         std::fs::write(directory.path().join("secret"), "elsewhere").unwrap();
         let end = End::Local(Local::new(path.as_os_str()));
-        let listed = End::Local(Local::new(directory.path().as_os_str())).list(false).unwrap();
+        let listed =
+            End::Local(Local::new(directory.path().as_os_str())).list(false, drop).unwrap();
         assert!(listed.iter().all(|entry| !entry.status.is_followed));
         assert_eq!(end.read_start(false, 10).unwrap(), b"listed");
 

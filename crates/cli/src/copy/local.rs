@@ -81,26 +81,30 @@ impl Local {
         Ok(status_of(&stat, follow))
     }
 
-    /// Lists this directory. Leaves out entries that are removed meanwhile.
-    pub(super) fn list(&self, follow: bool) -> Outcome<Vec<Listed>> {
-        let directory = self.open_directory(OFlags::RDONLY, follow)?;
+    /// Lists this directory. Leaves out entries that are removed meanwhile, and those that cannot be looked at,
+    /// for which it calls `failed`.
+    pub(super) fn list(
+        &self,
+        follow: bool,
+        mut failed: impl FnMut(Failure),
+    ) -> Outcome<Vec<Listed>> {
+        // Not `read_from`, which opens `.`: what may be listed may not always be entered.
+        let mut directory = Dir::new(self.open_directory(OFlags::RDONLY, follow)?)?;
         let mut listed = Vec::new();
-        for entry in Dir::read_from(&directory)? {
+        while let Some(entry) = directory.read() {
             let entry = entry?;
             let name = entry.file_name();
             if [b".".as_slice(), b".."].contains(&name.to_bytes()) {
                 continue;
             }
             let flags = AtFlags::SYMLINK_NOFOLLOW;
-            match rustix::fs::statx(&directory, name, flags, StatxFlags::BASIC_STATS) {
+            match rustix::fs::statx(directory.fd()?, name, flags, StatxFlags::BASIC_STATS) {
                 Ok(stat) => {
                     let name = name.to_bytes().to_vec();
                     listed.push(Listed { name, status: status_of(&stat, false) });
                 }
                 Err(rustix::io::Errno::NOENT) => (),
-                Err(error) => {
-                    return Err(Failure::from(error).about(self.child(name.to_bytes())));
-                }
+                Err(error) => failed(Failure::from(error).about(self.child(name.to_bytes()))),
             }
         }
         Ok(listed)

@@ -236,9 +236,10 @@ impl<'a> Tree<'a> {
             made_in,
         });
         // Only now, so that a target inside the source is listed, too: then it is found and told.
-        let listed = source.list(source_follow)?;
+        let listed = source.list(source_follow, |failure| self.report.error(&source, failure))?;
         let mut there: HashMap<_, _> = if self.files.resume && !new {
-            let names = target.list(follow).map_err(|f| f.about(&target))?;
+            // What cannot be looked at is told when it is written.
+            let names = target.list(follow, drop).map_err(|f| f.about(&target))?;
             self.remove_parts(&target, &listed, &names)?;
             names.into_iter().map(|entry| (entry.name, entry.status)).collect()
         } else {
