@@ -5,10 +5,10 @@ mod support;
 
 use rustix::fs::{CWD, FileType, Mode, XattrFlags};
 use std::fs;
-use std::os::unix::fs::{MetadataExt, symlink};
+use std::os::unix::fs::{MetadataExt, chown, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use support::{World, good, names, noise, set_mode, text};
+use support::{TOWLINE, World, good, have, names, noise, set_mode, text};
 
 const LARGE: usize = 20 << 20;
 
@@ -240,5 +240,55 @@ fn lists_that_a_directory_hands_down_do_not_stay() {
             fs::remove_dir_all(target).unwrap();
         }
         fs::remove_dir_all(expected).unwrap();
+    }
+}
+
+/// Copies files of user 4321 and group 4322 with `-p`, as another user, with a command that runs the program.
+/// Returns the owners and modes of a small and a large copy.
+fn copied_by(command: &[&str]) -> Option<Vec<(u32, u32, u32)>> {
+    if !rustix::process::geteuid().is_root() || !have(command[0]) {
+        println!("SKIPPED: only root can give files away and become another user");
+        return None;
+    }
+    let world = World::new();
+    let own = world.local("own");
+    fs::create_dir(&own).unwrap();
+    set_mode(&own, 0o777);
+    let owners = [7, LARGE].map(|length| {
+        let source = world.local("served/source");
+        fs::write(&source, noise(length, 5)).unwrap();
+        chown(&source, Some(4321), Some(4322)).unwrap();
+        set_mode(&source, 0o6755);
+        let output = Command::new(command[0])
+            .args(&command[1..])
+            .args([TOWLINE, "cp", "-p", &world.url("dir/source")])
+            .arg(&own)
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let copy = fs::metadata(own.join("source")).unwrap();
+        fs::remove_file(own.join("source")).unwrap();
+        (copy.uid(), copy.gid(), copy.mode() & 0o7777)
+    });
+    Some(owners.to_vec())
+}
+
+#[test]
+fn the_group_is_kept_where_the_user_cannot_be() {
+    let user = ["setpriv", "--reuid=65534", "--regid=65534", "--groups=65534,4322"];
+    if let Some(owners) = copied_by(&user) {
+        assert_eq!(owners, [(65534, 4322, 0o755); 2]);
+    }
+    let user = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
+    if let Some(owners) = copied_by(&user) {
+        assert_eq!(owners, [(65534, 65534, 0o755); 2]);
+    }
+}
+
+#[test]
+fn an_owner_that_a_container_does_not_know_is_left_out() {
+    // Its root is root outside; it knows nobody else.
+    if let Some(owners) = copied_by(&["unshare", "-Ur"]) {
+        assert_eq!(owners, [(0, 0, 0o755); 2]);
     }
 }

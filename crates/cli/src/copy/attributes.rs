@@ -3,7 +3,7 @@
 use super::Preserve;
 use super::end::{End, Status};
 use super::part::STAMP;
-use crate::report::Outcome;
+use crate::report::{Failure, Outcome};
 use std::sync::OnceLock;
 use towline_client::{Attr, Errno, SetAttr};
 use towline_wire::attr::attr_flag::NO_XATTRS;
@@ -198,35 +198,45 @@ impl Parent {
     }
 }
 
-/// Sets attributes. If this user may not set the owner, leaves the owner out, and with it the set-user-ID
-/// bits, which would give the rights of another user than in the source.
+/// Sets attributes. If this user may not set the owner, sets the group without the user, or neither. Then it
+/// also leaves out the set-user-ID bits, which would give the rights of another user than in the source.
 pub(super) fn set(target: &End, set: &SetAttr) -> Outcome<()> {
-    if *set == SetAttr::default() {
-        return Ok(());
-    }
-    match target.set_attr(set) {
-        Err(failure) if failure.is(Errno::EPERM) && set.uid.is_some() => {
-            let less = without_owner(set);
-            if less == SetAttr::default() { Ok(()) } else { target.set_attr(&less) }
+    let mut set = *set;
+    while set != SetAttr::default() {
+        match target.set_attr(&set) {
+            Err(failure) if is_about_owner(&failure) && has_owner(&set) => set = with_less(&set),
+            result => return result,
         }
-        result => result,
     }
+    Ok(())
 }
 
 /// Sets only the owner, with the same exception as [`set`]. Returns the attributes still to set.
 pub(super) fn set_owner(target: &End, set: &SetAttr) -> Outcome<SetAttr> {
-    let owner = SetAttr { uid: set.uid, gid: set.gid, ..SetAttr::default() };
-    if owner == SetAttr::default() {
-        return Ok(*set);
+    let mut set = *set;
+    while has_owner(&set) {
+        match target.set_attr(&SetAttr { uid: set.uid, gid: set.gid, ..SetAttr::default() }) {
+            Err(failure) if is_about_owner(&failure) => set = with_less(&set),
+            result => return result.map(|()| SetAttr { uid: None, gid: None, ..set }),
+        }
     }
-    match target.set_attr(&owner) {
-        Err(failure) if failure.is(Errno::EPERM) && set.uid.is_some() => Ok(without_owner(set)),
-        result => result.map(|()| SetAttr { uid: None, gid: None, ..*set }),
-    }
+    Ok(set)
 }
 
-fn without_owner(set: &SetAttr) -> SetAttr {
-    SetAttr { uid: None, gid: None, mode: set.mode.map(|mode| mode & 0o1777), ..*set }
+fn has_owner(set: &SetAttr) -> bool {
+    set.uid.is_some() || set.gid.is_some()
+}
+
+/// Returns true if setting the owner may have failed so. `EINVAL`: a container does not know the user or group,
+/// see `user_namespaces(7)`.
+fn is_about_owner(failure: &Failure) -> bool {
+    failure.is(Errno::EPERM) || failure.is(Errno::EINVAL)
+}
+
+/// Returns what is left to set if the user cannot be set, or the group without the user.
+fn with_less(set: &SetAttr) -> SetAttr {
+    let gid = set.gid.filter(|_| set.uid.is_some());
+    SetAttr { uid: None, gid, mode: set.mode.map(|mode| mode & 0o1777), ..*set }
 }
 
 /// Copies the extended attributes. Those outside `user.` that the target refuses are left out.
@@ -293,7 +303,10 @@ mod tests {
         let set = all.rest(&source(), None);
         assert_eq!((set.mode, set.uid, set.gid), (Some(0o4775), Some(1), Some(2)));
         assert_eq!(set.times.map(|times| times.1), Some(Timestamp::new(7, 9)));
-        assert_eq!(without_owner(&set).mode, Some(0o775), "no set-user-ID for another user");
+        let less = with_less(&set);
+        assert_eq!((less.mode, less.uid, less.gid), (Some(0o775), None, Some(2)), "no set-user-ID");
+        let less = with_less(&less);
+        assert_eq!((less.mode, less.uid, less.gid), (Some(0o775), None, None));
         assert_eq!(all.rest_of_link(&source()).mode, None);
     }
 
