@@ -9,7 +9,7 @@ use common::{CREATE, Raw, counter, eventually, hello, hello_message, request, se
 use towline_client::{Client, Errno, File, Lock, Options, Transport};
 use towline_server::EngineWish;
 use towline_wire::reply::parse_results;
-use towline_wire::request::lock::{EXCLUSIVE, FLOCK, OPEN_FILE, PROCESS, UNLOCK};
+use towline_wire::request::lock::{EXCLUSIVE, FLOCK, OPEN_FILE, PROCESS, SHARED, UNLOCK};
 use towline_wire::{Hello, Kind, Reply, Request};
 
 fn member(transport: &Transport) -> Client {
@@ -52,6 +52,21 @@ fn a_file_outlives_the_session_that_opened_it() {
         let _ = other.into_handle();
         second.close();
     }
+}
+
+#[test]
+fn a_lock_that_cannot_be_converted_is_given_up() {
+    let setup = setup(EngineWish::Automatic);
+    let clients = [(); 2].map(|()| member(&setup.transports[0]));
+    let open =
+        |client: &Client| client.attach(b"dir").unwrap().open(b"converted", CREATE, 0o600).unwrap();
+    let [one, other] = clients.each_ref().map(open);
+    let lock = |kind| Lock { kind, ..whole(FLOCK, 0) };
+    one.lock(&lock(SHARED), false).unwrap();
+    other.lock(&lock(SHARED), false).unwrap();
+    assert_eq!(one.lock(&lock(EXCLUSIVE), false).unwrap_err().errno(), Errno::EAGAIN);
+    assert!(!clients[0].has_locked(one.handle()), "nothing to take again after a restart");
+    other.lock(&lock(EXCLUSIVE), false).unwrap();
 }
 
 #[test]

@@ -162,13 +162,16 @@ impl Core {
                 // released on its behalf, before it gets this one.
                 let mut locks = self.shared.locks.lock();
                 let is_there = asker.as_ref().is_some_and(|asker| asker.is_there());
+                let mut let_in = Vec::new();
                 let outcome = if waiter.range.kind == lock::UNLOCK || is_there {
+                    let_in = locks.give_up_converted(file, &waiter);
                     locks.lock(file, waiter, asker.filter(|_| wait).map(|asker| asker as _))
                 } else {
                     // The client sends the request again, unless it was killed.
                     Ok(Locked::Waiting)
                 };
                 drop(locks);
+                self.shared.notify(let_in);
                 // As in the kernel, checked afterwards: others may have closed the file since the request was
                 // run, and released its locks before this one was taken.
                 let owner = waiter.owner;

@@ -178,6 +178,20 @@ impl Locks {
         Ok(Locked::Waiting)
     }
 
+    /// Gives up the `flock` lock that a request would convert, if another owner's lock is in the way. The kernel
+    /// does so, too: two owners that each hold a shared lock and want an exclusive one would wait for each other.
+    /// Returns the waiters that got their locks.
+    pub fn give_up_converted(&mut self, file: FileKey, waiter: &Waiter) -> Vec<Waiter> {
+        let Some(locks) = self.files.get_mut(&file).filter(|_| file.2) else { return Vec::new() };
+        if locks.conflict(waiter.owner, &waiter.range).is_none() {
+            return Vec::new();
+        }
+        Range { kind: lock::UNLOCK, ..waiter.range }.apply(waiter.owner, &mut locks.held);
+        let granted = locks.grant();
+        self.keep(file, granted.iter().chain([waiter]));
+        granted
+    }
+
     /// Returns the first lock that conflicts with this one. From then on `session` speaks for the
     /// process that asks.
     ///

@@ -2,10 +2,10 @@
 
 use super::completing::Completing;
 use super::{Core, Look, Messages, Outcome, Receiving, SlotRef, State, Status, Wait, server_of};
-use crate::Error;
 use crate::borrow::Borrowed;
 use crate::disks::Closing;
 use crate::lent::{Buffer, exclusive};
+use crate::{Error, Lock};
 use parking_lot::{Condvar, MutexGuard};
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -14,6 +14,7 @@ use std::task::Waker;
 use std::time::Duration;
 use towline_net::Incoming;
 use towline_wire::Errno;
+use towline_wire::request::lock::{FLOCK, UNLOCK};
 
 /// Fails all requests if the leader panics, so that nobody waits for ever for what it would have
 /// received.
@@ -502,9 +503,15 @@ impl Core {
             let found = &mut state.slots[slot];
             if let Some((handle, lock)) = found.lock
                 && result.is_ok()
-                && found.outcome.single().is_ok()
             {
-                state.files.remember_lock(handle, &lock);
+                match found.outcome.single().map(|_| ()).map_err(|error| error.errno()) {
+                    Ok(()) => state.files.remember_lock(handle, &lock),
+                    // The server gave up the lock that this would have converted.
+                    Err(Errno::EAGAIN | Errno::EINTR) if lock.family == FLOCK => {
+                        state.files.remember_lock(handle, &Lock { kind: UNLOCK, ..lock });
+                    }
+                    Err(_) => {}
+                }
             }
             if found.closes_opened
                 && result.is_ok()

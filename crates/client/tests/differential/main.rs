@@ -27,7 +27,6 @@ use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 use towline_client::{Errno, Transport};
 use towline_server::EngineWish;
-use towline_wire::request::lock;
 
 /// Number of operations in one sequence.
 const OPS: usize = 400;
@@ -156,14 +155,6 @@ impl World {
         let (ours, theirs) = (ours.map(of_both), theirs.map(of_both));
         if ours != theirs && !(ours.is_err() && theirs.is_err() && has_two_errors(local, op)) {
             return Err(format!("{op:?}\n  ours:   {ours:?}\n  theirs: {theirs:?}"));
-        }
-        match op {
-            // Linux gives up the lock that it fails to convert.
-            Op::Lock(slot, lock::FLOCK, ..) if ours.is_err() => {
-                let unlock = Op::Lock(*slot, lock::FLOCK, lock::UNLOCK, 0, 0);
-                let _ = (local.apply(&unlock), self.remote.apply(owner.unwrap_or(0), &unlock));
-            }
-            _ => {}
         }
         Ok(())
     }

@@ -58,31 +58,13 @@ fn settle_closed(open: Open) {
     }
 }
 
-/// Returns true if the open file may hold a lock: this process knows of one, or other processes have, or
-/// had, descriptors of it.
-fn may_have_locked(open: Open) -> bool {
-    let mount = open.entry.mount.load(Ordering::Relaxed) as usize;
-    open.entry.shared.load(Ordering::Relaxed) != 0
-        || remote::client(mount).is_ok_and(|client| client.has_locked(open.handle))
-}
-
 fn take(open: Open, wanted: &Lock, wait: bool) -> c_int {
     let mut tries = 0;
     let mut has_settled = wait;
-    let mut has_given_up = wanted.family != lock::FLOCK || !may_have_locked(open);
     loop {
         // Also after a wait, the lock is taken in the process's own session, which then remembers it.
         match inside(|| remote::with(open, |file| file.lock(wanted, false))) {
             Ok(()) => return 0,
-            // As in the kernel, a lock of the other kind is released first: two processes that each hold a
-            // shared lock and want an exclusive one would wait for each other.
-            Err(libc::EAGAIN) if !std::mem::replace(&mut has_given_up, true) => {
-                let none = Lock { kind: lock::UNLOCK, ..*wanted };
-                match inside(|| remote::with(open, |file| file.lock(&none, false))) {
-                    Ok(()) => continue,
-                    Err(error) => return finish(Err(error)),
-                }
-            }
             Err(libc::EAGAIN) if wait => {}
             Err(libc::EAGAIN) if !std::mem::replace(&mut has_settled, true) => {
                 settle_closed(open);

@@ -104,6 +104,33 @@ fn waiters_are_served_in_order_and_deadlocks_are_seen() {
 }
 
 #[test]
+fn two_owners_that_convert_their_locks_do_not_wait_for_each_other() {
+    let mut locks = Locks::default();
+    let file = (1, 2, true);
+    let by = |id, kind| Waiter {
+        owner: Owner { session: 1, id, process: false },
+        ..waiter(id, kind, 0, 0)
+    };
+    for id in [1, 2] {
+        assert_eq!(locks.lock(file, by(id, lock::SHARED), None), Ok(Locked::Done(vec![])));
+    }
+    let (one, other) = (by(1, lock::EXCLUSIVE), by(2, lock::EXCLUSIVE));
+    assert_eq!(locks.give_up_converted(file, &one), vec![]);
+    assert_eq!(locks.lock(file, one, here()), Ok(Locked::Waiting));
+    assert_eq!(locks.give_up_converted(file, &other), vec![], "nothing is in the way");
+    assert_eq!(locks.lock(file, other, here()), Ok(Locked::Done(vec![])));
+    assert_eq!(locks.release(other.owner).granted, vec![one]);
+    // Two threads use one open file: one waits, the other takes a shared lock.
+    locks.lock(file, by(1, lock::SHARED), None).unwrap();
+    locks.lock(file, by(2, lock::SHARED), None).unwrap();
+    locks.give_up_converted(file, &other);
+    assert_eq!(locks.lock(file, other, here()), Ok(Locked::Waiting));
+    locks.lock(file, by(2, lock::SHARED), None).unwrap();
+    assert_eq!(locks.give_up_converted(file, &one), vec![other]);
+    assert_eq!(locks.lock(file, one, None), Err(Errno::EAGAIN));
+}
+
+#[test]
 fn a_process_keeps_its_locks_in_another_session() {
     let mut locks = Locks::default();
     let in_session = |session, id| Waiter { session, ..waiter(id, lock::EXCLUSIVE, 0, 10) };
