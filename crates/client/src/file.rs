@@ -386,6 +386,22 @@ impl File {
         self.one(request, done)
     }
 
+    /// [`File::lock`] that does not wait. Returns false if no other client or family has locked or
+    /// unlocked anything of the file since the last lock of this one: if all change the file only
+    /// under locks, what was known of it before still holds.
+    ///
+    /// # Errors
+    /// As `lock`.
+    pub fn try_lock(&self, lock: &Lock) -> Result<bool, Error> {
+        let Lock { family, kind, owner, start, length } = *lock;
+        let handle = self.handle;
+        let request = Request::Lock { handle, owner, family, kind, wait: 0, start, length };
+        self.one(request, |reply| match reply {
+            Reply::Locked { others } => Ok(others != 0),
+            _ => Err(unexpected()),
+        })
+    }
+
     /// [`File::lock`] that waits, completed later; [`Operation::cancel`] gives up waiting.
     ///
     /// # Errors

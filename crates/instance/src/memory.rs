@@ -17,11 +17,16 @@ use towline_mem::page_bytes;
 /// Maximum length of a file, 256 GiB: a multiple of all page sizes.
 pub const BYTES_MAX: u64 = 256 << 30;
 /// Maximum number of pages: that of the smallest page size.
-pub const PAGES_MAX: u64 = (64 << 20) - 1;
+pub const PAGES_MAX: u64 = (64 << 20) - 3;
 /// Offset of the byte that tells whether originals are kept.
 pub const KEEPS_AT: u64 = PAGES_MAX;
+/// Offset of the byte that tells whether the file is locked by programs that map it. Others may then change
+/// other bytes of the same page, so single bytes are compared with the originals.
+pub const IS_LOCKED_AT: u64 = PAGES_MAX + 1;
+/// Offset of the byte that tells whether a process has locked the file and not read it again since.
+pub const IS_OLD_AT: u64 = PAGES_MAX + 2;
 /// Offset of the originals.
-pub const ORIGINALS_AT: u64 = PAGES_MAX + 1;
+pub const ORIGINALS_AT: u64 = PAGES_MAX + 3;
 /// Offset of the pages.
 pub const PAGES_AT: u64 = ORIGINALS_AT + BYTES_MAX;
 
@@ -46,6 +51,58 @@ pub fn changed<'a>(now: &'a [u8], was: &'a [u8]) -> impl Iterator<Item = Range<u
         next = (first..pages).find(|page| !differs(*page)).unwrap_or(pages);
         Some(first * page_bytes()..length.min(next * page_bytes()))
     })
+}
+
+/// Returns what to write back: [`changed`], or with `single` only the bytes that differ, the last ones first:
+/// where readers do without a lock, what they look at last is what writers change first, and it lies behind a
+/// header (the index of SQLite's write-ahead log).
+#[must_use]
+pub fn to_write(now: &[u8], was: &[u8], single: bool) -> Vec<Range<usize>> {
+    let pages = changed(now, was);
+    if !single {
+        return pages.collect();
+    }
+    let mut single: Vec<_> =
+        pages.flat_map(|pages| bytes(pages, |at| now[at] != was[at])).collect();
+    single.reverse();
+    single
+}
+
+/// Yields the runs of bytes for which `holds`.
+fn bytes(
+    within: Range<usize>,
+    holds: impl Fn(usize) -> bool,
+) -> impl Iterator<Item = Range<usize>> {
+    let mut next = within.start;
+    std::iter::from_fn(move || {
+        let first = (next..within.end).find(|at| holds(*at))?;
+        next = (first..within.end).find(|at| !holds(*at)).unwrap_or(within.end);
+        Some(first..next)
+    })
+}
+
+/// What to do after the remote file was read again, byte by byte.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Renewal {
+    /// Changed in the file, and not stored to: belongs into the pages and the originals.
+    pub new: Vec<Range<usize>>,
+    /// Stored to, and the same in the file: belongs into the originals.
+    pub same: Vec<Range<usize>>,
+}
+
+impl Renewal {
+    /// Compares what the file holds (`new`) with the memory (`now`) and its originals (`was`), all equally long.
+    #[must_use]
+    pub fn of(new: &[u8], now: &[u8], was: &[u8]) -> Self {
+        let mut renewal = Self::default();
+        for pages in changed(new, now) {
+            renewal.new.extend(bytes(pages, |at| now[at] == was[at] && new[at] != now[at]));
+        }
+        for pages in changed(now, was) {
+            renewal.same.extend(bytes(pages, |at| now[at] != was[at] && new[at] == now[at]));
+        }
+        renewal
+    }
 }
 
 /// Read and write access to the memory file.
@@ -134,6 +191,16 @@ pub fn read_up_to_end<E>(
     Ok(done)
 }
 
+/// Returns true if programs that map the file lock it.
+///
+/// # Errors
+/// Those of the file.
+pub fn is_locked<E>(memory: &impl Access<Error = E>) -> Result<bool, E> {
+    let mut is_locked = [0];
+    memory.get(IS_LOCKED_AT, &mut is_locked)?;
+    Ok(is_locked[0] != 0)
+}
+
 /// Writes back those of these pages that were stored to, up to the end of the remote file. The caller holds
 /// the file's [`Turn`], so that an older page does not overtake a newer one, and originals are kept.
 ///
@@ -148,8 +215,13 @@ pub fn write_back<E>(
     memory.get(pages.start as u64, &mut known)?;
     let room = AT_ONCE.min(known.len()) * page_bytes();
     let (mut now, mut was) = (vec![0; room], vec![0; room]);
+    let single = is_locked(memory)?;
     let mut size = None;
-    for run in runs(&known, |known| known != 0) {
+    let mut found: Vec<_> = runs(&known, |known| known != 0).collect();
+    if single {
+        found.reverse();
+    }
+    for run in found {
         let (length, at) =
             (run.len() * page_bytes(), ((pages.start + run.start) * page_bytes()) as u64);
         let (now, was) = (&mut now[..length], &mut was[..length]);
@@ -163,7 +235,7 @@ pub fn write_back<E>(
             None => *size.insert(file.size()?),
         };
         let end = size.saturating_sub(at).min(length as u64) as usize;
-        for changed in changed(&now[..end], &was[..end]) {
+        for changed in to_write(&now[..end], &was[..end], single) {
             let at = at + changed.start as u64;
             let data = &now[changed];
             file.write(data, at)?;

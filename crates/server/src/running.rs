@@ -163,6 +163,7 @@ impl Core {
                 let mut locks = self.shared.locks.lock();
                 let is_there = asker.as_ref().is_some_and(|asker| asker.is_there());
                 let mut let_in = Vec::new();
+                let others = locks.is_new_to(file, waiter.owner);
                 let outcome = if waiter.range.kind == lock::UNLOCK || is_there {
                     let_in = locks.give_up_converted(file, &waiter);
                     locks.lock(file, waiter, asker.filter(|_| wait).map(|asker| asker as _))
@@ -183,7 +184,7 @@ impl Core {
                         if is_closed {
                             self.release_locks(owner);
                         } else {
-                            running.compound.locked(Ok(()));
+                            running.compound.locked(Ok(others));
                         }
                         return Some(running);
                     }

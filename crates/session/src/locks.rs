@@ -51,11 +51,17 @@ pub type FileKey = (u64, u64, bool);
 #[derive(Default)]
 struct FileLocks {
     held: Vec<(Owner, Range)>,
+    /// The session or family that has locked something after all others have locked or unlocked anything.
+    latest: Option<u64>,
     waiting: Vec<(Waiter, Arc<dyn Peer>)>,
 }
 
 /// Most processes that one session may speak for.
 const PROCESSES_MAX: usize = 1024;
+
+/// Stands for the sessions that spoke for a process before a restart. The process may have locked something
+/// through one, and return only with another one, in which it waits for a lock.
+const BEFORE_RESTART: u64 = 0;
 
 /// Most ranges of one file that a session or family may have locked. Every lock request for that file
 /// looks at each of them. At the limit, a session cannot unlock the middle of a range either, which makes
@@ -102,6 +108,9 @@ impl Locks {
         for (file, owner, range) in kept.all() {
             range.apply(owner, &mut locks.files.entry(file).or_default().held);
             locks.awaited.insert(owner.session);
+            if owner.process {
+                locks.processes.insert(owner, vec![BEFORE_RESTART]);
+            }
         }
         locks.kept = Some(kept);
         locks
@@ -125,6 +134,7 @@ impl Locks {
         if !awaited.is_empty() {
             log::warn!("{} clients with locks did not return in time", awaited.len());
         }
+        self.processes.retain(|owner, _| !awaited.contains(&owner.session));
         // Nobody waits as one of these owners without being back.
         self.release_all(|owner| awaited.contains(&owner.session)).granted
     }
@@ -153,6 +163,7 @@ impl Locks {
         }
         if unlocks {
             waiter.range.apply(waiter.owner, &mut locks.held);
+            locks.note(waiter.owner);
             let granted = locks.grant();
             self.keep(file, granted.iter().chain([&waiter]));
             self.tidy(file);
@@ -160,6 +171,7 @@ impl Locks {
         }
         if locks.conflict(waiter.owner, &waiter.range).is_none() {
             waiter.range.apply(waiter.owner, &mut locks.held);
+            locks.latest = Some(waiter.owner.session);
             // Downgrading an exclusive lock to a shared one can let others in.
             let granted = locks.grant();
             self.keep(file, granted.iter().chain([&waiter]));
@@ -178,6 +190,13 @@ impl Locks {
         Ok(Locked::Waiting)
     }
 
+    /// Returns true if other sessions or families than that of `owner` may have locked or unlocked something of
+    /// the file since its last lock.
+    #[must_use]
+    pub fn is_new_to(&self, file: FileKey, owner: Owner) -> bool {
+        self.files.get(&file).is_none_or(|locks| locks.latest != Some(owner.session))
+    }
+
     /// Gives up the `flock` lock that a request would convert, if another owner's lock is in the way. The kernel
     /// does so, too: two owners that each hold a shared lock and want an exclusive one would wait for each other.
     /// Returns the waiters that got their locks.
@@ -187,6 +206,7 @@ impl Locks {
             return Vec::new();
         }
         Range { kind: lock::UNLOCK, ..waiter.range }.apply(waiter.owner, &mut locks.held);
+        locks.note(waiter.owner);
         let granted = locks.grant();
         self.keep(file, granted.iter().chain([waiter]));
         granted
@@ -232,8 +252,9 @@ impl Locks {
             }
             !sessions.is_empty()
         });
-        if let Some(owner) = files {
-            self.returned(owner);
+        if let Some(gone) = files {
+            self.returned(gone);
+            self.processes.retain(|owner, _| owner.session != gone);
         }
         self.withdraw(session);
         // No requests of other sessions are orphaned: those would speak for the processes, or belong to
@@ -267,6 +288,7 @@ impl Locks {
             let orphaned = locks.waiting.extract_if(.., |(waiter, _)| gone(&waiter.owner));
             released.orphaned.extend(orphaned.map(|(waiter, _)| waiter));
             if !ended.is_empty() {
+                ended.iter().for_each(|owner| locks.note(*owner));
                 let granted = locks.grant();
                 if let Some(kept) = &mut self.kept {
                     ended.iter().for_each(|owner| kept.clear(*file, *owner));
@@ -351,6 +373,12 @@ impl FileLocks {
         self.held.iter().filter(in_the_way).map(|(other, _)| *other).collect()
     }
 
+    /// Notes that this owner has unlocked something, or has a lock in a session that may only have waited for
+    /// it.
+    fn note(&mut self, owner: Owner) {
+        self.latest = self.latest.filter(|latest| *latest == owner.session);
+    }
+
     /// Keeps what this requester has locked now.
     fn keep(&self, kept: &mut HeldLocks, file: FileKey, waiter: &Waiter) {
         if waiter.is_kept {
@@ -380,6 +408,7 @@ impl FileLocks {
                 still.push((waiter, peer));
             } else if peer.is_there() {
                 waiter.range.apply(waiter.owner, &mut self.held);
+                self.note(waiter.owner);
                 granted.push(waiter);
             }
         }

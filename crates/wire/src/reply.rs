@@ -111,6 +111,12 @@ messages! {
             /// Bytes of events, at most [`crate::limits::EVENTS_BYTES_MAX`].
             length: u32,
         }
+        /// `Lock`.
+        15 Locked {
+            /// Zero if no other session or family has locked or unlocked anything of the file since the last
+            /// lock of this one. Whoever changes the file only under locks has not changed it then.
+            others: u8,
+        }
     }
 }
 

@@ -72,7 +72,7 @@ fn run(mut compound: Compound, context: &mut Context<'_>, locks: &mut Locks) {
                     }
                     Err(errno) => Err(errno),
                 };
-                compound.locked(outcome);
+                compound.locked(outcome.map(|()| true));
             }
             Step::TestLock(file, owner, range) => {
                 let conflict = locks.test(SESSION, file, owner, &range);

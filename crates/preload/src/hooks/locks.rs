@@ -4,6 +4,7 @@
 //! end the wait, other threads can go on meanwhile, and the server sees cycles of processes that wait for
 //! each other.
 
+use super::maps;
 use crate::descriptors::{self, Open};
 use crate::guard::{finish, inside, ours};
 use crate::table::real;
@@ -61,10 +62,21 @@ fn settle_closed(open: Open) {
 fn take(open: Open, wanted: &Lock, wait: bool) -> c_int {
     let mut tries = 0;
     let mut has_settled = wait;
+    let mut has_waited = false;
+    // Whoever gets the lock next has to see what was stored to mappings under this one.
+    let written = match wanted.kind {
+        lock::EXCLUSIVE => Ok(()),
+        _ => maps::write_back_file(open),
+    };
     loop {
         // Also after a wait, the lock is taken in the process's own session, which then remembers it.
-        match inside(|| remote::with(open, |file| file.lock(wanted, false))) {
-            Ok(()) => return 0,
+        let call = || remote::with(open, |file| file.try_lock(wanted));
+        let taken = match wanted.kind {
+            lock::UNLOCK => inside(|| call().map(drop)),
+            _ => inside(|| maps::locking(open, has_waited, call)),
+        };
+        match taken {
+            Ok(()) => return finish(written.map(|()| 0)),
             Err(libc::EAGAIN) if wait => {}
             Err(libc::EAGAIN) if !std::mem::replace(&mut has_settled, true) => {
                 settle_closed(open);
@@ -72,6 +84,7 @@ fn take(open: Open, wanted: &Lock, wait: bool) -> c_int {
             }
             Err(error) => return finish(Err(error)),
         }
+        has_waited = true;
         match waits::interruptible(|wait| wait_for(open, wanted, wait)) {
             Ok(()) => {}
             Err(RESTART) if !waits::is_trapped() => {}

@@ -548,6 +548,22 @@ pub(crate) fn changing<T>(open: Open, call: impl FnOnce() -> Result<T, i32>) -> 
     Ok(result)
 }
 
+/// Takes a lock on a file by `call`, see [`Shared::locking`].
+pub(super) fn locking(
+    open: Open,
+    is_old: bool,
+    call: impl FnOnce() -> Result<bool, i32>,
+) -> Result<(), i32> {
+    let shared = with_maps(None, |maps| {
+        let of_file = |map: &&Map| map.is_of(which(open)) && map.shared.is_some();
+        Ok(maps.iter().find(of_file).and_then(|map| map.shared.clone()))
+    })?;
+    match shared {
+        Some(shared) => shared.locking(open, is_old, call),
+        None => call().map(drop),
+    }
+}
+
 /// Writes back the mappings of a file before one of its descriptors is closed.
 pub(crate) fn closing(fd: c_int) {
     if is_any_here()

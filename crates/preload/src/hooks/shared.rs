@@ -11,7 +11,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Mutex, MutexGuard};
 use towline_client::File;
-use towline_instance::memory::{self, AT_ONCE, Access, Turn, runs};
+use towline_instance::memory::{self, AT_ONCE, Access, Renewal, Turn, runs};
 use towline_wire::request::sync_kind;
 
 /// Returns true once a process of the run has made a shared mapping.
@@ -34,6 +34,9 @@ const PAGES_AT: usize = memory::PAGES_AT as usize;
 const ORIGINALS_AT: usize = memory::ORIGINALS_AT as usize;
 /// Length of the longest file that fits, in bytes.
 const LENGTH_MAX: usize = memory::BYTES_MAX as usize - (1 << 20);
+
+/// Most pages that are read again when the file is locked; longer mappings stay as they are.
+const RENEWED_PAGES_MAX: usize = (64 << 20) / 4096;
 
 /// An open file through which mappings are written back: the program may close its descriptor at once.
 pub(super) struct Handle {
@@ -329,11 +332,48 @@ impl Shared {
     /// Reads all pages again that were read before. Stores that are not written back yet stay.
     pub(crate) fn read_anew(&self, open: Open) -> Result<(), i32> {
         let _turn = self.turn()?;
-        let keeps = memory::keeps_originals(self)?;
         let known = self.known(0, self.pages()?)?;
+        self.renew(open, &known)
+    }
+
+    /// Takes a lock on the file by `call`, which does not wait for others and tells whether they may have
+    /// changed the file under locks of theirs. If so, or if `is_old`, reads the pages again: whoever has the
+    /// lock sees what was stored under the locks before, also by another run or machine.
+    pub(super) fn locking(
+        &self,
+        open: Open,
+        is_old: bool,
+        call: impl FnOnce() -> Result<bool, i32>,
+    ) -> Result<(), i32> {
+        // Other processes of the run lock the file only after this has read it.
+        let _turn = self.turn()?;
+        let mut before = [0];
+        self.get(memory::IS_OLD_AT, &mut before)?;
+        self.put(memory::IS_LOCKED_AT, &[1])?;
+        self.put(memory::IS_OLD_AT, &[1])?;
+        let others = match call() {
+            Ok(others) => others || is_old || before != [0],
+            Err(error) => {
+                self.put(memory::IS_OLD_AT, &before)?;
+                return Err(error);
+            }
+        };
+        if others {
+            let known = self.known(0, self.pages()?)?;
+            if known.iter().filter(|known| **known != 0).count() <= RENEWED_PAGES_MAX {
+                self.renew(open, &known)?;
+            }
+        }
+        self.put(memory::IS_OLD_AT, &[0])
+    }
+
+    /// Reads known pages again. The caller has the turn.
+    fn renew(&self, open: Open, known: &[u8]) -> Result<(), i32> {
+        let keeps = memory::keeps_originals(self)?;
+        let single = memory::is_locked(self)?;
         let room = AT_ONCE.min(known.len()) * page_bytes();
         let (mut new, mut now, mut was) = (vec![0; room], vec![0; room], vec![0; room]);
-        for run in runs(&known, |known| known != 0) {
+        for run in runs(known, |known| known != 0) {
             let (length, at) = (run.len() * page_bytes(), run.start * page_bytes());
             let (new, now, was) = (&mut new[..length], &mut now[..length], &mut was[..length]);
             let read = remote::with(open, |file| read_from(file, new, at))?;
@@ -344,6 +384,16 @@ impl Shared {
             }
             self.get((PAGES_AT + at) as u64, now)?;
             self.get((ORIGINALS_AT + at) as u64, was)?;
+            if single {
+                let Renewal { new: changed, same } = Renewal::of(new, now, was);
+                for part in &changed {
+                    self.put((PAGES_AT + at + part.start) as u64, &new[part.clone()])?;
+                }
+                for part in changed.into_iter().chain(same) {
+                    self.put((ORIGINALS_AT + at + part.start) as u64, &new[part])?;
+                }
+                continue;
+            }
             for changed in memory::changed(now, was) {
                 new[changed.clone()].copy_from_slice(&now[changed]);
             }

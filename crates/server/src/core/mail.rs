@@ -26,7 +26,7 @@ impl Core {
                 else {
                     return;
                 };
-                running.compound.locked(Ok(()));
+                running.compound.locked(Ok(true));
                 self.drive(session, waiter.slot, running, Instant::now());
             }
             Mail::NbdLane(link, over) => self.add_nbd_lane(link, over, scratch),

@@ -6,10 +6,11 @@ use towline_wire::request::{lock, open_flag};
 use towline_wire::{Errno, Reply};
 
 impl Compound {
-    /// Takes the outcome of a lock; run again afterwards.
-    pub fn locked(&mut self, outcome: Result<(), Errno>) {
+    /// Takes the outcome of a lock: whether other sessions or families may have had locks on the file since the
+    /// last one of this; run again afterwards.
+    pub fn locked(&mut self, outcome: Result<bool, Errno>) {
         match outcome {
-            Ok(()) => self.result(&Reply::Done {}),
+            Ok(others) => self.result(&Reply::Locked { others: others.into() }),
             Err(errno) => self.fail(errno),
         }
     }

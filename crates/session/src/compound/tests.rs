@@ -81,7 +81,7 @@ impl World {
             match compound.run(None, &mut context) {
                 Step::Finished => break,
                 Step::Block(_, work, _) => compound.unblocked(work()),
-                Step::Lock(..) => compound.locked(Ok(())),
+                Step::Lock(..) => compound.locked(Ok(true)),
                 Step::ReleaseLocks(owner) => self.released.push(owner),
                 _ => panic!("none asked for"),
             }

@@ -51,7 +51,7 @@ fn a_session_cannot_lock_ranges_without_end() {
     let mut locks = Locks::default();
     let range = |place| Range::new(lock::SHARED, 2 * place, 1).unwrap();
     let held = (0..RANGES_MAX as u64).map(|place| (owner(1), range(place))).collect();
-    locks.files.insert(FILE, FileLocks { held, waiting: Vec::new() });
+    locks.files.insert(FILE, FileLocks { held, ..FileLocks::default() });
     let one_more = |id| waiter(id, lock::SHARED, 2 * RANGES_MAX as u64, 1);
     assert_eq!(locks.lock(FILE, one_more(1), here()), Err(Errno::ENOLCK));
     assert_eq!(locks.lock(FILE, one_more(2), here()), Err(Errno::ENOLCK), "of one family");
@@ -67,7 +67,7 @@ fn unlocking_does_not_make_ranges_without_end() {
     let mut locks = Locks::default();
     let range = |place| Range::new(lock::SHARED, 4 * place, 3).unwrap();
     let held = (0..RANGES_MAX as u64).map(|place| (owner(1), range(place))).collect();
-    locks.files.insert(FILE, FileLocks { held, waiting: Vec::new() });
+    locks.files.insert(FILE, FileLocks { held, ..FileLocks::default() });
     let unlock = |start, length| waiter(1, lock::UNLOCK, start, length);
     assert_eq!(locks.lock(FILE, unlock(1, 1), None), Err(Errno::ENOLCK), "one more range");
     // The same number, or fewer.
@@ -128,6 +128,64 @@ fn two_owners_that_convert_their_locks_do_not_wait_for_each_other() {
     locks.lock(file, by(2, lock::SHARED), None).unwrap();
     assert_eq!(locks.give_up_converted(file, &one), vec![other]);
     assert_eq!(locks.lock(file, one, None), Err(Errno::EAGAIN));
+}
+
+/// A process of a family waits for locks in sessions of their own.
+#[test]
+fn a_process_keeps_its_locks_over_a_restart_while_it_waits() {
+    use crate::state::tests::{create, file, open};
+    let state = file();
+    let of = |session, id, start| {
+        let owner = Owner { session: 1 << 63, ..owner(id) };
+        Waiter { session, owner, ..waiter(id, lock::EXCLUSIVE, start, 10) }
+    };
+    let mut locks = Locks::keeping(HeldLocks::load(create(&state)));
+    locks.lock(FILE, of(1, 1, 0), None).unwrap();
+    locks.lock(FILE, of(2, 2, 20), None).unwrap();
+    drop(locks);
+    let mut locks = Locks::keeping(HeldLocks::load(open(&state)));
+    assert_eq!(locks.lock(FILE, of(3, 1, 20), here()), Ok(Locked::Waiting));
+    assert!(locks.leave(3, None, false).is_empty());
+    assert_eq!(locks.lock(FILE, of(4, 3, 0), None), Err(Errno::EAGAIN), "it has this from before");
+    locks.leave(4, Some(1 << 63), false);
+    assert!(locks.files.is_empty() && locks.processes.is_empty());
+}
+
+/// Who has been told of the changes of all others, and has not been away since.
+#[test]
+fn who_locks_learns_whether_others_did() {
+    let mut locks = Locks::default();
+    let of = |session, start| {
+        let owner = Owner { session, ..owner(session) };
+        Waiter { session, owner, ..waiter(session, lock::EXCLUSIVE, start, 10) }
+    };
+    let take = |locks: &mut Locks, waiter: Waiter| {
+        let others = locks.is_new_to(FILE, waiter.owner);
+        assert_eq!(locks.lock(FILE, waiter, None), Ok(Locked::Done(vec![])));
+        others
+    };
+    let unlock = |locks: &mut Locks, mut waiter: Waiter| {
+        waiter.range.kind = lock::UNLOCK;
+        locks.lock(FILE, waiter, None).unwrap();
+    };
+    // It keeps the entry in the table.
+    locks.lock(FILE, of(3, 100), None).unwrap();
+    assert!(take(&mut locks, of(1, 0)));
+    assert!(!take(&mut locks, of(1, 20)));
+    unlock(&mut locks, of(1, 0));
+    assert!(!take(&mut locks, of(1, 0)));
+    assert!(take(&mut locks, of(2, 40)));
+    assert!(take(&mut locks, of(1, 0)), "the other one locked something");
+    // What the other one has changed is told when it unlocks, whatever happens then.
+    unlock(&mut locks, of(2, 40));
+    unlock(&mut locks, of(1, 0));
+    assert!(take(&mut locks, of(1, 0)));
+    locks.lock(FILE, of(2, 0), here()).unwrap();
+    assert!(!take(&mut locks, of(1, 20)), "it waits");
+    locks.release(of(1, 0).owner);
+    assert!(take(&mut locks, of(2, 60)), "it has waited in another session");
+    locks.release(of(3, 100).owner);
+    assert!(take(&mut locks, of(2, 60)));
 }
 
 #[test]
