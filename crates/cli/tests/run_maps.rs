@@ -364,3 +364,56 @@ fn what_is_mapped_behind_the_end_of_a_file_takes_no_memory() {
     assert!(status.success(), "{status}: {told}");
     assert_eq!(said, "b'bytes\\x00'\nlittle\n", "{told}");
 }
+
+/// Like two machines. Each run has its own memory for the mapping.
+#[test]
+fn runs_that_lock_a_file_share_its_mapping() {
+    const ROUNDS: u64 = 100;
+    let world = World::new();
+    let script = format!(
+        "import fcntl, mmap, struct, sys\n\
+         file = open('{PREFIX}/' + sys.argv[1], 'r+b')\n\
+         memory, own = mmap.mmap(file.fileno(), 0), int(sys.argv[2])\n\
+         def count(at, form='<Q'):\n\
+         \x20   struct.pack_into(form, memory, at, struct.unpack_from(form, memory, at)[0] + 1)\n\
+         print(flush=True)\n\
+         input()\n\
+         for _ in range({ROUNDS}):\n\
+         \x20   fcntl.lockf(file, fcntl.LOCK_EX, 1, 0)\n\
+         \x20   count(0)\n\
+         \x20   fcntl.lockf(file, fcntl.LOCK_UN, 1, 0)\n\
+         \x20   fcntl.lockf(file, fcntl.LOCK_EX, 1, own)\n\
+         \x20   count(own, 'B')\n\
+         \x20   fcntl.lockf(file, fcntl.LOCK_UN, 1, own)\n\
+         \x20   fcntl.flock(file, fcntl.LOCK_EX)\n\
+         \x20   count(16)\n\
+         \x20   fcntl.flock(file, fcntl.LOCK_UN)\n"
+    );
+    // The second one is read when it is touched, where that is possible.
+    for (name, length) in [("small", 4096), ("large", 1 << 20)] {
+        let path = world.local("served").join(name);
+        fs::File::create(&path).unwrap().set_len(length).unwrap();
+        let mut children = [8, 9].map(|own| {
+            Command::new(TOWLINE)
+                .args(["run", "--at", &format!("{PREFIX}={}", world.url("dir"))])
+                .args(["--", "python3", "-c", &script, name, &format!("{own}")])
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .spawn()
+                .unwrap()
+        });
+        for child in &mut children {
+            BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut String::new()).unwrap();
+        }
+        for child in &mut children {
+            child.stdin.as_mut().unwrap().write_all(b"\n").unwrap();
+        }
+        for mut child in children {
+            assert!(child.wait().unwrap().success());
+        }
+        let counted = fs::read(&path).unwrap();
+        let word = |at: usize| u64::from_le_bytes(counted[at..at + 8].try_into().unwrap());
+        let found = (word(0), counted[8], counted[9], word(16));
+        assert_eq!(found, (2 * ROUNDS, ROUNDS as u8, ROUNDS as u8, 2 * ROUNDS), "{name}");
+    }
+}

@@ -6,6 +6,7 @@ use crate::convert::{attributes, check, done, number, unexpected, write_flags, w
 use crate::core::Core;
 use crate::operation::Operation;
 use std::sync::Arc;
+use towline_wire::request::lock::{TRY, WAIT};
 use towline_wire::request::{CURRENT, write_flag};
 use towline_wire::{Attr, Errno, Reply, Request, StatFs};
 
@@ -379,7 +380,7 @@ impl File {
             owner,
             family,
             kind,
-            wait: wait.into(),
+            wait: if wait { WAIT } else { TRY },
             start,
             length,
         };
@@ -395,7 +396,7 @@ impl File {
     pub fn try_lock(&self, lock: &Lock) -> Result<bool, Error> {
         let Lock { family, kind, owner, start, length } = *lock;
         let handle = self.handle;
-        let request = Request::Lock { handle, owner, family, kind, wait: 0, start, length };
+        let request = Request::Lock { handle, owner, family, kind, wait: TRY, start, length };
         self.one(request, |reply| match reply {
             Reply::Locked { others } => Ok(others != 0),
             _ => Err(unexpected()),
@@ -409,7 +410,7 @@ impl File {
     pub fn start_lock(&self, lock: &Lock) -> Result<Operation<()>, Error> {
         let Lock { family, kind, owner, start, length } = *lock;
         let handle = self.handle;
-        let request = Request::Lock { handle, owner, family, kind, wait: 1, start, length };
+        let request = Request::Lock { handle, owner, family, kind, wait: WAIT, start, length };
         let convert = |outcome: &crate::core::Outcome, _: Vec<u8>| done(outcome.single()?);
         self.core.start(&[request], Vec::new(), Vec::new(), convert)
     }

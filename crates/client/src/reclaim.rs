@@ -171,7 +171,7 @@ impl OpenFiles {
             let mut again = can_be_sent && each(open.identity, &[request])?;
             for &((family, owner), range) in &open.locks {
                 let (kind, start, length) = (range.kind, range.start, range.length());
-                let wait = 0;
+                let wait = lock::AGAIN;
                 let request = Request::Lock { handle, owner, family, kind, wait, start, length };
                 again = again && each(open.identity, &[request])?;
             }

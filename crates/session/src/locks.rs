@@ -37,6 +37,8 @@ pub struct Waiter {
     pub sequence: u32,
     /// The lock outlives the server.
     pub is_kept: bool,
+    /// The requester had the lock before a restart, and has not looked what others have changed since.
+    pub is_again: bool,
 }
 
 /// Where the answer to a waiting request would go.
@@ -171,7 +173,10 @@ impl Locks {
         }
         if locks.conflict(waiter.owner, &waiter.range).is_none() {
             waiter.range.apply(waiter.owner, &mut locks.held);
-            locks.latest = Some(waiter.owner.session);
+            match waiter.is_again {
+                true => locks.note(waiter.owner),
+                false => locks.latest = Some(waiter.owner.session),
+            }
             // Downgrading an exclusive lock to a shared one can let others in.
             let granted = locks.grant();
             self.keep(file, granted.iter().chain([&waiter]));

@@ -286,7 +286,7 @@ messages! {
             family: u8,
             /// Shared, exclusive or unlock.
             kind: u8,
-            /// One: wait until the lock can be granted.
+            /// [`lock::TRY`], [`lock::WAIT`] or [`lock::AGAIN`].
             wait: u8,
             /// First byte.
             start: u64,

@@ -13,7 +13,7 @@ use towline_wire::attr::{TYPE_DIRECTORY, TYPE_FILE, TYPE_MASK, TYPE_SYMLINK};
 use towline_wire::entry::Entry;
 use towline_wire::limits::{LISTING_BYTES_MAX, TRANSFER_BYTES_MAX};
 use towline_wire::request::{
-    CURRENT, DIRECTORY, FOLLOW, NO_FOLLOW, listed, open_flag, rename_flag, sync_kind, valid,
+    CURRENT, DIRECTORY, FOLLOW, NO_FOLLOW, listed, lock, open_flag, rename_flag, sync_kind, valid,
     xattr_how,
 };
 use towline_wire::{Attr, Errno, Reply, Request};
@@ -341,10 +341,11 @@ impl Compound {
                     self.lock_of(context, handle, owner, family, kind, start, length)?;
                 let (session, slot, sequence) = (context.session, self.slot, self.sequence);
                 let is_kept = context.files.find(self.handle(handle)?)?.store.survives_restart();
-                let waiter = Waiter { owner, session, range, slot, sequence, is_kept };
+                let is_again = wait == lock::AGAIN;
+                let waiter = Waiter { owner, session, range, slot, sequence, is_kept, is_again };
                 self.may_lock(context, handle, family, kind)?;
                 context.files.with(|files| files.has_locked = true);
-                return Ok(Some(Step::Lock(file, waiter, wait != 0)));
+                return Ok(Some(Step::Lock(file, waiter, wait == lock::WAIT)));
             }
             Request::TestLock { handle, owner, family, kind, start, length } => {
                 let (file, owner, range) =

@@ -27,6 +27,7 @@ fn waiter(id: u64, kind: u8, start: u64, length: u64) -> Waiter {
         slot: id as u16,
         sequence: 1,
         is_kept: true,
+        is_again: false,
     }
 }
 
@@ -186,6 +187,9 @@ fn who_locks_learns_whether_others_did() {
     assert!(take(&mut locks, of(2, 60)), "it has waited in another session");
     locks.release(of(3, 100).owner);
     assert!(take(&mut locks, of(2, 60)));
+    locks.lock(FILE, Waiter { is_again: true, ..of(4, 80) }, None).unwrap();
+    assert!(take(&mut locks, of(4, 80)));
+    assert!(!take(&mut locks, of(4, 80)));
 }
 
 #[test]

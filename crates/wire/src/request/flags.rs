@@ -154,6 +154,12 @@ pub mod lock {
     pub const EXCLUSIVE: u8 = 1;
     /// Kind: release.
     pub const UNLOCK: u8 = 2;
+    /// Do not wait for other owners.
+    pub const TRY: u8 = 0;
+    /// Wait until the lock can be granted.
+    pub const WAIT: u8 = 1;
+    /// As `TRY`, for a lock that was held before the server restarted.
+    pub const AGAIN: u8 = 2;
 }
 
 #[cfg(test)]
