@@ -356,8 +356,9 @@ impl Core {
             state.end_unclaimed();
         }
         let mut locks = self.shared.locks.lock();
-        if self.shared.started.elapsed() > self.shared.lock_grace {
-            self.shared.notify(locks.end_awaited());
+        if locks.awaits() {
+            let grace = u32::try_from(self.shared.lock_grace.as_secs()).unwrap_or(u32::MAX);
+            self.shared.notify(locks.end_awaited(seconds().saturating_sub(grace)));
         }
         state.has_unclaimed() || locks.awaits()
     }
@@ -384,6 +385,12 @@ fn rings_of(lane: &Lane) -> Option<Rings> {
     let rings = Rings::of(&lane.link);
     let told = |error: &io::Error| log::debug!("no shared memory for a client: {error}");
     rings.inspect_err(told).ok()
+}
+
+/// Seconds since the machine was started, from 1 on: what is kept of a server does not outlive that.
+pub(crate) fn seconds() -> u32 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    u32::try_from(now.tv_sec).unwrap_or(u32::MAX).saturating_add(1)
 }
 
 /// A number that nobody can guess.

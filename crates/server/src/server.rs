@@ -6,7 +6,7 @@ use crate::disks::Disks;
 use crate::exports::Exports;
 use crate::failure::{Failure, work_of_core};
 use crate::families::Families;
-use crate::lanes::random;
+use crate::lanes::{random, seconds};
 use crate::mailbox::{Mail, Mailbox};
 use crate::pools::Pools;
 use crate::state_directory::StateDirectory;
@@ -180,7 +180,10 @@ impl Server {
             exports.note(state);
             first_session = state.last_session() / cores as u64 + 1;
         }
-        let locks = state.clone().map(HeldLocks::load).map(Locks::keeping).unwrap_or_default();
+        let locks = state
+            .clone()
+            .map(|state| Locks::keeping(HeldLocks::load(state, seconds())))
+            .unwrap_or_default();
         let mailboxes: Result<Vec<Mailbox>, _> = (0..cores).map(|_| Mailbox::new()).collect();
         let shared = Arc::new(Shared {
             exports,

@@ -7,12 +7,13 @@
 //! | offset | bytes | field |
 //! |---|---|---|
 //! | 0 | 4 | 1 if the place is used; written last |
-//! | 4 | 4 | CRC-32C of all that follows |
+//! | 4 | 4 | CRC-32C of all that follows up to the last field |
 //! | 8 | 16 | device and inode number of the file |
 //! | 24 | 16 | session (or family) and process or handle of the owner |
 //! | 40 | 16 | first and last byte |
 //! | 56 | 3 | kind; 1 for a `flock` lock; 1 for the lock of a process |
-//! | 59 | 5 | zero |
+//! | 59 | 1 | zero |
+//! | 60 | 4 | when the owner was first missed after a restart, in seconds; 0 while it is there |
 //!
 //! A change is not atomic: new ranges are written before old ones are removed. A server killed in between
 //! finds too much rather than too little, until the client sends its request again.
@@ -22,13 +23,15 @@ use crate::state::{LOCKS_AT, LOCKS_ROOM_AT, State};
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, Ordering};
 use towline_wire::request::lock;
 
 /// Most ranges that can be kept; further ones are locked, but not kept.
 pub(crate) const LOCKS_MAX: usize = 1 << 20;
 /// Size of a place in bytes.
 pub(crate) const LOCK_BYTES: usize = 64;
+/// Offset of the last field, which changes by itself.
+const MISSED_AT: usize = 60;
 /// Number of places for which room on the disk is taken at once.
 const STEP: usize = 1024;
 
@@ -48,9 +51,11 @@ fn place_at(place: u32) -> usize {
 }
 
 impl HeldLocks {
-    /// Reads what was locked when the server ended.
+    /// Reads what was locked when the server ended. All owners are missed from `now` on, in seconds that no restart
+    /// sets back, unless they were missed before: a server that is killed again and again does not hold locks for
+    /// ever.
     #[must_use]
-    pub fn load(state: Arc<State>) -> Self {
+    pub fn load(state: Arc<State>, now: u32) -> Self {
         let room = u32::from_le(state.memory.word32(LOCKS_ROOM_AT).load(Ordering::Relaxed));
         let room = (room as usize).min(LOCKS_MAX);
         let mut held =
@@ -62,6 +67,10 @@ impl HeldLocks {
         for place in (0..held.room as u32).rev() {
             match held.read(place) {
                 Some((file, owner, range)) => {
+                    let missed = held.missed(place);
+                    if missed.load(Ordering::Relaxed) == 0 {
+                        missed.store(now.max(1).to_le(), Ordering::Relaxed);
+                    }
                     held.places.entry((file, owner)).or_default().push((place, range));
                 }
                 None => held.free.push(place),
@@ -75,6 +84,32 @@ impl HeldLocks {
         self.places.iter().flat_map(|(&(file, owner), places)| {
             places.iter().map(move |&(_, range)| (file, owner, range))
         })
+    }
+
+    fn missed(&self, place: u32) -> &AtomicU32 {
+        self.state.memory.word32(place_at(place) + MISSED_AT)
+    }
+
+    /// Returns when the owners of locks were first missed, by session or family.
+    pub(crate) fn owners(&self) -> HashMap<u64, u32> {
+        let mut owners = HashMap::new();
+        for ((_, owner), places) in &self.places {
+            for (place, _) in places {
+                let missed = u32::from_le(self.missed(*place).load(Ordering::Relaxed));
+                let first = owners.entry(owner.session).or_insert(missed);
+                *first = missed.min(*first);
+            }
+        }
+        owners
+    }
+
+    /// Notes that a session or family is back.
+    pub(crate) fn returned(&self, session: u64) {
+        for ((_, owner), places) in &self.places {
+            for (place, _) in places.iter().filter(|_| owner.session == session) {
+                self.missed(*place).store(0, Ordering::Relaxed);
+            }
+        }
     }
 
     /// Notes the ranges of a file that an owner has locked.
@@ -141,7 +176,7 @@ impl HeldLocks {
             bytes[at..at + 8].copy_from_slice(&word.to_le_bytes());
         }
         bytes[56..59].copy_from_slice(&[range.kind, u8::from(is_flock), u8::from(owner.process)]);
-        let crc = crc32c::crc32c(&bytes[8..]);
+        let crc = crc32c::crc32c(&bytes[8..MISSED_AT]);
         bytes[4..8].copy_from_slice(&crc.to_le_bytes());
         self.state.memory.copy_in(place_at(place) + 4, &bytes[4..]);
         self.state.memory.word32(place_at(place)).store(1u32.to_le(), Ordering::Release);
@@ -152,7 +187,7 @@ impl HeldLocks {
         self.state.memory.copy_out(place_at(place), &mut bytes);
         let long = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
         let word = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
-        if word(0) != 1 || word(4) != crc32c::crc32c(&bytes[8..]) {
+        if word(0) != 1 || word(4) != crc32c::crc32c(&bytes[8..MISSED_AT]) {
             return None;
         }
         let (kind, start, last) = (bytes[56], long(40), long(48));
@@ -195,7 +230,7 @@ mod tests {
     #[test]
     fn what_was_locked_is_locked_again() {
         let file = file();
-        let mut held = HeldLocks::load(create(&file));
+        let mut held = HeldLocks::load(create(&file), 1);
         let ranges = |count| (0..count).map(|n| range(lock::SHARED, 2 * n, 2 * n)).collect();
         let whole = range(lock::EXCLUSIVE, 0, u64::MAX);
         held.set(FILE, owner(1), ranges(STEP as u64 + 9));
@@ -208,7 +243,7 @@ mod tests {
         let before = all(&held);
         assert_eq!(before.len(), 2 + 3 + 1);
         drop(held);
-        let mut held = HeldLocks::load(open(&file));
+        let mut held = HeldLocks::load(open(&file), 1);
         assert_eq!(all(&held), before);
         assert_eq!(held.room, 2 * STEP, "one step for the most ranges, and another one");
         // All other places are free again.
@@ -219,14 +254,14 @@ mod tests {
     #[test]
     fn a_change_that_was_cut_short_loses_nothing() {
         let file = file();
-        let mut held = HeldLocks::load(create(&file));
+        let mut held = HeldLocks::load(create(&file), 1);
         let (old, new) = (range(lock::EXCLUSIVE, 0, 9), range(lock::SHARED, 0, 9));
         held.set(FILE, owner(1), HashSet::from([old]));
         // Killed after the new range was written.
         let place = held.place().unwrap();
         held.write(place, FILE, owner(1), &new);
         drop(held);
-        let mut held = HeldLocks::load(open(&file));
+        let mut held = HeldLocks::load(open(&file), 1);
         assert_eq!(all(&held).len(), 2);
         held.set(FILE, owner(1), HashSet::from([new]));
         assert_eq!(all(&held).len(), 1);
@@ -235,7 +270,7 @@ mod tests {
         held.write(place, FILE, owner(3), &new);
         held.state.memory.copy_in(place_at(place) + 40, &[1]);
         drop(held);
-        assert_eq!(all(&HeldLocks::load(open(&file))).len(), 1);
+        assert_eq!(all(&HeldLocks::load(open(&file), 1)).len(), 1);
     }
 
     proptest! {
@@ -246,15 +281,15 @@ mod tests {
             let mut bytes = bytes;
             if good {
                 // With a correct checksum, so that the checks after it are reached.
-                let crc = crc32c::crc32c(&bytes[8..]);
+                let crc = crc32c::crc32c(&bytes[8..MISSED_AT]);
                 bytes[..8].copy_from_slice(&[&1u32.to_le_bytes()[..], &crc.to_le_bytes()].concat());
             }
             let file = file();
-            let mut held = HeldLocks::load(create(&file));
+            let mut held = HeldLocks::load(create(&file), 1);
             let place = held.place().unwrap();
             held.state.memory.copy_in(place_at(place), &bytes);
             drop(held);
-            let held = HeldLocks::load(open(&file));
+            let held = HeldLocks::load(open(&file), 1);
             for (_, _, range) in held.all() {
                 prop_assert!(range.start <= range.last && range.kind != lock::UNLOCK);
             }

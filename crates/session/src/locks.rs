@@ -79,8 +79,9 @@ pub struct Locks {
     processes: HashMap<Owner, Vec<u64>>,
     /// Where locks are kept for the time after a restart.
     kept: Option<HeldLocks>,
-    /// Sessions and families that had locks before the restart and are not back yet.
-    awaited: HashSet<u64>,
+    /// Sessions and families that had locks before the restart and are not back yet, and when they were first
+    /// missed, in seconds.
+    awaited: HashMap<u64, u32>,
 }
 
 /// Requests that no longer wait because locks were released.
@@ -109,11 +110,11 @@ impl Locks {
         let mut locks = Self::default();
         for (file, owner, range) in kept.all() {
             range.apply(owner, &mut locks.files.entry(file).or_default().held);
-            locks.awaited.insert(owner.session);
             if owner.process {
                 locks.processes.insert(owner, vec![BEFORE_RESTART]);
             }
         }
+        locks.awaited = kept.owners();
         locks.kept = Some(kept);
         locks
     }
@@ -126,13 +127,18 @@ impl Locks {
 
     /// Notes that a session or family that may have had locks before a restart is back.
     pub fn returned(&mut self, owner: u64) {
-        self.awaited.remove(&owner);
+        if self.awaited.remove(&owner).is_some()
+            && let Some(kept) = &self.kept
+        {
+            kept.returned(owner);
+        }
     }
 
-    /// Releases the locks of all sessions and families that are not back. Returns the waiters that got their
-    /// locks.
-    pub fn end_awaited(&mut self) -> Vec<Waiter> {
-        let awaited = std::mem::take(&mut self.awaited);
+    /// Releases the locks of all sessions and families that were missed for the first time before `since`, in
+    /// seconds as for [`HeldLocks::load`], and are not back. Returns the waiters that got their locks.
+    pub fn end_awaited(&mut self, since: u32) -> Vec<Waiter> {
+        let ended = self.awaited.extract_if(|_, missed| *missed < since);
+        let awaited: HashSet<u64> = ended.map(|(owner, _)| owner).collect();
         if !awaited.is_empty() {
             log::warn!("{} clients with locks did not return in time", awaited.len());
         }

@@ -124,6 +124,7 @@ libfuzzer_sys::fuzz_target!(|data: &[u8]| {
     }
     // Closed and removed files must no longer take space.
     drop(files);
-    let space = store.stat_fs().expect("a memory store knows its space");
+    let root = store.root().expect("a memory store has a root");
+    let space = store.stat_fs(&*root).expect("a memory store knows its space");
     assert!(space.blocks_free <= space.blocks);
 });

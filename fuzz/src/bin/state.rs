@@ -64,7 +64,7 @@ fn put<'a>(memory: &SharedMemory, data: &'a [u8]) -> Option<&'a [u8]> {
             let (fields, rest) = rest.split_first_chunk::<56>()?;
             let mut bytes = [0; LOCK_BYTES];
             bytes[0] = 1;
-            bytes[4..8].copy_from_slice(&crc32c::crc32c(fields).to_le_bytes());
+            bytes[4..8].copy_from_slice(&crc32c::crc32c(&fields[..52]).to_le_bytes());
             bytes[8..].copy_from_slice(fields);
             memory.copy_in(LOCKS_AT + usize::from(*place) * LOCK_BYTES, &bytes);
             memory.copy_in(LOCKS_ROOM.0, &LOCKS_ROOM.1.to_le_bytes());
@@ -100,12 +100,12 @@ libfuzzer_sys::fuzz_target!(|data: &[u8]| {
     assert!(state.note_exports(&[(b"a", (1, 2))]).is_empty());
     assert!(state.begin(u64::MAX, 5).is_some());
     state.end(u64::MAX);
-    let mut locks = Locks::keeping(HeldLocks::load(state.clone()));
+    let mut locks = Locks::keeping(HeldLocks::load(state.clone(), 1));
     locks.returned(1);
     locks.leave(1, Some(1), false);
     // The server accepts the file that it has rewritten itself.
     let held = |state| {
-        let held = HeldLocks::load(state);
+        let held = HeldLocks::load(state, 1);
         held.all().map(|(file, owner, range)| (file, owner, range)).collect::<HashSet<_>>()
     };
     let known = held(state.clone());
@@ -113,6 +113,6 @@ libfuzzer_sys::fuzz_target!(|data: &[u8]| {
     drop((state, locks));
     let again = Arc::new(State::open(view(), &BOOT, 3).expect("what this server wrote itself"));
     assert!(held(again.clone()) == known);
-    Locks::keeping(HeldLocks::load(again.clone())).end_awaited();
+    Locks::keeping(HeldLocks::load(again.clone(), 1)).end_awaited(u32::MAX);
     assert!(held(again).is_empty());
 });

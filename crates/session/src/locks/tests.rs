@@ -140,16 +140,44 @@ fn a_process_keeps_its_locks_over_a_restart_while_it_waits() {
         let owner = Owner { session: 1 << 63, ..owner(id) };
         Waiter { session, owner, ..waiter(id, lock::EXCLUSIVE, start, 10) }
     };
-    let mut locks = Locks::keeping(HeldLocks::load(create(&state)));
+    let mut locks = Locks::keeping(HeldLocks::load(create(&state), 1));
     locks.lock(FILE, of(1, 1, 0), None).unwrap();
     locks.lock(FILE, of(2, 2, 20), None).unwrap();
     drop(locks);
-    let mut locks = Locks::keeping(HeldLocks::load(open(&state)));
+    let mut locks = Locks::keeping(HeldLocks::load(open(&state), 10));
     assert_eq!(locks.lock(FILE, of(3, 1, 20), here()), Ok(Locked::Waiting));
     assert!(locks.leave(3, None, false).is_empty());
     assert_eq!(locks.lock(FILE, of(4, 3, 0), None), Err(Errno::EAGAIN), "it has this from before");
     locks.leave(4, Some(1 << 63), false);
     assert!(locks.files.is_empty() && locks.processes.is_empty());
+}
+
+/// A server may be killed again and again before the time is over.
+#[test]
+fn locks_of_who_stays_away_end_although_the_server_is_restarted() {
+    use crate::state::tests::{create, file, open};
+    let state = file();
+    let of = |session, start| {
+        let owner = Owner { session, ..owner(session) };
+        Waiter { session, owner, ..waiter(session, lock::EXCLUSIVE, start, 10) }
+    };
+    let mut locks = Locks::keeping(HeldLocks::load(create(&state), 1));
+    for session in [1, 2] {
+        locks.lock(FILE, of(session, 20 * session), None).unwrap();
+    }
+    drop(locks);
+    for now in [10, 20, 30] {
+        let mut locks = Locks::keeping(HeldLocks::load(open(&state), now));
+        assert!(locks.end_awaited(10).is_empty() && locks.awaits());
+        assert_eq!(locks.lock(FILE, of(3, 20), None), Err(Errno::EAGAIN));
+        if now < 30 {
+            locks.returned(2);
+        }
+    }
+    let mut locks = Locks::keeping(HeldLocks::load(open(&state), 40));
+    locks.end_awaited(20);
+    assert_eq!(locks.lock(FILE, of(3, 20), None), Ok(Locked::Done(vec![])), "missed since 10");
+    assert_eq!(locks.lock(FILE, of(3, 40), None), Err(Errno::EAGAIN), "missed since 30");
 }
 
 /// Who has been told of the changes of all others, and has not been away since.
@@ -215,7 +243,7 @@ fn a_process_keeps_its_locks_in_another_session() {
 fn locks_outlast_a_restart_until_their_owners_stay_away() {
     use crate::state::tests::{create, file, open};
     let state = file();
-    let mut locks = Locks::keeping(HeldLocks::load(create(&state)));
+    let mut locks = Locks::keeping(HeldLocks::load(create(&state), 1));
     let of = |session, id, kind, start| {
         let owner = Owner { session, ..owner(id) };
         Waiter { session, owner, ..waiter(id, kind, start, 10) }
@@ -231,7 +259,7 @@ fn locks_outlast_a_restart_until_their_owners_stay_away() {
     assert!(!locks.awaits());
     drop(locks);
 
-    let mut locks = Locks::keeping(HeldLocks::load(open(&state)));
+    let mut locks = Locks::keeping(HeldLocks::load(open(&state), 10));
     assert!(locks.awaits());
     let tries = |locks: &mut Locks| {
         [0, 20, 40, 60].map(|start| {
@@ -246,11 +274,11 @@ fn locks_outlast_a_restart_until_their_owners_stay_away() {
     assert!(locks.leave(2, Some(2), false).is_empty());
     assert_eq!(tries(&mut locks), [false, true, true, false]);
     locks.lock(FILE, of(9, 9, lock::EXCLUSIVE, 60), here()).unwrap();
-    assert_eq!(locks.end_awaited(), [of(9, 9, lock::EXCLUSIVE, 60)]);
+    assert_eq!(locks.end_awaited(11), [of(9, 9, lock::EXCLUSIVE, 60)]);
     assert!(!locks.awaits());
     drop(locks);
 
-    let mut locks = Locks::keeping(HeldLocks::load(open(&state)));
+    let mut locks = Locks::keeping(HeldLocks::load(open(&state), 10));
     let kept = |locks: &Locks| {
         let held = &locks.files[&FILE].held;
         let mut kept: Vec<_> = held.iter().map(|(owner, range)| (owner.id, range.start)).collect();
@@ -258,7 +286,7 @@ fn locks_outlast_a_restart_until_their_owners_stay_away() {
         kept
     };
     assert_eq!(kept(&locks), [(1, 0), (9, 60)]);
-    locks.end_awaited();
+    locks.end_awaited(11);
     assert!(locks.files.is_empty());
 }
 
