@@ -3,7 +3,7 @@
 use crate::File;
 use crate::convert::{check_text, write_flags};
 use crate::core::Core;
-use crate::{Error, Transport};
+use crate::{Error, Lock, Transport};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -296,6 +296,13 @@ impl Client {
     #[must_use]
     pub fn has_locked(&self, handle: u64) -> bool {
         self.core.state.lock().files.has_locked(handle)
+    }
+
+    /// True if this client has locked something within the range of `lock` for its owner, and all of
+    /// it shared.
+    #[must_use]
+    pub fn has_only_shared(&self, handle: u64, lock: &Lock) -> bool {
+        self.core.state.lock().files.has_only_shared(handle, lock)
     }
 
     /// Tells the server that the session is over, so that it keeps no state for it.

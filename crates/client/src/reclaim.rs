@@ -112,6 +112,23 @@ impl OpenFiles {
         self.open.get(&handle).is_some_and(|open| !open.locks.is_empty())
     }
 
+    /// True if the owner has locked something within a range, all of it shared.
+    pub(crate) fn has_only_shared(&self, handle: u64, wanted: &Lock) -> bool {
+        let Ok(range) = Range::new(lock::SHARED, wanted.start, wanted.length) else { return false };
+        let Some(this) = self.open.get(&handle) else { return false };
+        let is_process = wanted.family == lock::PROCESS;
+        let owner = (wanted.family, if is_process { wanted.owner } else { 0 });
+        // Process locks belong to the file, however it was opened.
+        let is_same = |(other, open): &(&u64, &Open)| {
+            **other == handle
+                || is_process && open.inode == this.inode && open.export == this.export
+        };
+        let locks = self.open.iter().filter(is_same).flat_map(|(_, open)| &open.locks);
+        let mut locks = locks.filter(|(holder, held)| *holder == owner && held.overlaps(&range));
+        let mut kinds = locks.by_ref().map(|(_, held)| held.kind).peekable();
+        kinds.peek().is_some() && kinds.all(|kind| kind == lock::SHARED)
+    }
+
     pub(crate) fn forget(&mut self, handle: u64) {
         self.open.remove(&handle);
         self.stale.remove(&handle);
@@ -354,7 +371,15 @@ mod tests {
         files.remember_lock(1, &lock(lock::OPEN_FILE, exclusive, 5, 0, 0));
         files.remember_lock(2, &lock(lock::OPEN_FILE, lock::UNLOCK, 5, 0, 0));
         assert!(files.has_locked(1));
+        assert!(!files.has_only_shared(1, &lock(lock::OPEN_FILE, lock::UNLOCK, 7, 3, 1)));
         files.remember_lock(1, &lock(lock::OPEN_FILE, lock::UNLOCK, 6, 0, 0));
         assert!(!files.has_locked(1));
+        // Through the other handle of the file, and for other processes and files.
+        files.remember_lock(1, &lock(process, lock::SHARED, 5, 0, 10));
+        let is_shared = |handle, owner, start| {
+            files.has_only_shared(handle, &lock(process, lock::UNLOCK, owner, start, 10))
+        };
+        assert!(is_shared(1, 5, 0) && is_shared(2, 5, 9));
+        assert!(!is_shared(1, 5, 10) && !is_shared(1, 6, 0) && !is_shared(3, 5, 0));
     }
 }

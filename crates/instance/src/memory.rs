@@ -53,19 +53,17 @@ pub fn changed<'a>(now: &'a [u8], was: &'a [u8]) -> impl Iterator<Item = Range<u
     })
 }
 
-/// Returns what to write back: [`changed`], or with `single` only the bytes that differ, the last ones first:
-/// where readers do without a lock, what they look at last is what writers change first, and it lies behind a
-/// header (the index of SQLite's write-ahead log).
-#[must_use]
-pub fn to_write(now: &[u8], was: &[u8], single: bool) -> Vec<Range<usize>> {
-    let pages = changed(now, was);
-    if !single {
-        return pages.collect();
-    }
-    let mut single: Vec<_> =
-        pages.flat_map(|pages| bytes(pages, |at| now[at] != was[at])).collect();
-    single.reverse();
-    single
+/// Yields what to write back: [`changed`], or with `single` only the bytes that differ.
+fn to_write<'a>(
+    now: &'a [u8],
+    was: &'a [u8],
+    single: bool,
+) -> impl Iterator<Item = Range<usize>> + 'a {
+    changed(now, was).flat_map(move |pages| {
+        let whole = (!single).then(|| pages.clone());
+        let parts = single.then(|| bytes(pages, |at| now[at] != was[at]));
+        whole.into_iter().chain(parts.into_iter().flatten())
+    })
 }
 
 /// Yields the runs of bytes for which `holds`.
@@ -144,15 +142,18 @@ pub trait Remote {
     /// Those of the server.
     fn size(&self) -> Result<u64, Self::Error>;
 
-    /// Writes all of `data` at offset `at`.
+    /// Writes all of these parts, each at its offset, in any order.
     ///
     /// # Errors
-    /// Those of the server.
-    fn write(&self, data: &[u8], at: u64) -> Result<(), Self::Error>;
+    /// Those of the server. Some parts may have been written.
+    fn write(&self, parts: &[(u64, &[u8])]) -> Result<(), Self::Error>;
 }
 
 /// Maximum number of pages that are read or compared at once.
 pub const AT_ONCE: usize = 256;
+
+/// Bytes of what [`write_back`] takes for a header.
+const HEADER_BYTES: u64 = 256;
 
 /// Yields the runs of pages whose byte satisfies `kind`, at most [`AT_ONCE`] pages each.
 pub fn runs(known: &[u8], kind: impl Fn(u8) -> bool + Copy) -> impl Iterator<Item = Range<usize>> {
@@ -235,11 +236,22 @@ pub fn write_back<E>(
             None => *size.insert(file.size()?),
         };
         let end = size.saturating_sub(at).min(length as u64) as usize;
-        for changed in to_write(&now[..end], &was[..end], single) {
-            let at = at + changed.start as u64;
-            let data = &now[changed];
-            file.write(data, at)?;
-            memory.put(ORIGINALS_AT + at, data)?;
+        let part = |changed: Range<usize>| (at + changed.start as u64, &now[changed]);
+        let parts: Vec<_> = to_write(&now[..end], &was[..end], single).map(part).collect();
+        // Where readers do without a lock, what they look at first comes last: a header, to which writers store
+        // last (the index of SQLite's write-ahead log).
+        let headers = if single {
+            parts.partition_point(|(at, _)| *at < parts[0].0 + HEADER_BYTES)
+        } else {
+            0
+        };
+        for parts in [&parts[headers..], &parts[..headers]] {
+            if !parts.is_empty() {
+                file.write(parts)?;
+            }
+            for (at, data) in parts {
+                memory.put(ORIGINALS_AT + at, data)?;
+            }
         }
     }
     Ok(())
@@ -329,8 +341,8 @@ mod tests {
             Ok(self.0)
         }
 
-        fn write(&self, data: &[u8], at: u64) -> io::Result<()> {
-            self.1.borrow_mut().push((at, data.len()));
+        fn write(&self, parts: &[(u64, &[u8])]) -> io::Result<()> {
+            self.1.borrow_mut().extend(parts.iter().map(|(at, data)| (*at, data.len())));
             Ok(())
         }
     }

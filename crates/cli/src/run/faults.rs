@@ -61,8 +61,8 @@ impl memory::Remote for Source {
         self.with(towline_client::File::stat).map(|attr| attr.size)
     }
 
-    fn write(&self, data: &[u8], at: u64) -> io::Result<()> {
-        self.with(|file| file.write_all_at(data, at))
+    fn write(&self, parts: &[(u64, &[u8])]) -> io::Result<()> {
+        parts.iter().try_for_each(|(at, data)| self.with(|file| file.write_all_at(data, *at)))
     }
 }
 

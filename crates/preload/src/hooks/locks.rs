@@ -59,14 +59,23 @@ fn settle_closed(open: Open) {
     }
 }
 
+/// Returns true if what this unlocks is locked shared: nothing was to be stored under it.
+fn is_shared(open: Open, wanted: &Lock) -> bool {
+    let mount = open.entry.mount.load(Ordering::Relaxed) as usize;
+    let client = inside(|| remote::client(mount));
+    client.is_ok_and(|client| client.has_only_shared(open.handle, wanted))
+}
+
 fn take(open: Open, wanted: &Lock, wait: bool) -> c_int {
     let mut tries = 0;
     let mut has_settled = wait;
     let mut has_waited = false;
     // Whoever gets the lock next has to see what was stored to mappings under this one.
     let written = match wanted.kind {
-        lock::EXCLUSIVE => Ok(()),
-        _ => maps::write_back_file(open),
+        lock::SHARED | lock::UNLOCK if maps::is_any_here() && !is_shared(open, wanted) => {
+            maps::write_back_file(open)
+        }
+        _ => Ok(()),
     };
     loop {
         // Also after a wait, the lock is taken in the process's own session, which then remembers it.

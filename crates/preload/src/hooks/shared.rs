@@ -35,6 +35,11 @@ const ORIGINALS_AT: usize = memory::ORIGINALS_AT as usize;
 /// Length of the longest file that fits, in bytes.
 const LENGTH_MAX: usize = memory::BYTES_MAX as usize - (1 << 20);
 
+/// Parts of up to this many bytes are written without waiting for each.
+const SMALL_BYTES: usize = 4096;
+/// Most writes that are started before the first one is waited for.
+const STARTED_MAX: usize = 32;
+
 /// Most pages that are read again when the file is locked; longer mappings stay as they are.
 const RENEWED_PAGES_MAX: usize = (64 << 20) / 4096;
 
@@ -82,8 +87,23 @@ impl memory::Remote for Handle {
         self.with(File::stat).map(|attr| attr.size)
     }
 
-    fn write(&self, data: &[u8], at: u64) -> Result<(), i32> {
-        self.with(|file| file.write_all_at(data, at))
+    fn write(&self, parts: &[(u64, &[u8])]) -> Result<(), i32> {
+        let whole = |(at, data): &(u64, &[u8])| self.with(|file| file.write_all_at(data, *at));
+        if parts.len() == 1 || parts.iter().any(|(_, data)| data.len() > SMALL_BYTES) {
+            return parts.iter().try_for_each(whole);
+        }
+        for parts in parts.chunks(STARTED_MAX) {
+            self.with(|file| {
+                let start = |(at, data): &(u64, &[u8])| file.start_write_at(data.to_vec(), *at);
+                let started = parts.iter().map(start).collect::<Result<Vec<_>, _>>()?;
+                for (operation, (at, data)) in started.into_iter().zip(parts) {
+                    let (written, _) = operation.wait()?;
+                    file.write_all_at(&data[written..], at + written as u64)?;
+                }
+                Ok(())
+            })?;
+        }
+        Ok(())
     }
 }
 

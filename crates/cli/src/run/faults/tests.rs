@@ -15,7 +15,7 @@ impl memory::Remote for Taking {
         Ok(u64::MAX)
     }
 
-    fn write(&self, _: &[u8], _: u64) -> io::Result<()> {
+    fn write(&self, _: &[(u64, &[u8])]) -> io::Result<()> {
         Ok(())
     }
 }
