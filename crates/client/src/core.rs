@@ -470,6 +470,11 @@ impl Core {
         self.state.lock().dead.clone().map_or(Ok(()), Err)
     }
 
+    /// The number of the current lane, which changes when a lost one is replaced.
+    pub(crate) fn lane(&self) -> u64 {
+        self.state.lock().lane
+    }
+
     pub(crate) fn link(&self) -> Arc<Link> {
         self.state.lock().link.clone()
     }

@@ -397,10 +397,13 @@ impl File {
         let Lock { family, kind, owner, start, length } = *lock;
         let handle = self.handle;
         let request = Request::Lock { handle, owner, family, kind, wait: TRY, start, length };
-        self.one(request, |reply| match reply {
+        let lane = self.core.lane();
+        let others = self.one(request, |reply| match reply {
             Reply::Locked { others } => Ok(others != 0),
             _ => Err(unexpected()),
-        })
+        })?;
+        // The answer to a request that was sent again may be the one that was given before.
+        Ok(others || self.core.lane() != lane)
     }
 
     /// [`File::lock`] that waits, completed later; [`Operation::cancel`] gives up waiting.
