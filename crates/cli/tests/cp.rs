@@ -7,7 +7,7 @@ use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Timespec, Timestamps, Xat
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs;
-use std::io::Write;
+use std::io::{Read, Seek, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt, symlink};
@@ -426,6 +426,45 @@ fn devices_and_pipes_are_read_and_written_in_place() {
 }
 
 /// The size of a file that the kernel generates when it is read means nothing.
+#[test]
+fn a_file_to_which_standard_output_goes_is_not_replaced() {
+    let world = World::new();
+    // Like `/dev/stdout`, which a test must not put at risk.
+    let (link, out) = (world.local("link"), world.local("out"));
+    symlink("/proc/self/fd/1", &link).unwrap();
+    let script = "\"$0\" cp \"$1\" \"$2\" && rm \"$3\" && \"$0\" cp \"$1\" \"$2\" && printf end";
+    for (length, appends) in [(10, true), (20 << 20, false)] {
+        let data = noise(length, 7);
+        fs::write(world.local("served/source"), &data).unwrap();
+        fs::write(&out, "before").unwrap();
+        let mut opened = fs::OpenOptions::new();
+        let mut file = opened.read(true).write(true).append(appends).open(&out).unwrap();
+        let status = Command::new("sh")
+            .args(["-c", script, TOWLINE, &world.url("dir/source")])
+            .args([&link, &out])
+            .stdout(file.try_clone().unwrap())
+            .status()
+            .unwrap();
+        assert!(status.success() && fs::symlink_metadata(&link).unwrap().is_symlink());
+        let mut written = Vec::new();
+        file.seek(std::io::SeekFrom::Start(0)).unwrap();
+        file.read_to_end(&mut written).unwrap();
+        let before = if appends { &b"before"[..] } else { b"" };
+        assert!(written == [before, &data, &data, b"end"].concat(), "{length}: {}", written.len());
+    }
+    let link = world.local("other");
+    symlink("/proc/self/fd/3", &link).unwrap();
+    let script = "exec 3>\"$3\" && rm \"$3\" && \"$0\" cp \"$1\" \"$2\"";
+    let output = Command::new("sh")
+        .args(["-c", script, TOWLINE, &world.url("dir/source")])
+        .args([&link, &out])
+        .output()
+        .unwrap();
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    assert!(complaint.contains("/other: no such file or directory"), "{complaint}");
+    assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+}
+
 #[test]
 fn files_whose_size_says_nothing_are_copied_to_their_end() {
     let world = World::new();

@@ -119,6 +119,11 @@ impl End {
         matches!(self, Self::Local(_))
     }
 
+    /// Returns true for `/dev/stdout` and the like, if a regular file is behind it.
+    pub(crate) fn is_stream(&self) -> bool {
+        matches!(self, Self::Local(local) if local.stream().is_some())
+    }
+
     /// Returns the path of a name in this directory.
     pub(crate) fn child(&self, name: &[u8]) -> Self {
         match self {

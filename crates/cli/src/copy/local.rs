@@ -132,9 +132,26 @@ impl Local {
         Ok(Handle::Local(File::from(self.open_with(flags, 0)?)))
     }
 
-    /// Opens an existing fifo or device for writing.
+    /// Opens an existing fifo or device for writing, or returns the [`Local::stream`].
     pub(super) fn open_write(&self) -> Outcome<Handle> {
-        Ok(Handle::Local(File::from(self.open_with(OFlags::WRONLY, 0)?)))
+        let fd = self.stream().map_or_else(|| self.open_with(OFlags::WRONLY, 0), Ok)?;
+        Ok(Handle::Local(File::from(fd)))
+    }
+
+    /// Returns standard output or standard error, if this is a link to the regular file to which that goes
+    /// (`/dev/stdout`). Other programs write to it, too, and it may have no name: so it is neither replaced nor
+    /// opened anew.
+    pub(super) fn stream(&self) -> Option<OwnedFd> {
+        let there = self.status(true).ok().filter(|there| there.attr.is_file())?;
+        if !self.status(false).ok()?.attr.is_symlink() {
+            return None;
+        }
+        let is_it = |stream: BorrowedFd<'_>| {
+            status_of_file(stream).is_ok_and(|status| status.identity() == there.identity())
+        };
+        let (out, error) = (std::io::stdout(), std::io::stderr());
+        let stream = [out.as_fd(), error.as_fd()].into_iter().find(|stream| is_it(*stream));
+        stream?.try_clone_to_owned().ok()
     }
 
     /// Creates a file, which must not exist, with all its bytes.
@@ -243,10 +260,12 @@ impl Local {
     /// Returns where a symbolic link named as a target leads; other paths as they are.
     pub(super) fn resolved(self) -> Outcome<Self> {
         match self.status(false) {
+            _ if self.stream().is_some() => Ok(self),
             Ok(status) if status.attr.is_symlink() => match std::fs::canonicalize(self.whole()) {
                 Ok(target) => Ok(Self::new(target.as_os_str())),
-                // `/dev/stdout` and the like may lead to something without a path, which is written to.
-                Err(_) if self.status(true).is_ok() => Ok(self),
+                // `/dev/stdout` and the like may lead to something without a path, which is written to. A file that
+                // was removed is not: the copy would replace the link.
+                Err(_) if self.status(true).is_ok_and(|there| !there.attr.is_file()) => Ok(self),
                 Err(error) => Err(Failure::from(error).with(DANGLING)),
             },
             _ => Ok(self),

@@ -156,7 +156,8 @@ impl<'a> Tree<'a> {
 
     fn goes_to_device(&self, target: &End) -> bool {
         let there = target.status_if_any(true).ok().flatten();
-        there.is_some_and(|there| !there.attr.is_file() && !there.attr.is_directory())
+        target.is_stream()
+            || there.is_some_and(|there| !there.attr.is_file() && !there.attr.is_directory())
     }
 
     /// Copies a file with several names, unless its copy was started under another name.
