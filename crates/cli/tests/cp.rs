@@ -425,7 +425,6 @@ fn devices_and_pipes_are_read_and_written_in_place() {
     assert_eq!(text(&["cat", &target]), "through a pipe");
 }
 
-/// The size of a file that the kernel generates when it is read means nothing.
 #[test]
 fn a_file_to_which_standard_output_goes_is_not_replaced() {
     let world = World::new();
@@ -465,6 +464,7 @@ fn a_file_to_which_standard_output_goes_is_not_replaced() {
     assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
 }
 
+/// The size of a file that the kernel generates when it is read means nothing.
 #[test]
 fn files_whose_size_says_nothing_are_copied_to_their_end() {
     let world = World::new();
