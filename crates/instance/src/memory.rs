@@ -53,17 +53,12 @@ pub fn changed<'a>(now: &'a [u8], was: &'a [u8]) -> impl Iterator<Item = Range<u
     })
 }
 
-/// Yields what to write back: [`changed`], or with `single` only the bytes that differ.
-fn to_write<'a>(
-    now: &'a [u8],
-    was: &'a [u8],
-    single: bool,
-) -> impl Iterator<Item = Range<usize>> + 'a {
-    changed(now, was).flat_map(move |pages| {
-        let whole = (!single).then(|| pages.clone());
-        let parts = single.then(|| bytes(pages, |at| now[at] != was[at]));
-        whole.into_iter().chain(parts.into_iter().flatten())
-    })
+/// Returns what to write back: [`changed`], or with `single` only the bytes that differ.
+fn to_write(now: &[u8], was: &[u8], single: bool) -> Vec<Range<usize>> {
+    if !single {
+        return changed(now, was).collect();
+    }
+    changed(now, was).flat_map(|pages| bytes(pages, |at| now[at] != was[at])).collect()
 }
 
 /// Yields the runs of bytes for which `holds`.
@@ -89,7 +84,8 @@ pub struct Renewal {
 }
 
 impl Renewal {
-    /// Compares what the file holds (`new`) with the memory (`now`) and its originals (`was`), all equally long.
+    /// Compares what the file holds (`new`) with the memory (`now`) and its originals (`was`), all equally
+    /// long.
     #[must_use]
     pub fn of(new: &[u8], now: &[u8], was: &[u8]) -> Self {
         let mut renewal = Self::default();
@@ -121,14 +117,14 @@ pub trait Access {
     fn put(&self, at: u64, bytes: &[u8]) -> Result<(), Self::Error>;
 }
 
-/// Returns true if originals are kept.
+/// Returns true if the byte at this offset, such as [`KEEPS_AT`], says so.
 ///
 /// # Errors
 /// Those of the file.
-pub fn keeps_originals<E>(memory: &impl Access<Error = E>) -> Result<bool, E> {
-    let mut keeps = [0];
-    memory.get(KEEPS_AT, &mut keeps)?;
-    Ok(keeps[0] != 0)
+pub fn is_set<E>(memory: &impl Access<Error = E>, at: u64) -> Result<bool, E> {
+    let mut byte = [0];
+    memory.get(at, &mut byte)?;
+    Ok(byte[0] != 0)
 }
 
 /// The remote file behind the memory.
@@ -192,16 +188,6 @@ pub fn read_up_to_end<E>(
     Ok(done)
 }
 
-/// Returns true if programs that map the file lock it.
-///
-/// # Errors
-/// Those of the file.
-pub fn is_locked<E>(memory: &impl Access<Error = E>) -> Result<bool, E> {
-    let mut is_locked = [0];
-    memory.get(IS_LOCKED_AT, &mut is_locked)?;
-    Ok(is_locked[0] != 0)
-}
-
 /// Writes back those of these pages that were stored to, up to the end of the remote file. The caller holds
 /// the file's [`Turn`], so that an older page does not overtake a newer one, and originals are kept.
 ///
@@ -216,9 +202,11 @@ pub fn write_back<E>(
     memory.get(pages.start as u64, &mut known)?;
     let room = AT_ONCE.min(known.len()) * page_bytes();
     let (mut now, mut was) = (vec![0; room], vec![0; room]);
-    let single = is_locked(memory)?;
+    let single = is_set(memory, IS_LOCKED_AT)?;
     let mut size = None;
     let mut found: Vec<_> = runs(&known, |known| known != 0).collect();
+    // Where readers do without a lock, what they look at first comes last: a header, to which writers store
+    // last (the index of SQLite's write-ahead log).
     if single {
         found.reverse();
     }
@@ -237,9 +225,8 @@ pub fn write_back<E>(
         };
         let end = size.saturating_sub(at).min(length as u64) as usize;
         let part = |changed: Range<usize>| (at + changed.start as u64, &now[changed]);
-        let parts: Vec<_> = to_write(&now[..end], &was[..end], single).map(part).collect();
-        // Where readers do without a lock, what they look at first comes last: a header, to which writers store
-        // last (the index of SQLite's write-ahead log).
+        let parts: Vec<_> =
+            to_write(&now[..end], &was[..end], single).into_iter().map(part).collect();
         let headers = if single {
             parts.partition_point(|(at, _)| *at < parts[0].0 + HEADER_BYTES)
         } else {
@@ -402,5 +389,37 @@ mod tests {
         assert_eq!(file.1.take(), []);
         write_back(&memory, &file, 8..pages as usize).unwrap();
         assert_eq!(file.1.take(), [(8 * page, page_bytes())]);
+    }
+
+    /// Others may change the bytes between, and readers look at the first ones without a lock.
+    #[test]
+    fn of_a_locked_file_single_bytes_are_written_the_first_ones_last() {
+        let flags = rustix::fs::MemfdFlags::CLOEXEC;
+        let memory = std::fs::File::from(rustix::fs::memfd_create("memory", flags).unwrap());
+        let (pages, page) = (600, page_bytes() as u64);
+        memory.set_len(PAGES_AT + pages * page).unwrap();
+        memory.put(0, &vec![1; pages as usize]).unwrap();
+        memory.put(IS_LOCKED_AT, &[1]).unwrap();
+        for (at, data) in [(10, "a"), (12, "b"), (1000, "cd"), (300 * page + 5, "e")] {
+            memory.put(PAGES_AT + at, data.as_bytes()).unwrap();
+        }
+        let file = Written(pages * page, Default::default());
+        write_back(&memory, &file, 0..pages as usize).unwrap();
+        assert_eq!(file.1.take(), [(300 * page + 5, 1), (1000, 2), (10, 1), (12, 1)]);
+        write_back(&memory, &file, 0..pages as usize).unwrap();
+        assert_eq!(file.1.take(), [], "nothing has changed since");
+    }
+
+    #[test]
+    fn what_was_stored_outlasts_that_the_file_is_read_again() {
+        let was = vec![0; 2 * page_bytes()];
+        let (mut new, mut now) = (was.clone(), was.clone());
+        // Changed in the file, stored to, both in different ways, both in the same way.
+        (new[1], now[2], new[3], now[3]) = (1, 1, 1, 2);
+        (new[page_bytes() + 4], now[page_bytes() + 4]) = (1, 1);
+        let renewal = Renewal::of(&new, &now, &was);
+        let single = |at| Vec::from_iter(Some(at..at + 1));
+        assert_eq!(renewal, Renewal { new: single(1), same: single(page_bytes() + 4) });
+        assert_eq!(Renewal::of(&was, &was, &was), Renewal::default());
     }
 }

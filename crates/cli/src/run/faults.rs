@@ -88,7 +88,7 @@ impl Memory {
         // turn does.
         let alone = File::options().read(true).write(true).open(&self.path)?;
         if rustix::fs::flock(&alone, FlockOperation::NonBlockingLockExclusive).is_err()
-            || !memory::keeps_originals(self)?
+            || !memory::is_set(self, memory::KEEPS_AT)?
         {
             return Ok(());
         }
@@ -98,7 +98,7 @@ impl Memory {
 
     /// Records that pages have been filled with `data`. To be called in the same turn as filling them.
     fn read_in(&self, offset: u64, data: &[u8]) -> io::Result<()> {
-        if memory::keeps_originals(self)? {
+        if memory::is_set(self, memory::KEEPS_AT)? {
             let mut known = vec![0; data.len()];
             self.get(memory::ORIGINALS_AT + offset, &mut known)?;
             // Write only what differs, so that holes stay holes.

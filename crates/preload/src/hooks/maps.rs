@@ -554,12 +554,13 @@ pub(super) fn locking(
     is_old: bool,
     call: impl FnOnce() -> Result<bool, i32>,
 ) -> Result<(), i32> {
-    let shared = with_maps(None, |maps| {
-        let of_file = |map: &&Map| map.is_of(which(open)) && map.shared.is_some();
-        Ok(maps.iter().find(of_file).and_then(|map| map.shared.clone()))
+    let found = with_maps(None, |maps| {
+        let of_file = maps.iter().filter(|map| map.is_of(which(open)));
+        let shared = of_file.filter_map(|map| Some((map.shared.clone()?, map.handle.clone())));
+        Ok(shared.max_by_key(|(_, handle)| handle.is_some()))
     })?;
-    match shared {
-        Some(shared) => shared.locking(open, is_old, call),
+    match found {
+        Some((shared, handle)) => shared.locking(open, handle.as_deref(), is_old, call),
         None => call().map(drop),
     }
 }

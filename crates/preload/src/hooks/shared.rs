@@ -40,8 +40,8 @@ const SMALL_BYTES: usize = 4096;
 /// Most writes that are started before the first one is waited for.
 const STARTED_MAX: usize = 32;
 
-/// Most pages that are read again when the file is locked; longer mappings stay as they are.
-const RENEWED_PAGES_MAX: usize = (64 << 20) / 4096;
+/// Most bytes that are read again when the file is locked; longer mappings stay as they are.
+const RENEWED_BYTES_MAX: usize = 64 << 20;
 
 /// An open file through which mappings are written back: the program may close its descriptor at once.
 pub(super) struct Handle {
@@ -72,8 +72,11 @@ impl Handle {
         Self { mount: self.mount, number: program, or: Some(self.number) }
     }
 
-    fn with<T>(&self, work: impl Fn(&File) -> Result<T, towline_client::Error>) -> Result<T, i32> {
-        match (remote::with_handle(self.mount, self.number, &work), self.or) {
+    fn with<T>(
+        &self,
+        mut work: impl FnMut(&File) -> Result<T, towline_client::Error>,
+    ) -> Result<T, i32> {
+        match (remote::with_handle(self.mount, self.number, &mut work), self.or) {
             (Err(libc::EBADF), Some(other)) => remote::with_handle(self.mount, other, work),
             (done, _) => done,
         }
@@ -203,7 +206,7 @@ impl Shared {
     ) -> Result<(), i32> {
         let _turn = self.turn()?;
         self.prepare(offset, length, is_new)?;
-        let keeps = memory::keeps_originals(self)?;
+        let keeps = memory::is_set(self, memory::KEEPS_AT)?;
         let first = offset as usize / page_bytes();
         let known = self.known(first, length.div_ceil(page_bytes()))?;
         let mut bytes = vec![0; AT_ONCE.min(known.len()) * page_bytes()];
@@ -287,7 +290,7 @@ impl Shared {
     /// Keeps the originals of pages from here on, as a process may store to them.
     pub(super) fn keep_originals(&self) -> Result<(), i32> {
         let _turn = self.turn()?;
-        if memory::keeps_originals(self)? {
+        if memory::is_set(self, memory::KEEPS_AT)? {
             return Ok(());
         }
         let known = self.known(0, self.pages()?)?;
@@ -314,7 +317,7 @@ impl Shared {
     /// Updates the memory after `data` was written to the file.
     pub(crate) fn write(&self, offset: i64, data: &[u8]) -> Result<(), i32> {
         let _turn = self.turn()?;
-        let keeps = memory::keeps_originals(self)?;
+        let keeps = memory::is_set(self, memory::KEEPS_AT)?;
         let (start, end) = (offset as usize, offset as usize + data.len());
         let first = start / page_bytes();
         let known = self.known(first, end.div_ceil(page_bytes()) - first)?;
@@ -353,51 +356,63 @@ impl Shared {
     pub(crate) fn read_anew(&self, open: Open) -> Result<(), i32> {
         let _turn = self.turn()?;
         let known = self.known(0, self.pages()?)?;
-        self.renew(open, &known)
+        self.renew(&known, |to, at| remote::with(open, |file| read_from(file, to, at)))
     }
 
     /// Takes a lock on the file by `call`, which does not wait for others and tells whether they may have
     /// changed the file under locks of theirs. If so, or if `is_old`, reads the pages again: whoever has the
-    /// lock sees what was stored under the locks before, also by another run or machine.
+    /// lock sees what was stored under the locks before, also by another run or machine. Reads by `handle`, as
+    /// the file may be open for writing only, or by `open`.
     pub(super) fn locking(
         &self,
         open: Open,
+        handle: Option<&Handle>,
         is_old: bool,
         call: impl FnOnce() -> Result<bool, i32>,
     ) -> Result<(), i32> {
         // Other processes of the run lock the file only after this has read it.
         let _turn = self.turn()?;
-        let mut before = [0];
-        self.get(memory::IS_OLD_AT, &mut before)?;
+        let was_old = memory::is_set(self, memory::IS_OLD_AT)?;
         self.put(memory::IS_LOCKED_AT, &[1])?;
         self.put(memory::IS_OLD_AT, &[1])?;
         let others = match call() {
-            Ok(others) => others || is_old || before != [0],
+            Ok(others) => others || is_old || was_old,
             Err(error) => {
-                self.put(memory::IS_OLD_AT, &before)?;
+                self.put(memory::IS_OLD_AT, &[was_old.into()])?;
                 return Err(error);
             }
         };
         if others {
+            if handle.is_none() && remote::check_readable(open).is_err() {
+                return Ok(()); // whoever locks it by a readable descriptor reads it
+            }
             let known = self.known(0, self.pages()?)?;
-            if known.iter().filter(|known| **known != 0).count() <= RENEWED_PAGES_MAX {
-                self.renew(open, &known)?;
+            let count = known.iter().filter(|known| **known != 0).count();
+            if count * page_bytes() <= RENEWED_BYTES_MAX {
+                self.renew(&known, |to, at| match handle {
+                    Some(handle) => handle.with(|file| read_from(file, to, at)),
+                    None => remote::with(open, |file| read_from(file, to, at)),
+                })?;
             }
         }
         self.put(memory::IS_OLD_AT, &[0])
     }
 
-    /// Reads known pages again. The caller has the turn.
-    fn renew(&self, open: Open, known: &[u8]) -> Result<(), i32> {
-        let keeps = memory::keeps_originals(self)?;
-        let single = memory::is_locked(self)?;
+    /// Reads known pages again by `read`, which returns how many bytes there were. The caller has the turn.
+    fn renew(
+        &self,
+        known: &[u8],
+        read: impl Fn(&mut [u8], usize) -> Result<usize, i32>,
+    ) -> Result<(), i32> {
+        let keeps = memory::is_set(self, memory::KEEPS_AT)?;
+        let single = memory::is_set(self, memory::IS_LOCKED_AT)?;
         let room = AT_ONCE.min(known.len()) * page_bytes();
         let (mut new, mut now, mut was) = (vec![0; room], vec![0; room], vec![0; room]);
         for run in runs(known, |known| known != 0) {
             let (length, at) = (run.len() * page_bytes(), run.start * page_bytes());
             let (new, now, was) = (&mut new[..length], &mut now[..length], &mut was[..length]);
-            let read = remote::with(open, |file| read_from(file, new, at))?;
-            new[read..].fill(0);
+            let count = read(new, at)?;
+            new[count..].fill(0);
             if !keeps {
                 self.put((PAGES_AT + at) as u64, new)?;
                 continue;
