@@ -7,10 +7,9 @@
 
 use crate::ublk::Event;
 use crate::{Backend, Error, Finished, Geometry, Operation as Do, Request};
-use rustix::event::{PollFd, PollFlags, Timespec};
 use std::collections::VecDeque;
 use std::future::Future;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::pin::Pin;
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -168,9 +167,7 @@ impl Native {
 
     /// Returns true if the watched connection has ended.
     fn is_cut(&self) -> bool {
-        let mut watched = [PollFd::new(&self.descriptor, PollFlags::RDHUP)];
-        let ready = rustix::event::poll(&mut watched, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
-        ready.is_ok_and(|ready| ready > 0)
+        towline_net::peer_closed(self.descriptor.as_fd())
     }
 
     fn start(&mut self, request: Request) -> Result<Pending, towline_client::Error> {

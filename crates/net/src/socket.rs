@@ -14,8 +14,9 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-/// True when the other end of a socket is closed or has no open descriptor left.
-pub(crate) fn peer_closed(socket: BorrowedFd<'_>) -> bool {
+/// True when the other end of a socket or pipe is closed or has no open descriptor left.
+#[must_use]
+pub fn peer_closed(socket: BorrowedFd<'_>) -> bool {
     let mut watched = [PollFd::from_borrowed_fd(socket, PollFlags::RDHUP)];
     match poll(&mut watched, Some(&Timespec::default())) {
         Ok(_) => !watched[0].revents().is_empty(),

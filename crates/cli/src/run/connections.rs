@@ -2,10 +2,11 @@
 //! session, the run keeps its open files and locks on the server while its programs sleep, also over a restart
 //! of the server.
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use std::os::fd::OwnedFd;
+use rustix::event::{PollFd, PollFlags};
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 use towline_client::{Client, Url};
+use towline_net::peer_closed;
 
 /// How often to check whether another thread has replaced a lost connection.
 const AGAIN: Duration = Duration::from_millis(20);
@@ -41,10 +42,10 @@ impl Connections {
     /// Starts to replace the connections that are lost. Does not wait.
     pub(super) fn work(&mut self) {
         for connection in &mut self.0 {
-            if connection.watched.take_if(|fd| has_hung_up(fd)).is_some() {
+            if connection.watched.take_if(|fd| peer_closed(fd.as_fd())).is_some() {
                 connection.watched = connection.client.fd().ok();
                 // The client may have moved to another connection, or a thread may be done.
-                if connection.watched.as_ref().is_none_or(has_hung_up) {
+                if connection.watched.as_ref().is_none_or(|fd| peer_closed(fd.as_fd())) {
                     connection.watched = match connection.client.glance() {
                         Ok(()) => replace(connection.client.clone()),
                         Err(_) => None,
@@ -55,11 +56,6 @@ impl Connections {
     }
 }
 
-fn has_hung_up(fd: &OwnedFd) -> bool {
-    let mut wait = [PollFd::new(fd, PollFlags::RDHUP)];
-    poll(&mut wait, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
-}
-
 /// Replaces a lost connection on a thread of its own; the returned descriptor hangs up when that is done.
 /// Returns `None` if no thread can be started.
 fn replace(client: Client) -> Option<OwnedFd> {
@@ -67,7 +63,7 @@ fn replace(client: Client) -> Option<OwnedFd> {
     let work = move || {
         let _end: OwnedFd = end;
         while client.restore().is_ok() {
-            if client.fd().is_ok_and(|fd| !has_hung_up(&fd)) {
+            if client.fd().is_ok_and(|fd| !peer_closed(fd.as_fd())) {
                 return;
             }
             // Another thread replaces the connection.
