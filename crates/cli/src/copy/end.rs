@@ -119,9 +119,10 @@ impl End {
         matches!(self, Self::Local(_))
     }
 
-    /// Returns true for `/dev/stdout` and the like, if a regular file is behind it.
-    pub(crate) fn is_stream(&self) -> bool {
-        matches!(self, Self::Local(local) if local.stream().is_some())
+    /// Returns true if what is here is written to, not replaced: a fifo, a device, or `/dev/stdout` and the like.
+    pub(crate) fn is_written_in_place(&self, there: &Status) -> bool {
+        let is_special = !there.attr.is_file() && !there.attr.is_directory();
+        is_special || matches!(self, Self::Local(local) if local.stream().is_some())
     }
 
     /// Returns the path of a name in this directory.

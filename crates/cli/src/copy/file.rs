@@ -343,8 +343,7 @@ impl Files {
     ) -> Outcome<()> {
         let existing = target.status_if_any(true).map_err(|f| f.about(target))?;
         let mut input = source.open().map_err(|f| f.about(source))?;
-        let is_special = |there: Status| !there.attr.is_file() && !there.attr.is_directory();
-        if target.is_stream() || existing.is_some_and(is_special) {
+        if existing.is_some_and(|there| target.is_written_in_place(&there)) {
             let mut output = target.open_write().map_err(|f| f.about(target))?;
             return self.pump(source, target, &mut input, &mut output);
         }

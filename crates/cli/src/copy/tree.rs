@@ -156,8 +156,7 @@ impl<'a> Tree<'a> {
 
     fn goes_to_device(&self, target: &End) -> bool {
         let there = target.status_if_any(true).ok().flatten();
-        target.is_stream()
-            || there.is_some_and(|there| !there.attr.is_file() && !there.attr.is_directory())
+        there.is_some_and(|there| target.is_written_in_place(&there))
     }
 
     /// Copies a file with several names, unless its copy was started under another name.
