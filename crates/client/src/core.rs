@@ -464,7 +464,6 @@ impl Core {
         (self.options.tell_xattrs)()
     }
 
-    /// The link of the current lane.
     /// Fails if the session cannot be used any more.
     pub(crate) fn check(&self) -> Result<(), Error> {
         self.state.lock().dead.clone().map_or(Ok(()), Err)
@@ -475,6 +474,7 @@ impl Core {
         self.state.lock().lane
     }
 
+    /// The link of the current lane.
     pub(crate) fn link(&self) -> Arc<Link> {
         self.state.lock().link.clone()
     }

@@ -374,17 +374,7 @@ impl File {
     /// # Errors
     /// `EAGAIN` if another owner has the lock and `wait` is false, `EDEADLK`, `ENOLCK`.
     pub fn lock(&self, lock: &Lock, wait: bool) -> Result<(), Error> {
-        let Lock { family, kind, owner, start, length } = *lock;
-        let request = Request::Lock {
-            handle: self.handle,
-            owner,
-            family,
-            kind,
-            wait: if wait { WAIT } else { TRY },
-            start,
-            length,
-        };
-        self.one(request, done)
+        self.one(self.lock_request(lock, if wait { WAIT } else { TRY }), done)
     }
 
     /// [`File::lock`] that does not wait. Returns false if no other client or family has locked or
@@ -394,11 +384,8 @@ impl File {
     /// # Errors
     /// As `lock`.
     pub fn try_lock(&self, lock: &Lock) -> Result<bool, Error> {
-        let Lock { family, kind, owner, start, length } = *lock;
-        let handle = self.handle;
-        let request = Request::Lock { handle, owner, family, kind, wait: TRY, start, length };
         let lane = self.core.lane();
-        let others = self.one(request, |reply| match reply {
+        let others = self.one(self.lock_request(lock, TRY), |reply| match reply {
             Reply::Locked { others } => Ok(others != 0),
             _ => Err(unexpected()),
         })?;
@@ -411,11 +398,13 @@ impl File {
     /// # Errors
     /// As `lock`.
     pub fn start_lock(&self, lock: &Lock) -> Result<Operation<()>, Error> {
-        let Lock { family, kind, owner, start, length } = *lock;
-        let handle = self.handle;
-        let request = Request::Lock { handle, owner, family, kind, wait: WAIT, start, length };
         let convert = |outcome: &crate::core::Outcome, _: Vec<u8>| done(outcome.single()?);
-        self.core.start(&[request], Vec::new(), Vec::new(), convert)
+        self.core.start(&[self.lock_request(lock, WAIT)], Vec::new(), Vec::new(), convert)
+    }
+
+    fn lock_request(&self, lock: &Lock, wait: u8) -> Request<'static> {
+        let Lock { family, kind, owner, start, length } = *lock;
+        Request::Lock { handle: self.handle, owner, family, kind, wait, start, length }
     }
 
     /// `fcntl` `F_GETLK`: returns the conflicting lock, if there is one.
