@@ -244,7 +244,6 @@ pub(crate) unsafe fn perror(text: *const c_char) {
 }
 
 unsafe extern "C" {
-    fn vasprintf(text: *mut *mut c_char, format: *const c_char, arguments: *mut c_void) -> c_int;
     fn __vasprintf_chk(
         text: *mut *mut c_char,
         checks: c_int,
@@ -260,35 +259,25 @@ pub(crate) unsafe extern "C" fn vdprintf(
     format: *const c_char,
     arguments: *mut c_void,
 ) -> c_int {
-    // SAFETY: the program passes valid arguments.
-    unsafe {
-        if descriptors::find(fd).is_none() {
-            return real::vdprintf(fd, format, arguments);
-        }
-        print(fd, |text| vasprintf(text, format, arguments))
-    }
+    // SAFETY: as below.
+    unsafe { vdprintf_checked(fd, 0, format, arguments) }
 }
 
-/// `__vdprintf_chk`, which refuses unsafe formats.
+/// `__vdprintf_chk`, which refuses unsafe formats unless `checks` is 0.
 pub(crate) unsafe extern "C" fn vdprintf_checked(
     fd: c_int,
     checks: c_int,
     format: *const c_char,
     arguments: *mut c_void,
 ) -> c_int {
-    // SAFETY: as above.
-    unsafe {
+    let mut text = std::ptr::null_mut();
+    // SAFETY: the program passes valid arguments.
+    let length = unsafe {
         if descriptors::find(fd).is_none() {
             return real::__vdprintf_chk(fd, checks, format, arguments);
         }
-        print(fd, |text| __vasprintf_chk(text, checks, format, arguments))
-    }
-}
-
-/// Writes a text that `format` allocates to a remote file.
-unsafe fn print(fd: c_int, format: impl FnOnce(*mut *mut c_char) -> c_int) -> c_int {
-    let mut text = std::ptr::null_mut();
-    let length = format(&raw mut text);
+        __vasprintf_chk(&raw mut text, checks, format, arguments)
+    };
     if length < 0 {
         return length;
     }
@@ -301,7 +290,7 @@ unsafe fn print(fd: c_int, format: impl FnOnce(*mut *mut c_char) -> c_int) -> c_
         }
     }
     let error = crate::guard::errno();
-    // SAFETY: `format` has allocated it.
+    // SAFETY: libc has allocated it.
     unsafe { libc::free(text.cast()) };
     crate::guard::set_errno(error);
     if done < length as usize { -1 } else { length }
