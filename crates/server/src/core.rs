@@ -49,6 +49,7 @@ pub(crate) struct Shared {
     /// How long cores spin before they sleep.
     pub(crate) spin: Duration,
     pub(crate) locks: Mutex<Locks>,
+    /// When the server was started.
     pub(crate) started: Instant,
     /// How long after a restart the locks of clients that are not back are held.
     pub(crate) lock_grace: Duration,

@@ -119,8 +119,9 @@ const fn parts(handle: u64) -> (usize, u32) {
 }
 
 impl Files {
-    /// Creates an empty table for a session, which owns its locks. `epoch` differs between two runs of a server. Generations start there, so
-    /// that a handle lost in a restart does not refer to a file opened afterwards.
+    /// Creates an empty table for a session, which owns its locks. `epoch` differs between two runs of a
+    /// server. Generations start there, so that a handle lost in a restart does not refer to a file opened
+    /// afterwards.
     #[must_use]
     pub fn new(session: u64, epoch: u32) -> Self {
         Self {

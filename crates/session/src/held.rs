@@ -51,9 +51,9 @@ fn place_at(place: u32) -> usize {
 }
 
 impl HeldLocks {
-    /// Reads what was locked when the server ended. All owners are missed from `now` on, in seconds that no restart
-    /// sets back, unless they were missed before: a server that is killed again and again does not hold locks for
-    /// ever.
+    /// Reads what was locked when the server ended. All owners are missed from `now` on, in seconds that no
+    /// restart sets back, unless they were missed before: a server that is killed again and again does not
+    /// hold locks for ever.
     #[must_use]
     pub fn load(state: Arc<State>, now: u32) -> Self {
         let room = u32::from_le(state.memory.word32(LOCKS_ROOM_AT).load(Ordering::Relaxed));
