@@ -421,3 +421,41 @@ fn runs_that_lock_a_file_share_its_mapping() {
         assert_eq!(counted[8..10], [ROUNDS as u8; 2], "{name}");
     }
 }
+
+/// The memory of the mapping is that of the process that mapped it first.
+#[test]
+fn a_process_that_locks_before_it_maps_sees_what_another_run_has_stored() {
+    let world = World::new();
+    fs::write(world.local("served/file"), [1; 4096]).unwrap();
+    let script = |script: &str| {
+        format!(
+            "import fcntl, mmap, subprocess, sys\n\
+             file = open('{PREFIX}/file', 'r+b')\n\
+             def lock(kind): fcntl.lockf(file, kind, 1, 0)\n\
+             {script}"
+        )
+    };
+    let child = script(
+        "lock(fcntl.LOCK_EX)\n\
+         print(mmap.mmap(file.fileno(), 0)[5], flush=True)\n",
+    );
+    let first = script(&format!(
+        "memory = mmap.mmap(file.fileno(), 0)\n\
+         print(memory[5], flush=True)\n\
+         input()\n\
+         subprocess.run([sys.executable, '-c', {child:?}], check=True)\n"
+    ));
+    let mut first = python(&world.url("dir"), &first);
+    let mut said = BufReader::new(first.stdout.take().unwrap()).lines().map(Result::unwrap);
+    assert_eq!(said.next().as_deref(), Some("1"));
+    let other = script(
+        "memory = mmap.mmap(file.fileno(), 0)\n\
+         lock(fcntl.LOCK_EX)\n\
+         memory[5] = 7\n\
+         lock(fcntl.LOCK_UN)\n",
+    );
+    assert!(ended(python(&world.url("dir"), &other)).0.success());
+    first.stdin.as_mut().unwrap().write_all(b"\n").unwrap();
+    assert_eq!(said.next().as_deref(), Some("7"));
+    assert!(first.wait().unwrap().success());
+}

@@ -559,9 +559,13 @@ pub(super) fn locking(
         let shared = of_file.filter_map(|map| Some((map.shared.clone()?, map.handle.clone())));
         Ok(shared.max_by_key(|(_, handle)| handle.is_some()))
     })?;
-    match found {
-        Some((shared, handle)) => shared.locking(open, handle.as_deref(), is_old, call),
-        None => call().map(drop),
+    if let Some((shared, handle)) = found {
+        return shared.locking(open, handle.as_deref(), is_old, call);
+    }
+    // Another process of the run may have mapped it, and this one may map it once it has the lock.
+    match shared::is_any().then(|| Shared::existing(which(open))) {
+        Some(Ok(shared)) => shared.locking(open, None, is_old, call),
+        _ => call().map(drop),
     }
 }
 
