@@ -173,6 +173,14 @@ fn open_files_that_were_renamed_stay_usable_after_a_restart() {
     assert_eq!(across_a_restart("renamed", script), "five six");
 }
 
+#[test]
+fn who_waits_for_a_lock_still_gets_it_after_a_restart() {
+    // Waits for long enough to be waiting when the server is killed; with less, the test is easier to pass.
+    let script = "exec 5<one 6<one; flock 5; { flock 6; echo got it; } & sleep 1; \
+        echo ready; read go; flock -u 5; wait";
+    assert_eq!(across_a_restart("waits", script), "got it");
+}
+
 /// Programs that hold locks and send nothing do not notice that the server is another one.
 #[test]
 fn sleeping_programs_keep_their_locks_when_the_server_is_killed() {
