@@ -124,7 +124,8 @@ impl Client {
         File::opened(&self.core, outcome.single()?, None, export, 0)
     }
 
-    /// The boot epoch of the server: identifies its current run.
+    /// The boot epoch of the server: identifies its current run. That of a family also changes when all its
+    /// sessions had ended.
     #[must_use]
     pub fn boot_epoch(&self) -> u32 {
         self.core.boot_epoch()

@@ -169,6 +169,71 @@ fn who_waits_for_a_lock_of_a_file_that_is_closed_is_told() {
     drop(holder);
 }
 
+/// Like the processes of a `towline run` whose network is down for longer than their sessions last.
+#[test]
+fn a_family_whose_sessions_all_ended_has_its_own_files_again() {
+    let mut setup = setup(EngineWish::Automatic);
+    let server = setup.server.take().unwrap();
+    let Transport::Unix(socket) = &setup.transports[1] else { panic!("no socket") };
+    let away = socket.with_extension("away");
+    let [first, second] = [(); 2].map(|()| member(&setup.transports[1]));
+    let epoch = first.boot_epoch();
+    assert_eq!(second.boot_epoch(), epoch);
+    let root = first.attach(b"dir").unwrap();
+    let files = [b"a", b"b", b"c"].map(|name| {
+        let file = root.open(name, CREATE, 0o600).unwrap();
+        file.write_at(name, 0).unwrap();
+        file
+    });
+    let seen_by = |client: &Client, number: usize| {
+        let (file, name) = (&files[number], [b"a", b"b", b"c"][number]);
+        let inode = file.attr().identity();
+        File::from_handle(client, file.handle(), b"dir", name, CREATE, inode)
+    };
+    let of_second: Vec<File> = (0..3).map(|number| seen_by(&second, number)).collect();
+
+    std::fs::rename(socket, &away).unwrap();
+    for client in [&first, &second] {
+        rustix::net::shutdown(client.fd().unwrap(), rustix::net::Shutdown::Both).unwrap();
+    }
+    let watcher = setup.client();
+    eventually("the sessions end", || counter(&watcher, "sessions") == 1);
+    std::fs::rename(&away, socket).unwrap();
+
+    // The first one opens as many others as were open, before the second one is back.
+    let others = [b"d", b"e", b"f", b"g"].map(|name| {
+        let file = root.open(name, CREATE, 0o600).unwrap();
+        file.write_at(name, 0).unwrap();
+        file
+    });
+    let third = member(&setup.transports[1]);
+    assert_ne!(third.boot_epoch(), epoch, "a member that joins now has to reopen the files");
+    let of_third: Vec<File> = (0..3).map(|number| seen_by(&third, number)).collect();
+    third.reclaim().unwrap();
+    for (number, name) in [b"a", b"b", b"c"].into_iter().enumerate() {
+        for file in [&files[number], &of_second[number], &of_third[number]] {
+            let mut back = [0; 2];
+            assert_eq!(file.read_at(&mut back, 0).unwrap(), 1);
+            assert_eq!(back[..1], name[..]);
+            assert_eq!(file.write_at(name, 0).unwrap(), 1);
+        }
+    }
+    for (file, name) in others.iter().zip([b"d", b"e", b"f", b"g"]) {
+        assert_eq!(
+            std::fs::read(setup.data.join(std::str::from_utf8(name).unwrap())).unwrap(),
+            name
+        );
+        let mut back = [0; 2];
+        assert_eq!(file.read_at(&mut back, 0).unwrap(), 1);
+    }
+    assert_eq!((second.boot_epoch(), first.boot_epoch()), (third.boot_epoch(), third.boot_epoch()));
+    for file in of_second.into_iter().chain(of_third) {
+        let _ = file.into_handle();
+    }
+    drop((files, others, root));
+    server.stop();
+}
+
 /// Like a process that was stopped until its session ended, while others of its `towline run` went
 /// on.
 #[test]

@@ -4,15 +4,23 @@ use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
 use towline_session::Session;
-use towline_session::files::{Files, SharedFiles};
+use towline_session::files::{Files, SharedFiles, later_epoch};
 
 /// Set in the number that owns a family's locks, which is the family's own, to tell it from sessions, whose
 /// numbers are small.
 const FAMILY_BIT: u64 = 1 << 63;
 
 /// The open files of each family that has a session.
-#[derive(Default)]
-pub(crate) struct Families(Mutex<HashMap<u64, Family>>);
+pub(crate) struct Families {
+    state: Mutex<State>,
+}
+
+struct State {
+    families: HashMap<u64, Family>,
+    /// The epoch of the next table of open files, beyond the handles of all that have ended: their sessions may
+    /// come back and know these handles.
+    epoch: u32,
+}
 
 /// The open files of a family, its number of sessions, and how many of these report the ends of processes.
 struct Family {
@@ -22,11 +30,21 @@ struct Family {
 }
 
 impl Families {
+    /// `epoch`: of the server.
+    pub(crate) fn new(epoch: u32) -> Self {
+        Self { state: Mutex::new(State { families: HashMap::new(), epoch }) }
+    }
+
+    /// Returns the epoch for a new table of open files.
+    pub(crate) fn epoch(&self) -> u32 {
+        self.state.lock().epoch
+    }
+
     /// Adds a session to a family and returns the family's files.
-    pub(crate) fn join(&self, number: u64, session: &Session, epoch: u32) -> SharedFiles {
-        let mut families = self.0.lock();
+    pub(crate) fn join(&self, number: u64, session: &Session) -> SharedFiles {
+        let State { families, epoch } = &mut *self.state.lock();
         let new = || {
-            let mut files = Files::new(session.id, epoch);
+            let mut files = Files::new(session.id, *epoch);
             files.owner = number | FAMILY_BIT;
             Family { files: Arc::new(Mutex::new(files)), members: 0, reporters: 0 }
         };
@@ -40,11 +58,7 @@ impl Families {
     /// that is left reports the ends of the family's processes.
     pub(crate) fn leave(&self, session: &Session) -> (Option<SharedFiles>, bool) {
         let files = session.files.clone();
-        let number = files.lock().owner;
-        if number & FAMILY_BIT == 0 {
-            return (Some(files), false);
-        }
-        let mut families = self.0.lock();
+        let State { families, epoch } = &mut *self.state.lock();
         let mut are_reported = false;
         let mut is_left = |family: &mut Family| {
             if !Arc::ptr_eq(&family.files, &files) {
@@ -55,8 +69,12 @@ impl Families {
             are_reported = family.reporters > 0;
             family.members == 0
         };
-        let left = families.extract_if(|_, family| is_left(family)).count() > 0;
-        (left.then_some(files), are_reported)
+        let has_ended =
+            !session.family || families.extract_if(|_, family| is_left(family)).count() > 0;
+        if has_ended {
+            *epoch = later_epoch(files.lock().next_epoch(), *epoch);
+        }
+        (has_ended.then_some(files), are_reported)
     }
 }
 
@@ -66,11 +84,11 @@ mod tests {
 
     #[test]
     fn the_files_go_with_the_last_member() {
-        let families = Families::default();
+        let families = Families::new(1);
         let joined = |family, id, reports_ends| {
             let mut session = Session::new(id, 0, 1);
-            session.reports_ends = reports_ends;
-            session.files = families.join(family, &session, 1);
+            (session.family, session.reports_ends) = (true, reports_ends);
+            session.files = families.join(family, &session);
             session
         };
         let (first, second) = (joined(7, 1, false), joined(7, 2, true));
@@ -87,5 +105,10 @@ mod tests {
         let again = joined(7, 4, false);
         assert_eq!(again.files.lock().owner, second.files.lock().owner);
         assert!(!Arc::ptr_eq(&again.files, &second.files));
+        // Its members can tell, and so can the files of a client without a family.
+        assert!(again.files.lock().epoch() > second.files.lock().epoch());
+        let epoch = families.epoch();
+        assert_eq!(leave(&Session::new(6, 0, epoch)), (Some(6), false));
+        assert_eq!(families.epoch(), epoch + 1);
     }
 }

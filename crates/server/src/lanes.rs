@@ -174,10 +174,13 @@ impl Core {
             let number = self.shared.next_session.fetch_add(1, Ordering::Relaxed);
             let id = number * self.shared.mailboxes.len() as u64 + self.index as u64;
             let secret = random();
-            let mut session = Session::new(id, secret, epoch);
+            let mut session = Session::new(id, secret, self.shared.families.epoch());
             session.journal = self.shared.state.as_ref().and_then(|s| s.begin(id, secret));
             self.begin_session(session, hello, index, &mut welcome)
         };
+        if let Some(served) = self.sessions.get(session).filter(|served| served.session.family) {
+            welcome.boot_epoch = served.session.files.lock().epoch();
+        }
         let Some(lane) = self.lanes[index].as_mut() else { return };
         lane.session = Some(session);
         if is_same_host(&lane.link) {
@@ -212,7 +215,7 @@ impl Core {
     /// Returns a session from before the server restarted.
     fn remembered(&self, hello: &Hello) -> Option<Session> {
         let kept = self.shared.state.as_ref()?.claim(hello.session, hello.secret)?;
-        Some(Session::kept(hello.session, hello.secret, self.shared.boot_epoch, kept))
+        Some(Session::kept(hello.session, hello.secret, self.shared.families.epoch(), kept))
     }
 
     fn begin_session(
@@ -227,7 +230,7 @@ impl Core {
             session.family = true;
             session.reports_ends = hello.want & want::REPORTS_ENDS != 0;
             let families = &self.shared.families;
-            session.files = families.join(hello.family, &session, self.shared.boot_epoch);
+            session.files = families.join(hello.family, &session);
             self.shared.returned(session.files.lock().owner);
         }
         (welcome.session, welcome.secret) = (id, session.secret);

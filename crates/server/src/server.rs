@@ -199,7 +199,7 @@ impl Server {
             local_socket,
             next_core: AtomicUsize::new(0),
             next_session: AtomicU64::new(first_session),
-            families: Families::default(),
+            families: Families::new(boot_epoch),
             identity: config.identity,
             squash_root: !config.no_root_squash,
             state,

@@ -102,6 +102,7 @@ pub struct Files {
     pub(crate) has_locked: bool,
     /// Number of the session that the table was created for.
     session: u64,
+    /// The first generation of its handles.
     epoch: u32,
     /// The queue for events of these files, created on first use.
     events: Option<Arc<EventQueue>>,
@@ -118,9 +119,25 @@ const fn parts(handle: u64) -> (usize, u32) {
     ((handle & 0xffff_ffff) as usize, (handle >> 32) as u32)
 }
 
+/// Largest generation; zero is none.
+const GENERATION_MAX: u32 = 0x7fff_ffff;
+
+/// Returns the generation after this one. Generations begin anew after the largest.
+const fn following(generation: u32) -> u32 {
+    if generation >= GENERATION_MAX { 1 } else { generation + 1 }
+}
+
+/// Returns the later of two epochs ([`Files::epoch`]), as long as fewer than half of all lie between them.
+#[must_use]
+pub const fn later_epoch(one: u32, other: u32) -> u32 {
+    let is_later = one.wrapping_sub(other) & GENERATION_MAX < GENERATION_MAX / 2;
+    if is_later { one } else { other }
+}
+
 impl Files {
-    /// Creates an empty table for a session, which owns its locks. `epoch` differs between two runs of a
-    /// server. Generations start there, so that a handle lost in a restart does not refer to a file opened
+    /// Creates an empty table for a session, which owns its locks. Generations start at `epoch`, which differs
+    /// between two runs of a server and is beyond those of all tables that have ended
+    /// ([`Files::next_epoch`]): a handle that was lost with its table does not refer to a file opened
     /// afterwards.
     #[must_use]
     pub fn new(session: u64, epoch: u32) -> Self {
@@ -128,13 +145,26 @@ impl Files {
             owner: session,
             has_locked: false,
             session,
-            epoch,
+            epoch: (epoch & GENERATION_MAX).max(1),
             events: None,
             entries: Vec::new(),
             free: Vec::new(),
             reclaimed: HashMap::new(),
             open: 0,
         }
+    }
+
+    /// Tells this table from others that its owner has after it.
+    #[must_use]
+    pub fn epoch(&self) -> u32 {
+        self.epoch
+    }
+
+    /// Returns the epoch for a later table, whose handles differ from all that this one has given out.
+    #[must_use]
+    pub fn next_epoch(&self) -> u32 {
+        let latest = self.entries.iter().map(|(generation, _)| *generation);
+        following(latest.fold(self.epoch, |latest, other| later_epoch(other, latest)))
     }
 
     /// Returns the number of open files.
@@ -163,18 +193,20 @@ impl Files {
     /// `EMFILE` at the limit of open files of a session.
     pub fn insert(&mut self, opened: Opened) -> Result<u64, Errno> {
         self.check_room()?;
-        if let Some(index) = self.free.pop() {
-            let (generation, entry) = &mut self.entries[index as usize];
-            *generation = (generation.wrapping_add(1) & 0x7fff_ffff).max(1);
-            *entry = Some(opened);
-            self.open += 1;
-            return Ok(u64::from(*generation) << 32 | u64::from(index));
+        let (index, mut generation) = match self.free.pop() {
+            Some(index) => (index, following(self.entries[index as usize].0)),
+            None => {
+                self.entries.push((0, None));
+                (self.entries.len() as u32 - 1, self.epoch)
+            }
+        };
+        let handle = |generation| u64::from(generation) << 32 | u64::from(index);
+        while self.reclaimed.contains_key(&handle(generation)) {
+            generation = following(generation);
         }
-        let index = self.entries.len() as u64;
-        let generation = (self.epoch & 0x7fff_ffff).max(1);
-        self.entries.push((generation, Some(opened)));
+        self.entries[index as usize] = (generation, Some(opened));
         self.open += 1;
-        Ok(u64::from(generation) << 32 | index)
+        Ok(handle(generation))
     }
 
     /// Adds a file with the handle that it had before the server restarted.
@@ -183,7 +215,7 @@ impl Files {
     /// `EBADF` when the handle is impossible or in use, `EMFILE` at the limit.
     pub fn insert_at(&mut self, handle: u64, opened: Opened) -> Result<(), Errno> {
         let (index, generation) = parts(handle);
-        let is_possible = index < OPEN_FILES_MAX && (1..=0x7fff_ffff).contains(&generation);
+        let is_possible = index < OPEN_FILES_MAX && (1..=GENERATION_MAX).contains(&generation);
         if !is_possible || self.find(handle).is_ok() {
             return Err(Errno::EBADF);
         }
@@ -258,5 +290,52 @@ impl Files {
         self.free.push(index as u32);
         self.open -= 1;
         Ok(opened)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use towline_store::memory::MemoryStore;
+
+    fn opened() -> Opened {
+        let store = MemoryStore::new("m", 1 << 20).expect("memory");
+        let root = store.root().expect("it has a root");
+        Opened::new(store, root, Terms::default(), 0)
+    }
+
+    /// The handles of a few files, of which some are closed.
+    fn handles(files: &mut Files) -> Vec<u64> {
+        let mut given = Vec::new();
+        for _ in 0..5 {
+            given.push(files.insert(opened()).expect("there is room"));
+            let passing = files.insert(opened()).expect("there is room");
+            files.remove(passing).expect("it is open");
+            given.push(passing);
+        }
+        given
+    }
+
+    #[test]
+    fn the_next_table_gives_out_other_handles() {
+        // The generations of the last begin anew.
+        for epoch in [0, 1, GENERATION_MAX - 1, GENERATION_MAX, u32::MAX - 2] {
+            let mut files = Files::new(1, epoch);
+            let mut given = handles(&mut files);
+            assert_eq!(later_epoch(files.next_epoch(), files.epoch()), files.next_epoch());
+            given.extend(handles(&mut Files::new(1, files.next_epoch())));
+            let different: std::collections::HashSet<u64> = given.iter().copied().collect();
+            assert_eq!(different.len(), given.len(), "epoch {epoch}");
+            assert!(given.iter().all(|handle| (1..=GENERATION_MAX).contains(&parts(*handle).1)));
+        }
+        assert_ne!(Files::new(1, 7).next_epoch(), 7, "although no file was open");
+    }
+
+    #[test]
+    fn a_reclaimed_handle_is_not_given_out_again() {
+        let mut files = Files::new(1, 7);
+        let given = handles(&mut Files::new(1, 7));
+        given.iter().for_each(|handle| files.insert_at(*handle, opened()).expect("it is free"));
+        assert!(handles(&mut files).iter().all(|handle| !given.contains(handle)));
     }
 }

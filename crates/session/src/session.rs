@@ -29,7 +29,7 @@ pub struct Session {
 }
 
 impl Session {
-    /// Creates a session, on a server with boot epoch `epoch`.
+    /// Creates a session, whose table of open files begins at `epoch` ([`Files::new`]).
     #[must_use]
     pub fn new(id: u64, secret: u64, epoch: u32) -> Self {
         Self {

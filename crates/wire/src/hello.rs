@@ -111,7 +111,8 @@ structure! {
         pub session: u64,
         /// Secret with which further lanes can join the session.
         pub secret: u64,
-        /// Changes with every start of the server.
+        /// Changes with every start of the server and, for a family, when all its sessions had ended: its
+        /// files have to be opened again.
         pub boot_epoch: u32,
         /// One of [`resumed`].
         pub resumed: u16,
