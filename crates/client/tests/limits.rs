@@ -6,7 +6,8 @@ mod common;
 
 use common::proxy::Proxy;
 use common::{
-    CREATE, EXCLUSIVE, Raw, message, no_faster, pattern, port, request, seed, transports,
+    CREATE, EXCLUSIVE, Raw, eventually, hello, hello_message, message, no_faster, pattern, port,
+    request, seed, transports,
 };
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
@@ -15,9 +16,10 @@ use tempfile::TempDir;
 use towline_client::{Client, Error, File, Group, Lock, Options, Transport};
 use towline_net::address::Address;
 use towline_server::{Config, Export, ExportKind, RateLimit, Server};
+use towline_wire::hello::resumed;
 use towline_wire::reply::parse_results;
-use towline_wire::request::lock;
-use towline_wire::{Errno, Header, Kind, Reply, Request};
+use towline_wire::request::{CURRENT, encode_compound, lock};
+use towline_wire::{Errno, Header, Hello, Kind, Reply, Request, Welcome};
 
 const MIB: usize = 1 << 20;
 
@@ -259,6 +261,66 @@ fn a_request_that_begins_in_another_export_is_limited() {
         assert!(peer.receive().is_some());
     }
     no_faster(start, 40.0, 50.0);
+}
+
+/// Those of a client are sent again on its next lane, and those of a process of a `towline run` are done.
+#[test]
+fn what_waits_behind_a_malformed_request_is_released() {
+    for family in [0, 7] {
+        let world = limited(0, 0);
+        let limit = |bytes| {
+            let mut exports = world.exports.clone();
+            exports[0].limit = RateLimit { operations: 0, bytes };
+            world.server.replace(&exports, &[]).unwrap();
+        };
+        let mut peer = Raw::connect(port(&world.transports));
+        peer.send(&hello_message(&Hello { family, ..hello() }));
+        let welcome = Welcome::parse(&peer.receive().unwrap().1).unwrap();
+        peer.send(&request(0, 1, &[Request::Attach { name: b"dir" }], 0));
+        let (_, body) = peer.receive().unwrap();
+        let &[Reply::Opened { handle: base, .. }] = &parse_results(&body).unwrap()[..] else {
+            panic!("not opened");
+        };
+        limit(1);
+        // Accepted at once, and then owed.
+        let write = [
+            Request::Open { base, flags: CREATE, mode: 0o600, path: b"f" },
+            Request::Write { handle: CURRENT, offset: 0, length: 4096, flags: 0 },
+        ];
+        let header = Header::new(Kind::Request, 0, 2);
+        peer.send(&message(header, &encode_compound(&write), &pattern(4096, 1)));
+        assert!(peer.receive().is_some());
+        let reads = Request::Read { handle: base, offset: 0, length: 1 };
+        let malformed = request(1, 1, &[stat(base), reads, reads], 0);
+        let names = [b"a", b"b", b"c"];
+        let makes = |slot: u16| {
+            let make = Request::MakeDir { base, mode: 0o700, path: names[usize::from(slot) - 2] };
+            request(slot, 1, &[make], 0)
+        };
+        peer.send(&[malformed, makes(2), makes(3), makes(4)].concat());
+        // Answered once the others are held back.
+        peer.send(&request(5, 1, &[Request::Inquire { what: 0 }], 0));
+        assert_eq!(peer.receive().unwrap().0.slot, 5);
+        limit(0);
+        assert!(peer.thrown_out());
+        let is_made = || names.map(|name| world.data.join(str::from_utf8(name).unwrap()).exists());
+        if family != 0 {
+            eventually("what was asked for is done", || is_made() == [true; 3]);
+        }
+        let mut peer = Raw::connect(port(&world.transports));
+        let Welcome { session, secret, .. } = welcome;
+        peer.send(&hello_message(&Hello { session, secret, family, ..hello() }));
+        let welcome = Welcome::parse(&peer.receive().unwrap().1).unwrap();
+        assert_eq!(welcome.resumed, resumed::JOINED);
+        for slot in 2..5 {
+            peer.send(&makes(slot));
+            let (header, body) = peer.receive().expect("an answer");
+            assert_eq!(header.slot, slot);
+            assert!(matches!(parse_results(&body).unwrap()[..], [Reply::Attributes { .. }]));
+        }
+        assert_eq!(is_made(), [true; 3]);
+        world.server.stop();
+    }
 }
 
 /// Under the limit, requests would wait for a week; they are overtaken by those that need not wait.

@@ -82,6 +82,8 @@ struct Throttled {
 pub(crate) struct Waiting {
     /// Requests of limited clients.
     throttled: VecDeque<Throttled>,
+    /// Those that are looked at again at the moment.
+    due: VecDeque<Throttled>,
     /// Requests of low priority.
     low: VecDeque<Kept>,
     turn: Turn,
@@ -111,15 +113,12 @@ impl Waiting {
 
     /// Removes the waiting requests of a session, in order.
     fn take_all(&mut self, session: u64) -> Vec<Kept> {
-        let (throttled, others): (VecDeque<_>, _) = std::mem::take(&mut self.throttled)
-            .into_iter()
-            .partition(|throttled| throttled.kept.session == session);
-        self.throttled = others;
-        let (low, others): (VecDeque<_>, _) =
-            std::mem::take(&mut self.low).into_iter().partition(|kept| kept.session == session);
-        self.low = others;
+        let is_of_session = |throttled: &Throttled| throttled.kept.session == session;
+        let throttled = take_some(&mut self.throttled, is_of_session);
+        let due = take_some(&mut self.due, is_of_session);
         // Those of low priority have not come to their limits yet.
-        throttled.into_iter().map(|throttled| throttled.kept).chain(low).collect()
+        let low = take_some(&mut self.low, |kept| kept.session == session);
+        throttled.into_iter().chain(due).map(|throttled| throttled.kept).chain(low).collect()
     }
 
     /// Forgets the waiting requests of a session and returns their slots.
@@ -136,6 +135,13 @@ impl Waiting {
         let place = self.throttled.iter().position(|other| given_up(&other.kept))?;
         self.throttled.remove(place).map(|throttled| throttled.kept)
     }
+}
+
+/// Removes the elements for which `is_taken` is true.
+fn take_some<T>(queue: &mut VecDeque<T>, is_taken: impl Fn(&T) -> bool) -> VecDeque<T> {
+    let (taken, others) = std::mem::take(queue).into_iter().partition(is_taken);
+    *queue = others;
+    taken
 }
 
 /// Returns how many bytes a request moves.
@@ -207,16 +213,24 @@ impl Core {
 
     /// Begins a request that was held back; with `may_wait`, it may be held back again.
     pub(crate) fn begin_kept(&mut self, kept: Kept, may_wait: bool) {
+        if let Err((lane, error)) = self.try_kept(kept, may_wait) {
+            self.close_lane(lane, &io::Error::new(io::ErrorKind::InvalidData, error));
+        }
+    }
+
+    /// Does the same, but leaves it to the caller to close the lane.
+    ///
+    /// # Errors
+    /// The request that came over this lane is malformed.
+    fn try_kept(&mut self, kept: Kept, may_wait: bool) -> Result<(), (usize, ProtocolError)> {
         let Kept { session, header, body, payload, at } = kept;
         let lane = self.sessions.get(session).and_then(|served| served.lane);
-        let Some(lane) = lane.map(|lane| lane as usize) else { return };
+        let Some(lane) = lane.map(|lane| lane as usize) else { return Ok(()) };
         let (header, body, payload) = (&header, &body[..], &payload[..]);
         self.closing.clear();
         requests_arrived(Instant::now());
         let arrived = Arrived { session, lane, header, ahead: 0, body, payload, at, may_wait };
-        if let Err(error) = self.begin_request(&arrived) {
-            self.close_lane(lane, &io::Error::new(io::ErrorKind::InvalidData, error));
-        }
+        self.begin_request(&arrived).map_err(|error| (lane, error))
     }
 
     /// Begins all requests of a session whose lane ends, if it belongs to a `towline run`: the process may
@@ -226,7 +240,10 @@ impl Core {
             return;
         }
         for kept in self.waiting.take_all(session) {
-            self.begin_kept(kept, false);
+            // A malformed one could only end the lane, which ends anyway; the others still need it.
+            if let Err((_, error)) = self.try_kept(kept, false) {
+                log::warn!("a request that was held back breaks the protocol: {error}");
+            }
         }
     }
 
@@ -305,7 +322,8 @@ impl Core {
         if wake > now {
             return;
         }
-        for throttled in std::mem::take(&mut self.waiting.throttled) {
+        self.waiting.due = std::mem::take(&mut self.waiting.throttled);
+        while let Some(throttled) = self.waiting.due.pop_front() {
             if throttled.until > now {
                 self.waiting.throttled.push_back(throttled);
                 continue;
