@@ -101,6 +101,8 @@ struct Slot {
     /// the caller may take the answer only after another lane was lost and all known locks were
     /// taken again.
     lock: Option<(u64, Lock)>,
+    /// It renames something. As with locks, the client remembers that when the answer arrives.
+    renames: bool,
     /// What it closes. The file, disk or locks stay known until the answer arrives: earlier requests
     /// may have to be resent to a restarted server.
     closes: Option<Closing>,
@@ -309,7 +311,7 @@ impl Core {
         };
         let mut lost = None;
         // The client has acted as nobody else yet.
-        let reclaimed = files.reclaim(self.options.place_of, |_, requests| {
+        let reclaimed = files.reclaim(self.options.place_of, &[], |_, requests| {
             match self.call(requests, &[], &mut []) {
                 Err(error @ Error::Connection { .. }) => {
                     lost = Some(error);

@@ -8,7 +8,7 @@ use towline_net::{Counters, Incoming, Input, Link, Sink, Target};
 use towline_wire::limits::PATH_BYTES_MAX;
 use towline_wire::ranges::Range;
 use towline_wire::reply::parse_results;
-use towline_wire::request::{encode_compound, lock};
+use towline_wire::request::{encode_compound, lock, rename_flag};
 use towline_wire::{Header, Kind, ProtocolError, Reply, Request};
 
 #[derive(Clone)]
@@ -25,6 +25,43 @@ struct Open {
 
 /// The owner of a lock: its family and, for process locks, the process.
 type Owner = (u8, u64);
+
+/// A rename, by all names that lead to the old and the new one, beginning with that of the export.
+pub(crate) struct Renamed {
+    from: Vec<Vec<u8>>,
+    to: Vec<Vec<u8>>,
+    /// The two files change their names.
+    is_exchange: bool,
+}
+
+/// Returns the names in a path.
+fn names(path: &[u8]) -> impl Iterator<Item = &[u8]> {
+    path.split(|byte| *byte == b'/').filter(|name| !name.is_empty() && *name != b".")
+}
+
+impl Renamed {
+    /// Returns export and path of a file after the rename; `None` if it leads nowhere else, or out of the
+    /// directory that the file has as its root.
+    fn moved(&self, export: &[u8], path: &[u8]) -> Option<(Vec<u8>, Vec<u8>)> {
+        let leads_there = |top: &[Vec<u8>]| {
+            let mut all = names(export).chain(names(path));
+            top.iter().all(|name| all.next() == Some(name))
+        };
+        let (from, to) = match (&self.from, &self.to) {
+            (from, to) if leads_there(from) => (from, to),
+            (from, to) if self.is_exchange && leads_there(to) => (to, from),
+            _ => return None,
+        };
+        let root: Vec<&[u8]> = names(export).collect();
+        let below = names(export).chain(names(path)).skip(from.len());
+        let moved: Vec<&[u8]> = to.iter().map(|name| &name[..]).chain(below).collect();
+        if from.len() > root.len() {
+            return Some((export.to_vec(), moved.strip_prefix(&root[..])?.join(&b'/')));
+        }
+        let root = to.len() + root.len() - from.len();
+        Some((moved[..root].join(&b'/'), path.to_vec()))
+    }
+}
 
 /// Open files by handle.
 #[derive(Clone, Default)]
@@ -75,6 +112,35 @@ impl OpenFiles {
         let (export, path) = (export.to_vec(), path.to_vec());
         let open = Open { export, path, flags, inode, identity, locks: Vec::new() };
         self.open.entry(handle).or_insert(open);
+    }
+
+    /// Returns what a request renames.
+    pub(crate) fn renamed_by(&self, request: &Request<'_>) -> Option<Renamed> {
+        let Request::Rename { base, flags, path, new_base, new_path } = *request else {
+            return None;
+        };
+        let all = |base, path| {
+            let Open { export, path: above, .. } = self.open.get(&base)?;
+            Some(
+                [&export[..], above, path]
+                    .into_iter()
+                    .flat_map(names)
+                    .map(<[u8]>::to_vec)
+                    .collect(),
+            )
+        };
+        let (from, to) = (all(base, path)?, all(new_base, new_path)?);
+        Some(Renamed { from, to, is_exchange: flags & rename_flag::EXCHANGE != 0 })
+    }
+
+    /// Remembers that this was renamed.
+    pub(crate) fn remember_renamed(&mut self, request: &Request<'_>) {
+        let Some(renamed) = self.renamed_by(request) else { return };
+        for open in self.open.values_mut() {
+            if let Some(place) = renamed.moved(&open.export, &open.path) {
+                (open.export, open.path) = place;
+            }
+        }
     }
 
     /// Remembers that this was locked or unlocked.
@@ -162,13 +228,15 @@ impl OpenFiles {
     /// Calls `each` with the request that reopens each file and with those that take its locks
     /// again, and with the user and group that opened the file; `each` returns whether the request
     /// succeeded. Files that cannot be reopened with all their locks are stale from then on. `place_of`:
-    /// see [`crate::Options::place_of`].
+    /// see [`crate::Options::place_of`]. A file that one of `maybe` would have renamed is looked for at its
+    /// new name, too.
     ///
     /// # Errors
     /// The connection was lost: ask for everything again on the next one.
     pub(crate) fn reclaim(
         &mut self,
         place_of: PlaceOf,
+        maybe: &[Renamed],
         mut each: impl FnMut((u32, u32), &[Request<'_>]) -> io::Result<bool>,
     ) -> io::Result<()> {
         let mut stale = HashSet::new();
@@ -176,16 +244,21 @@ impl OpenFiles {
             if let Some(place) = place_of(handle) {
                 (open.export, open.path) = place;
             }
-            let request = Request::Reclaim {
-                handle,
-                flags: open.flags,
-                inode: open.inode,
-                export: &open.export,
-                path: &open.path,
+            let Open { flags, inode, identity, .. } = *open;
+            let mut opens = |export: &[u8], path: &[u8]| {
+                let request = Request::Reclaim { handle, flags, inode, export, path };
+                // Files opened one below the other can have longer paths, which no server would take.
+                Ok::<_, io::Error>(path.len() <= PATH_BYTES_MAX && each(identity, &[request])?)
             };
-            // Files opened one below the other can have longer paths, which no server would take.
-            let can_be_sent = open.path.len() <= PATH_BYTES_MAX;
-            let mut again = can_be_sent && each(open.identity, &[request])?;
+            let mut again = opens(&open.export, &open.path)?;
+            let moved = |renamed: &Renamed| renamed.moved(&open.export, &open.path);
+            let others: Vec<_> = maybe.iter().filter_map(moved).collect();
+            for (export, path) in others {
+                if !again && opens(&export, &path)? {
+                    again = true;
+                    (open.export, open.path) = (export, path);
+                }
+            }
             for &((family, owner), range) in &open.locks {
                 let (kind, start, length) = (range.kind, range.start, range.length());
                 let wait = lock::AGAIN;
@@ -319,7 +392,7 @@ mod tests {
             }
             Ok(true)
         };
-        files.reclaim(|_| None, each).unwrap();
+        files.reclaim(|_| None, &[], each).unwrap();
         locks
     }
 
@@ -381,5 +454,67 @@ mod tests {
         };
         assert!(is_shared(1, 5, 0) && is_shared(2, 5, 9));
         assert!(!is_shared(1, 5, 10) && !is_shared(1, 6, 0) && !is_shared(3, 5, 0));
+    }
+
+    /// Returns the handles with the paths by which they are reopened, where only those in `there` are found.
+    fn reopened(files: &mut OpenFiles, maybe: &[Renamed], there: &[&str]) -> Vec<(u64, String)> {
+        let mut found = Vec::new();
+        let each = |_, requests: &[Request<'_>]| {
+            let [Request::Reclaim { handle, export, path, .. }] = *requests else {
+                return Ok(true);
+            };
+            let whole = [export, path].map(String::from_utf8_lossy).join(":");
+            let is_there = there.contains(&&whole[..]);
+            found.extend(is_there.then_some((handle, whole)));
+            Ok(is_there)
+        };
+        files.reclaim(|_| None, maybe, each).unwrap();
+        found
+    }
+
+    #[test]
+    fn files_are_reopened_by_their_new_names() {
+        let mut files = OpenFiles::default();
+        let open = |files: &mut OpenFiles, handle, export: &str, path: &str| {
+            files.remember_path(handle, export.as_bytes(), path.as_bytes(), 2, handle, (0, 0));
+        };
+        open(&mut files, 1, "dir", "");
+        open(&mut files, 2, "dir", "./a//f");
+        open(&mut files, 3, "dir", "a");
+        open(&mut files, 4, "dir", "af");
+        open(&mut files, 5, "dir/a/b", "c/f");
+        open(&mut files, 6, "other", "a/f");
+        let rename = |base, path: &'static str, new_base, new_path: &'static str, flags| {
+            let (path, new_path) = (path.as_bytes(), new_path.as_bytes());
+            Request::Rename { base, flags, path, new_base, new_path }
+        };
+        // Below an open directory, which is then renamed itself.
+        files.remember_renamed(&rename(3, "f", 1, "a/g", 0));
+        files.remember_renamed(&rename(1, "a/", 1, "d/e", 0));
+        // Out of the directory that is the file's root, and of one that is not open.
+        files.remember_renamed(&rename(1, "d/e/b/c/f", 1, "f", 0));
+        files.remember_renamed(&rename(9, "af", 1, "bf", 0));
+        files.remember_renamed(&rename(1, "af", 3, "g", rename_flag::EXCHANGE));
+        let there = ["dir:", "dir:af", "dir:d/e", "dir:d/e/g", "dir/d/e/b:c/f", "other:a/f"];
+        let found = reopened(&mut files, &[], &there);
+        let wanted = [
+            (1, there[0]),
+            (2, there[1]),
+            (3, there[2]),
+            (4, there[3]),
+            (5, there[4]),
+            (6, there[5]),
+        ];
+        assert_eq!(found, wanted.map(|(handle, place)| (handle, place.to_owned())));
+        // It is not known whether this took place; later it turns out that it did not.
+        let maybe = rename(1, "af", 1, "maybe", 0);
+        let maybes = [files.renamed_by(&maybe).unwrap()];
+        let found = reopened(&mut files.clone(), &maybes, &["dir:af"]);
+        assert_eq!(found, [(2, "dir:af".to_owned())]);
+        // It did.
+        let found = reopened(&mut files, &maybes, &["dir:maybe", "dir:d/e/g"]);
+        assert_eq!(found, [(2, "dir:maybe".to_owned()), (4, "dir:d/e/g".to_owned())]);
+        files.remember_renamed(&maybe);
+        assert_eq!(reopened(&mut files, &[], &["dir:maybe"]), [(2, "dir:maybe".to_owned())]);
     }
 }

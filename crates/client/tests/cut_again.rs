@@ -14,7 +14,7 @@ use tempfile::TempDir;
 use towline_client::{Client, Errno, File, Lock, Options, Transport};
 use towline_net::address::Address;
 use towline_server::{Config, Export, ExportKind, Server};
-use towline_wire::request::lock;
+use towline_wire::request::{lock, rename_flag};
 
 #[test]
 #[ignore = "not a test: the server that other tests kill"]
@@ -155,6 +155,66 @@ fn what_was_begun_before_a_file_is_closed_is_done_though_the_server_is_killed() 
     assert_eq!(std::fs::read(&path).unwrap(), vec![7; 4 << 20]);
     root.stat().unwrap();
     assert!(!server.has_open(&path), "it is closed");
+}
+
+#[test]
+fn files_that_the_client_has_renamed_are_opened_again() {
+    let directory = TempDir::new().unwrap();
+    let mut server = Process::start(directory.path());
+    for transport in server.transports() {
+        let client = Client::connect(&transport, Options::default()).unwrap();
+        let root = client.attach(b"dir").unwrap();
+        root.make_directory(b"d", 0o700).unwrap();
+        let below = root.open(b"d", 0, 0).unwrap();
+        let files = ["a", "d/b", "d/c"].map(|name| {
+            let file = root.open(name.as_bytes(), CREATE, 0o600).unwrap();
+            file.write_at(name.as_bytes(), 0).unwrap();
+            file
+        });
+        let outside = below.open(b"../a", 0, 0).unwrap();
+        root.rename(b"a", &below, b"a", 0).unwrap();
+        below.rename(b"b", &root, b"e", 0).unwrap();
+        root.rename(b"e", &below, b"c", rename_flag::EXCHANGE).unwrap();
+        root.rename(b"d", &root, b"f", 0).unwrap();
+        server.kill();
+        server.restart();
+        for (file, name) in files.iter().zip(["a", "d/b", "d/c"]) {
+            let mut back = [0; 8];
+            let count = file.read_at(&mut back, 0).unwrap();
+            assert_eq!(&back[..count], name.as_bytes());
+        }
+        assert!(below.stat_path(b"a", false).unwrap().inode == files[0].attr().inode);
+        // `..` is not followed by the client.
+        assert_eq!(outside.stat().unwrap_err().errno(), Errno::ESTALE);
+        below.unlink(b"a", false).unwrap();
+        below.unlink(b"c", false).unwrap();
+        root.unlink(b"e", false).unwrap();
+        root.unlink(b"f", true).unwrap();
+    }
+}
+
+/// The server has renamed the file, but was killed before its answer arrived.
+#[test]
+fn a_file_is_opened_again_though_its_rename_was_not_answered() {
+    for keeps_state in [false, true] {
+        let directory = TempDir::new().unwrap();
+        let started = Process::start_with(directory.path(), keeps_state, Duration::from_secs(60));
+        let (to, new) = (started.port, directory.path().join("data/new"));
+        let server = Mutex::new(started);
+        // After the welcome and the answers to opening the root and the file.
+        let port = cutter(to, 1, 3, move || {
+            common::eventually("it is renamed", || new.exists());
+            let mut server = server.lock().unwrap();
+            server.kill();
+            server.restart();
+        });
+        let transport = Transport::Tcp("127.0.0.1".into(), port);
+        let client = Client::connect(&transport, Options::default()).unwrap();
+        let root = client.attach(b"dir").unwrap();
+        let file = root.open(b"old", CREATE, 0o600).unwrap();
+        assert_eq!(root.rename(b"old", &root, b"new", 0).is_ok(), keeps_state);
+        file.stat().unwrap();
+    }
 }
 
 /// The paths of files that are opened one below the other can become longer than any request may have.

@@ -5,7 +5,7 @@ use crate::Error;
 use crate::borrow::Memories;
 use crate::disks::OpenDisks;
 use crate::handshake::{Failure, Greeted, greet};
-use crate::reclaim::{FirstUse, OpenFiles};
+use crate::reclaim::{FirstUse, OpenFiles, Renamed};
 use smallvec::SmallVec;
 use std::io;
 use std::sync::Arc;
@@ -222,9 +222,10 @@ impl Core {
                 limit: self.options.greeting,
             };
             let place_of = self.options.place_of;
-            state
-                .files
-                .reclaim(place_of, |identity, requests| lane.exchange(identity, requests))?;
+            let maybe = unanswered_renames(&state.slots, &state.files);
+            state.files.reclaim(place_of, &maybe, |identity, requests| {
+                lane.exchange(identity, requests)
+            })?;
             state.disks.reclaim(|request, take| {
                 let results = lane.ask(self.identity(), std::slice::from_ref(request))?;
                 let replies = parse_results(&results).unwrap_or_default();
@@ -303,6 +304,14 @@ pub(super) fn requests_of(message: &[u8]) -> Option<SmallVec<[Request<'_>; 4]>> 
 /// the server may have executed it.
 fn is_repeatable(message: &[u8]) -> bool {
     requests_of(message).is_some_and(|requests| requests.iter().all(Request::repeatable))
+}
+
+/// What has been renamed if the requests under way were executed.
+fn unanswered_renames(slots: &[Slot], files: &OpenFiles) -> Vec<Renamed> {
+    let under_way =
+        slots.iter().filter(|slot| slot.renames && matches!(slot.status, Status::Waiting));
+    let requests = under_way.filter_map(|slot| requests_of(&slot.message));
+    requests.filter_map(|requests| files.renamed_by(requests.first()?)).collect()
 }
 
 /// Returns the result of a request that was under way when the server ended, if it need not be

@@ -166,6 +166,7 @@ impl Core {
             }
             _ => None,
         };
+        slot.renames = matches!(requests, [Request::Rename { .. }]);
         slot.closes = Closing::of(requests);
         slot.closes_opened = matches!(requests, [.., Request::Close { handle: CURRENT }]);
         if slot.alters {

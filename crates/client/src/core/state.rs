@@ -38,6 +38,7 @@ impl Slot {
             failed: None,
             alters: false,
             lock: None,
+            renames: false,
             closes: None,
             closes_opened: false,
             indebted: false,

@@ -1,6 +1,7 @@
 //! Waiting for answers: one of the waiting threads receives for all.
 
 use super::completing::Completing;
+use super::reconnect::requests_of;
 use super::{Core, Look, Messages, Outcome, Receiving, SlotRef, State, Status, Wait, server_of};
 use crate::borrow::Borrowed;
 use crate::disks::Closing;
@@ -492,8 +493,8 @@ impl Core {
         }
     }
 
-    /// Ends a waiting request with this result, and takes note of what the request locked, closed
-    /// or changed.
+    /// Ends a waiting request with this result, and takes note of what the request locked, renamed,
+    /// closed or changed.
     pub(super) fn complete(&self, state: &mut State, slot: usize, result: Result<(), Error>) {
         if matches!(state.slots[slot].status, Status::Waiting) {
             state.bulk -= usize::from(state.slots[slot].bulk);
@@ -512,6 +513,13 @@ impl Core {
                     }
                     Err(_) => {}
                 }
+            }
+            if found.renames
+                && result.is_ok()
+                && found.outcome.single().is_ok()
+                && let Some([request]) = requests_of(&found.message).as_deref()
+            {
+                state.files.remember_renamed(request);
             }
             if found.closes_opened
                 && result.is_ok()
