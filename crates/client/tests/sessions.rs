@@ -7,8 +7,8 @@
 mod common;
 
 use common::{
-    CREATE, EXCLUSIVE, Process, Raw, TRUNCATE, counter, eventually, pattern, request, setup,
-    setup_with,
+    CREATE, EXCLUSIVE, Process, Raw, TRUNCATE, counter, eventually, hello, hello_message, pattern,
+    port, request, setup, setup_with, transports,
 };
 use std::io::{Read, Write};
 use std::os::unix::net::UnixListener;
@@ -16,11 +16,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tempfile::TempDir;
 use towline_client::{Client, Errno, File, Lock, Options, SetAttr, Transport};
-use towline_server::EngineWish;
-use towline_wire::hello::{MAGIC, VERSION};
+use towline_net::address::Address;
+use towline_server::{Config, EngineWish, Export, ExportKind, Server};
+use towline_wire::hello::{MAGIC, VERSION, resumed};
+use towline_wire::limits::LANELESS_SESSIONS_MAX;
 use towline_wire::reply::parse_results;
 use towline_wire::request::{CURRENT, lock, sync_kind};
-use towline_wire::{Header, Kind, Reply, Request, Welcome};
+use towline_wire::{Header, Hello, Kind, Reply, Request, Welcome};
 
 #[test]
 #[ignore = "not a test: the server of the others"]
@@ -97,6 +99,55 @@ fn what_is_written_is_sent_once_however_many_write() {
         }
     });
     assert_eq!(counter(&setup.client(), "payload_discarded"), 0);
+}
+
+/// Clients that come and go do not fill the memory, and those that have something open do not lose it to them.
+#[test]
+fn sessions_without_a_lane_are_not_kept_without_limit() {
+    let directory = TempDir::new().unwrap();
+    let config = Config {
+        exports: vec![Export::new("dir", ExportKind::Directory(directory.path().into()))],
+        listen: vec![Address::parse("tcp://127.0.0.1:0").unwrap()],
+        cores: 1,
+        ..Config::default()
+    };
+    let server = Server::start(&config).unwrap();
+    let transports = transports(&server, directory.path().join("unused"));
+    let watcher = Client::connect(&transports[0], Options::default()).unwrap();
+    let port = port(&transports);
+    let (sessions, lanes) = (|| counter(&watcher, "sessions"), || counter(&watcher, "lanes"));
+    let leaves = |opens: bool| {
+        let (mut raw, welcome) = Raw::greeted(port);
+        if opens {
+            raw.send(&request(0, 1, &[Request::Attach { name: b"dir" }], 0));
+            assert!(raw.receive().is_some());
+        }
+        welcome
+    };
+    let gone = |opens: bool| {
+        let welcome = leaves(opens);
+        eventually("its lane ends", || lanes() == 1);
+        welcome
+    };
+    let is_kept = |welcome: &Welcome| {
+        let Welcome { session, secret, .. } = *welcome;
+        let mut raw = Raw::connect(port);
+        raw.send(&hello_message(&Hello { session, secret, ..hello() }));
+        let again = Welcome::parse(&raw.receive().unwrap().1).unwrap();
+        again.resumed == resumed::JOINED
+    };
+    let [first, second] = [gone(true), gone(true)];
+    let empty = gone(false);
+    for _ in 2..LANELESS_SESSIONS_MAX {
+        leaves(true);
+    }
+    let kept = gone(true);
+    assert_eq!(sessions(), LANELESS_SESSIONS_MAX as u64 + 1);
+    // That with nothing open has ended, and the one without a lane for longest.
+    assert!(is_kept(&second) && is_kept(&kept));
+    assert!(!is_kept(&first) && !is_kept(&empty));
+    eventually("no more are kept", || sessions() == LANELESS_SESSIONS_MAX as u64 + 1);
+    server.stop();
 }
 
 /// Checks that `other` sees with its next request what `one` has done.

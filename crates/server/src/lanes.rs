@@ -18,7 +18,8 @@ use towline_net::{Link, LinkKind};
 use towline_session::Session;
 use towline_wire::hello::{VERSION, resumed, want};
 use towline_wire::limits::{
-    AHEAD_KEPT_SECONDS, CLIENT_STALL_SECONDS, FAMILY_LEASE_SECONDS, SESSION_LEASE_SECONDS,
+    AHEAD_KEPT_SECONDS, CLIENT_STALL_SECONDS, FAMILY_LEASE_SECONDS, LANELESS_SESSIONS_MAX,
+    SESSION_LEASE_SECONDS,
 };
 use towline_wire::{Errno, Hello, Welcome};
 
@@ -300,6 +301,23 @@ impl Core {
             served.suspend_transfers();
             self.suspend_disks(id);
             self.withdraw_locks(id);
+            self.end_one_too_many();
+        }
+    }
+
+    /// Ends one of too many sessions without a lane: clients that come and go must not fill the memory. One that
+    /// has nothing open loses least; else it is the one that has been without a lane for longest.
+    fn end_one_too_many(&mut self) {
+        let laneless = || self.sessions.all().filter(|served| served.lane.is_none());
+        let is_too_many = |count| count > LANELESS_SESSIONS_MAX;
+        if !is_too_many(self.sessions.len()) || !is_too_many(laneless().count()) {
+            return;
+        }
+        let has_open =
+            |served: &Served| served.disks.has_open() || !served.session.files.lock().is_empty();
+        let least = laneless().min_by_key(|served| (has_open(served), served.laneless_since));
+        if let Some(id) = least.map(|served| served.session.id) {
+            self.end_session(id);
         }
     }
 

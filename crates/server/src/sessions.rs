@@ -50,6 +50,10 @@ impl Sessions {
         self.served[place].take()
     }
 
+    pub(crate) fn len(&self) -> usize {
+        self.places.len()
+    }
+
     pub(crate) fn all(&self) -> impl Iterator<Item = &Served> {
         self.served.iter().flatten()
     }

@@ -41,6 +41,8 @@ pub const SESSION_LEASE_SECONDS: u64 = 90;
 /// The same for a session of a family. The family keeps its open files; the locks of a process are
 /// released if no other session speaks for it, nor reports the ends of processes.
 pub const FAMILY_LEASE_SECONDS: u64 = 3;
+/// Most sessions without a lane on one core.
+pub const LANELESS_SESSIONS_MAX: usize = 4096;
 /// Time for a client to finish the handshake or to use a grant, in seconds.
 pub const CLIENT_STALL_SECONDS: u64 = 30;
 /// How long a client may use an advance grant, in milliseconds.

@@ -123,6 +123,11 @@ struct Granted {
 }
 
 impl SessionDisks {
+    /// Returns true if a disk is open.
+    pub(crate) fn has_open(&self) -> bool {
+        !self.open.is_empty()
+    }
+
     /// Returns the client's meter at this disk, if the client is limited.
     pub(crate) fn meter(&self, disk: u32) -> Option<Arc<Meter>> {
         self.open.get(&disk)?.meter.as_ref().filter(|meter| meter.is_limited()).cloned()
