@@ -379,7 +379,9 @@ impl Core {
         let mut locks = self.shared.locks.lock();
         if locks.awaits() {
             let grace = u32::try_from(self.shared.lock_grace.as_secs()).unwrap_or(u32::MAX);
-            self.shared.notify(locks.end_awaited(seconds().saturating_sub(grace)));
+            let now = seconds();
+            locks.note_running(now);
+            self.shared.notify(locks.end_awaited(now.saturating_sub(grace)));
         }
         state.has_unclaimed() || locks.awaits()
     }

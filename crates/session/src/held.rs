@@ -13,13 +13,13 @@
 //! | 40 | 16 | first and last byte |
 //! | 56 | 3 | kind; 1 for a `flock` lock; 1 for the lock of a process |
 //! | 59 | 1 | zero |
-//! | 60 | 4 | when the owner was first missed after a restart, in seconds; 0 while it is there |
+//! | 60 | 4 | when the owner was first missed after a restart, in seconds, moved on by the time in which no server ran; 0 while it is there |
 //!
 //! A change is not atomic: new ranges are written before old ones are removed. A server killed in between
 //! finds too much rather than too little, until the client sends its request again.
 
 use crate::locks::{FileKey, Owner, Range};
-use crate::state::{LOCKS_AT, LOCKS_ROOM_AT, State};
+use crate::state::{LOCKS_AT, LOCKS_ROOM_AT, RAN_AT, State};
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
@@ -53,7 +53,7 @@ fn place_at(place: u32) -> usize {
 impl HeldLocks {
     /// Reads what was locked when the server ended. All owners are missed from `now` on, in seconds that no
     /// restart sets back, unless they were missed before: a server that is killed again and again does not
-    /// hold locks for ever.
+    /// hold locks for ever. The time in which no server ran does not count, since nobody could come back.
     #[must_use]
     pub fn load(state: Arc<State>, now: u32) -> Self {
         let room = u32::from_le(state.memory.word32(LOCKS_ROOM_AT).load(Ordering::Relaxed));
@@ -64,19 +64,29 @@ impl HeldLocks {
         if room > 0 && held.state.memory.allocate(LOCKS_AT, room * LOCK_BYTES).is_err() {
             held.room = 0;
         }
+        let ran = u32::from_le(held.state.memory.word32(RAN_AT).load(Ordering::Relaxed));
+        let down = now.saturating_sub(ran);
         for place in (0..held.room as u32).rev() {
             match held.read(place) {
                 Some((file, owner, range)) => {
                     let missed = held.missed(place);
-                    if missed.load(Ordering::Relaxed) == 0 {
-                        missed.store(now.max(1).to_le(), Ordering::Relaxed);
-                    }
+                    let since = match u32::from_le(missed.load(Ordering::Relaxed)) {
+                        0 => now,
+                        before => before.saturating_add(down).min(now),
+                    };
+                    missed.store(since.max(1).to_le(), Ordering::Relaxed);
                     held.places.entry((file, owner)).or_default().push((place, range));
                 }
                 None => held.free.push(place),
             }
         }
+        held.note_running(now);
         held
+    }
+
+    /// Notes that the server runs at this time.
+    pub(crate) fn note_running(&self, now: u32) {
+        self.state.memory.word32(RAN_AT).store(now.to_le(), Ordering::Relaxed);
     }
 
     /// Returns all ranges that are locked.

@@ -134,6 +134,13 @@ impl Locks {
         }
     }
 
+    /// Notes that the server runs at this time, in seconds as for [`HeldLocks::load`], while it waits for owners.
+    pub fn note_running(&self, now: u32) {
+        if let Some(kept) = &self.kept {
+            kept.note_running(now);
+        }
+    }
+
     /// Releases the locks of all sessions and families that were missed for the first time before `since`, in
     /// seconds as for [`HeldLocks::load`], and are not back. Returns the waiters that got their locks.
     pub fn end_awaited(&mut self, since: u32) -> Vec<Waiter> {

@@ -30,7 +30,7 @@ use towline_wire::limits::SLOTS_MAX;
 /// "1TWSTATE" as little-endian bytes.
 const MAGIC: u64 = 0x4554_4154_5357_5431;
 /// Changes with every change of this layout, so that no build misreads the file of another.
-const VERSION: u32 = 3;
+const VERSION: u32 = 4;
 /// Most sessions that can be kept; further ones are served, but not kept.
 pub const SESSIONS_MAX: usize = 4096;
 
@@ -47,6 +47,8 @@ const AREAS_AT: usize = HEAD_BYTES + SESSIONS_MAX * ENTRY_BYTES;
 pub(crate) const LOCKS_AT: usize = AREAS_AT + SESSIONS_MAX * AREA_BYTES;
 /// Offset of a word in the head: for how many locks there is room on the disk.
 pub(crate) const LOCKS_ROOM_AT: usize = HEAD_WORDS_END;
+/// Offset of a word in the head: when a server last ran that held locks for owners that were away, in seconds.
+pub(crate) const RAN_AT: usize = LOCKS_ROOM_AT + 4;
 /// Size of the file in bytes. It is sparse: a session takes 80 KiB of the disk when it begins.
 pub const STATE_BYTES: usize = LOCKS_AT + LOCKS_MAX * LOCK_BYTES;
 

@@ -173,11 +173,33 @@ fn locks_of_who_stays_away_end_although_the_server_is_restarted() {
         if now < 30 {
             locks.returned(2);
         }
+        locks.note_running(now + 10);
     }
     let mut locks = Locks::keeping(HeldLocks::load(open(&state), 40));
     locks.end_awaited(20);
     assert_eq!(locks.lock(FILE, of(3, 20), None), Ok(Locked::Done(vec![])), "missed since 10");
     assert_eq!(locks.lock(FILE, of(3, 40), None), Err(Errno::EAGAIN), "missed since 30");
+}
+
+/// Nobody can come back meanwhile.
+#[test]
+fn the_time_without_a_server_does_not_count() {
+    use crate::state::tests::{create, file, open};
+    let state = file();
+    let lock = |session| Waiter { session, ..waiter(session, lock::EXCLUSIVE, 20 * session, 10) };
+    let mut locks = Locks::keeping(HeldLocks::load(create(&state), 1));
+    locks.lock(FILE, lock(1), None).unwrap();
+    drop(locks);
+    // Missed for two seconds, and for none by a server that is killed at once.
+    let locks = Locks::keeping(HeldLocks::load(open(&state), 10));
+    locks.note_running(12);
+    drop(locks);
+    drop(Locks::keeping(HeldLocks::load(open(&state), 60)));
+    let mut locks = Locks::keeping(HeldLocks::load(open(&state), 100));
+    locks.end_awaited(98);
+    assert!(locks.awaits());
+    locks.end_awaited(99);
+    assert!(!locks.awaits());
 }
 
 /// Who has been told of the changes of all others, and has not been away since.
