@@ -119,7 +119,7 @@ impl Core {
 
     fn send(&self, errand: Errand, files: SharedFiles, low: bool) {
         let shared = self.shared.clone();
-        let pool = self.shared.pools.files.of(&errand.store);
+        let pool = self.shared.pools.of_files(&errand.store);
         let work = move || Some(Mail::Returned(errand.carry_out(&shared, &files)));
         pool.run(Job { work: Box::new(work), reply_to: self.mailbox.clone(), low });
     }
@@ -187,6 +187,6 @@ impl Core {
             None
         });
         let job = Job { work, reply_to: self.mailbox.clone(), low: false };
-        self.shared.pools.files.of(store).run(job);
+        self.shared.pools.of_files(store).run(job);
     }
 }

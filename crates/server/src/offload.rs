@@ -37,6 +37,11 @@ pub(crate) struct Offload {
 }
 
 impl Offload {
+    #[cfg(test)]
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.shared, &other.shared)
+    }
+
     pub(crate) fn run(&self, job: Job) {
         let mut state = self.shared.0.lock();
         state.jobs.push(job.low, job);

@@ -1,5 +1,5 @@
-//! A pool of threads that may block for each store and each disk. A store that hangs occupies only its own
-//! threads.
+//! A pool of threads that may block for each store, whatever parts of it clients use, and each disk. A store
+//! that hangs occupies only its own threads.
 
 use crate::offload::Offload;
 use parking_lot::Mutex;
@@ -10,8 +10,16 @@ use towline_store::FileStore;
 /// All pools.
 #[derive(Default)]
 pub(crate) struct Pools {
-    pub(crate) files: PoolsOf<dyn FileStore>,
+    files: PoolsOf<dyn FileStore>,
     pub(crate) disks: PoolsOf<Disk>,
+}
+
+impl Pools {
+    /// Returns the pool of this store or of that whose part it is: clients cannot multiply the threads by using
+    /// many directories.
+    pub(crate) fn of_files(&self, store: &Arc<dyn FileStore>) -> Offload {
+        self.files.of(store.whole().as_ref().unwrap_or(store))
+    }
 }
 
 /// The pools for one kind of store.
@@ -36,5 +44,25 @@ impl<T: ?Sized> PoolsOf<T> {
         let pool = Offload::default();
         pools.push((Arc::downgrade(store), pool.clone()));
         pool
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::offload::own_caller;
+    use towline_store::directory::DirectoryStore;
+
+    #[test]
+    fn parts_of_a_store_share_its_threads() {
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(directory.path().join("a/b")).unwrap();
+        let store = || DirectoryStore::new(directory.path(), false).unwrap() as Arc<dyn FileStore>;
+        let (pools, whole, other) = (Pools::default(), store(), store());
+        let part = whole.below(&own_caller(), b"a").unwrap();
+        let below = part.below(&own_caller(), b"b").unwrap();
+        let pool = pools.of_files(&whole);
+        assert!(pools.of_files(&part).is(&pool) && pools.of_files(&below).is(&pool));
+        assert!(!pools.of_files(&other).is(&pool));
     }
 }

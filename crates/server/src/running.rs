@@ -147,7 +147,7 @@ impl Core {
                 };
                 let reply_to = self.mailbox.clone();
                 let job = Job { work: Box::new(work), reply_to, low };
-                self.shared.pools.files.of(&store).run(job);
+                self.shared.pools.of_files(&store).run(job);
             }
             Step::Lock(_, _, true) if running.cancelled => {
                 running.compound.locked(Err(Errno::EINTR));

@@ -117,6 +117,11 @@ pub trait FileStore: Send + Sync {
     /// As `openat(2)` with `O_PATH` and `O_DIRECTORY`.
     fn below(&self, caller: &Caller, path: &[u8]) -> Result<Arc<dyn FileStore>, Errno>;
 
+    /// Returns the store of whose files these are a part ([`FileStore::below`]); `None` if this is it.
+    fn whole(&self) -> Option<Arc<dyn FileStore>> {
+        None
+    }
+
     /// `openat(2)`: opens or creates a file, and also returns its attributes.
     fn open(
         &self,

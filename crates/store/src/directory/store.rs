@@ -31,6 +31,9 @@ pub struct DirectoryStore {
     root: Arc<DirectoryFile>,
     /// Stores of directories in this one that are in use.
     parts: Mutex<Vec<Weak<Self>>>,
+    /// The store in which this is a directory.
+    whole: Option<Arc<Self>>,
+    this: Weak<Self>,
 }
 
 impl DirectoryStore {
@@ -89,14 +92,14 @@ impl DirectoryStore {
         server: Arc<ServerIdentity>,
         read_only: bool,
         foreign: Arc<OnceLock<String>>,
-        device: Option<u64>,
+        whole: Option<Arc<Self>>,
     ) -> Result<Arc<Self>, Errno> {
         let stat = stat_file(&root)?;
         let root_identity = identity_of(&stat);
         let tree = Arc::new(Tree {
             root: root.clone(),
             root_identity,
-            device: device.unwrap_or(root_identity.0),
+            device: whole.as_ref().map_or(root_identity.0, |whole| whole.tree.device),
             server,
             read_only,
             known: Known::default(),
@@ -105,7 +108,8 @@ impl DirectoryStore {
         });
         let opening = Opening::of(OpenHow { flags: super::open_flags::PATH_ONLY, mode: 0 })?;
         let root = Arc::new(DirectoryFile::new(&tree, root, &opening, &stat, None));
-        Ok(Arc::new(Self { tree, root, parts: Mutex::default() }))
+        let parts = Mutex::default();
+        Ok(Arc::new_cyclic(|this| Self { tree, root, parts, whole, this: this.clone() }))
     }
 
     /// Returns the type of a file system in the tree, for example `nfs4`, that asks another machine
@@ -200,11 +204,16 @@ impl FileStore for DirectoryStore {
         if let Some(part) = known.find(|part| part.tree.root_identity == identity) {
             return Ok(part);
         }
-        let Tree { server, read_only, foreign, device, .. } = &*self.tree;
+        let Tree { server, read_only, foreign, .. } = &*self.tree;
         let (server, foreign) = (server.clone(), foreign.clone());
-        let part = Self::of(Arc::new(root), server, *read_only, foreign, Some(*device))?;
+        let whole = self.whole.clone().or_else(|| self.this.upgrade());
+        let part = Self::of(Arc::new(root), server, *read_only, foreign, whole)?;
         parts.push(Arc::downgrade(&part));
         Ok(part)
+    }
+
+    fn whole(&self) -> Option<Arc<dyn FileStore>> {
+        self.whole.clone().map(|whole| whole as _)
     }
 
     fn open(
