@@ -167,6 +167,35 @@ impl OpenFiles {
         }
     }
 
+    /// Remembers no more than what is locked in any case while this request is under way. The server may have
+    /// executed it and ended, and others may have what was given up.
+    pub(crate) fn give_up(&mut self, handle: u64, new: &Lock) {
+        // A `flock` lock is converted by giving it up and locking again.
+        if new.kind == lock::UNLOCK || new.family == lock::FLOCK {
+            return self.remember_lock(handle, &Lock { kind: lock::UNLOCK, ..*new });
+        }
+        let Ok(range) = Range::new(new.kind, new.start, new.length) else { return };
+        if new.kind != lock::SHARED {
+            return;
+        }
+        let Some(this) = self.open.get(&handle) else { return };
+        let (inode, export) = (this.inode, this.export.clone());
+        let is_process = new.family == lock::PROCESS;
+        let owner = (new.family, if is_process { new.owner } else { 0 });
+        for (other, open) in &mut self.open {
+            // Process locks belong to the file, however it was opened.
+            if *other != handle && !(is_process && open.inode == inode && open.export == export) {
+                continue;
+            }
+            for (holder, held) in open.locks.clone() {
+                if holder == owner && held.overlaps(&range) {
+                    let (start, last) = (held.start.max(range.start), held.last.min(range.last));
+                    Range { kind: lock::SHARED, start, last }.apply(owner, &mut open.locks);
+                }
+            }
+        }
+    }
+
     /// Forgets the locks of a process that has ended.
     pub(crate) fn end_process(&mut self, owner: u64) {
         for open in self.open.values_mut() {
@@ -419,6 +448,29 @@ mod tests {
         answer(2, &Reply::Failed { errno: 5 });
         answer(1, &Reply::Done {});
         assert!(!lane.exchange((0, 0), &[Request::Reclaimed {}]).unwrap());
+    }
+
+    /// The server may have executed a request and ended, and others may have what it gave up.
+    #[test]
+    fn what_is_being_given_up_is_not_locked_again() {
+        let mut files = OpenFiles::default();
+        for handle in [1, 2] {
+            files.remember_path(handle, b"dir", b"f", 2, 7, (0, 0));
+        }
+        let lock = |family, kind, owner, start, length| Lock { family, kind, owner, start, length };
+        let (process, shared, exclusive) = (lock::PROCESS, lock::SHARED, lock::EXCLUSIVE);
+        files.remember_lock(1, &lock(process, exclusive, 5, 0, 10));
+        files.give_up(2, &lock(process, shared, 5, 6, 10));
+        assert_eq!(asked(&mut files), [(1, 5, exclusive, 0, 6), (1, 5, shared, 6, 4)]);
+        files.give_up(2, &lock(process, exclusive, 5, 2, 10));
+        assert_eq!(asked(&mut files), [(1, 5, exclusive, 0, 6), (1, 5, shared, 6, 4)]);
+        files.give_up(2, &lock(process, lock::UNLOCK, 5, 2, 0));
+        assert_eq!(asked(&mut files), [(1, 5, exclusive, 0, 2)]);
+        files.give_up(1, &lock(process, lock::UNLOCK, 6, 0, 0));
+        assert_eq!(asked(&mut files), [(1, 5, exclusive, 0, 2)], "another process");
+        files.remember_lock(1, &lock(lock::FLOCK, shared, 0, 0, 0));
+        files.give_up(1, &lock(lock::FLOCK, exclusive, 0, 0, 0));
+        assert_eq!(asked(&mut files), [(1, 5, exclusive, 0, 2)], "it is converted");
     }
 
     #[test]

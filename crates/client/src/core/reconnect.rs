@@ -214,6 +214,11 @@ impl Core {
             state.slots.iter().map(|slot| out.messages.iter().any(|out| out.is_unsent(slot)));
         let unsent: Vec<bool> = unsent.collect();
         if welcome.resumed != resumed::JOINED {
+            for slot in state.slots.iter().filter(|slot| matches!(slot.status, Status::Waiting)) {
+                if let Some((handle, lock)) = &slot.lock {
+                    state.files.give_up(*handle, lock);
+                }
+            }
             // The last slot is reserved for this.
             let mut lane = FirstUse {
                 link: &link,
