@@ -217,6 +217,40 @@ fn a_file_is_opened_again_though_its_rename_was_not_answered() {
     }
 }
 
+/// The server has unlocked the file, but was killed before its answer arrived, and another client has it.
+#[test]
+fn a_lock_is_not_asked_for_again_though_giving_it_up_was_not_answered() {
+    for (keeps_state, family) in
+        [(false, lock::PROCESS), (true, lock::PROCESS), (true, lock::FLOCK)]
+    {
+        let directory = TempDir::new().unwrap();
+        let server = Process::start_with(directory.path(), keeps_state, Duration::ZERO);
+        let (to, near) = (server.port, server.tcp());
+        let server = Mutex::new(server);
+        let exclusive = Lock { family, kind: lock::EXCLUSIVE, owner: 1, start: 0, length: 0 };
+        let other = Client::connect(&near, Options::default()).unwrap();
+        let root = other.attach(b"dir").unwrap();
+        let others = root.open(b"file", CREATE, 0o600).unwrap();
+        // Messages from the server: the welcome, and the answers to opening the root and the file and to
+        // locking it.
+        let port = cutter(to, 1, 4, move || {
+            others.lock(&Lock { owner: 2, ..exclusive }, true).unwrap();
+            let mut server = server.lock().unwrap();
+            server.kill();
+            server.restart();
+            others.stat().unwrap();
+        });
+        let transport = Transport::Tcp("127.0.0.1".into(), port);
+        let client = Client::connect(&transport, Options::default()).unwrap();
+        let root = client.attach(b"dir").unwrap();
+        let file = root.open(b"file", CREATE, 0o600).unwrap();
+        file.lock(&exclusive, false).unwrap();
+        file.lock(&Lock { kind: lock::UNLOCK, ..exclusive }, false).unwrap();
+        file.stat().unwrap();
+        assert_eq!(file.lock(&exclusive, false).unwrap_err().errno(), Errno::EAGAIN);
+    }
+}
+
 /// The paths of files that are opened one below the other can become longer than any request may have.
 #[test]
 fn a_file_too_deep_to_be_opened_again_is_lost_alone() {
