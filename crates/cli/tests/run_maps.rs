@@ -12,7 +12,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
-use support::{TOWLINE, World, forbidding, keeper, noise, text};
+use support::{TOWLINE, World, forbidding, keeper, noise, text, wait_until};
 
 /// The remote directory's path for the programs; it does not exist locally.
 const PREFIX: &str = "/towline-maps-test";
@@ -181,7 +181,7 @@ print('done')
     }
 }
 
-/// As the kernel writes back what a killed process has stored.
+/// As the kernel writes back what a killed process has stored: in its place, however the file was opened.
 #[test]
 fn what_a_killed_program_stored_is_written() {
     if !possible() {
@@ -189,10 +189,12 @@ fn what_a_killed_program_stored_is_written() {
     }
     let world = World::new();
     let path = world.local("served/big");
-    big(&path);
-    let script = r"
+    for flags in ["os.O_RDWR", "os.O_RDWR | os.O_APPEND"] {
+        big(&path);
+        let script = format!(
+            r"
 import mmap, os, signal, sys
-fd = os.open(sys.argv[1], os.O_RDWR)
+fd = os.open(sys.argv[1], {flags})
 m = mmap.mmap(fd, 0)
 m[5 << 20:(5 << 20) + 6] = b'stored'
 if os.fork() == 0:
@@ -200,23 +202,22 @@ if os.fork() == 0:
     os.kill(os.getppid(), signal.SIGKILL)
     os.kill(os.getpid(), signal.SIGKILL)
 signal.pause()
-";
-    let (status, _, complaint) = ended(python(&world.through("unix", "dir"), script));
-    assert_eq!(status.signal(), Some(libc::SIGKILL), "{status}: {complaint}");
-    // The keeper writes it after the program has ended.
-    let file = fs::File::open(&path).unwrap();
-    let read = |at| {
-        let mut bytes = [0; 7];
-        file.read_exact_at(&mut bytes, at).unwrap();
-        bytes
-    };
-    for _ in 0..1200 {
-        if (read(5 << 20), read(6 << 20)) == (*b"stored\0", *b"by both") {
-            return;
-        }
-        std::thread::sleep(Duration::from_millis(100));
+"
+        );
+        let (status, _, complaint) = ended(python(&world.through("unix", "dir"), &script));
+        assert_eq!(status.signal(), Some(libc::SIGKILL), "{flags}: {status}: {complaint}");
+        // The keeper writes it after the program has ended.
+        let file = fs::File::open(&path).unwrap();
+        let read = |at| {
+            let mut bytes = [0; 7];
+            file.read_exact_at(&mut bytes, at).unwrap();
+            bytes
+        };
+        wait_until(&format!("what was stored is written ({flags})"), || {
+            (read(5 << 20), read(6 << 20)) == (*b"stored\0", *b"by both")
+        });
+        assert_eq!(file.metadata().unwrap().len(), LENGTH, "{flags}");
     }
-    panic!("{:?} {:?}", read(5 << 20), read(6 << 20));
 }
 
 /// Maps the file, touches a page, prints a line, waits for a line, and touches another page.

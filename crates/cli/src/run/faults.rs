@@ -36,7 +36,7 @@ struct Source {
     _open: OwnedFd,
     client: Client,
     handle: u64,
-    flags: u32,
+    is_writable: bool,
 }
 
 impl Source {
@@ -44,13 +44,10 @@ impl Source {
         &self,
         work: impl FnOnce(&towline_client::File) -> Result<T, towline_client::Error>,
     ) -> io::Result<T> {
+        // Without the program's flags: what was stored is written in its place, also with `O_APPEND`.
         self.client
-            .with_handle(self.handle, self.flags, work)
+            .with_handle(self.handle, 0, work)
             .map_err(|error| io::Error::from_raw_os_error(i32::from(error.errno().0)))
-    }
-
-    fn is_writable(&self) -> bool {
-        self.flags & libc::O_ACCMODE as u32 == libc::O_RDWR as u32
     }
 }
 
@@ -287,7 +284,7 @@ impl<'a> Process<'a> {
     /// Writes back, after the process has ended, what it could not write itself, for instance because it was
     /// killed.
     fn write_back(&self) {
-        let is_shared = |range: &&Range| range.memory.is_some() && range.source.is_writable();
+        let is_shared = |range: &&Range| range.memory.is_some() && range.source.is_writable;
         let mut ranges = self.ranges.iter().filter(is_shared).peekable();
         if let (Some(_), Some(ended)) = (ranges.peek(), &self.ended) {
             // An ending process first frees its memory, then closes the locks on the memory of its mappings.
@@ -405,7 +402,8 @@ impl<'a> Process<'a> {
         let _ = known.into_handle();
         let name = || self.run.mappings.join(memory::name(mount, inode));
         let memory = is_shared.then(|| Memory::open(name())).transpose()?;
-        Ok((Source { _open: open, client: client.clone(), handle, flags }, memory))
+        let is_writable = flags & libc::O_ACCMODE as u32 == libc::O_RDWR as u32;
+        Ok((Source { _open: open, client: client.clone(), handle, is_writable }, memory))
     }
 
     /// Removes this memory from the ranges that map files.
