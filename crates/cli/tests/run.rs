@@ -436,3 +436,30 @@ fn a_program_that_becomes_another_user_is_reported() {
     let report: serde_json::Value = serde_json::from_slice(&output.stderr).unwrap();
     assert_eq!(report["files"][prefix.join("file").to_str().unwrap()], 1, "{report}");
 }
+
+/// As a store to that address would end it: the connection is not taken for a lost one.
+#[test]
+fn a_program_that_writes_from_a_bad_address_ends() {
+    let world = World::new();
+    // Over TCP and the socket, the data goes from the program's memory to the kernel.
+    for transport in ["tcp", "unix"] {
+        for length in [2000, 20_000, 1 << 20] {
+            for call in ["write(fd, at, length)", "pwrite(fd, at, length, 0)"] {
+                let script = format!(
+                    "import ctypes, os\n\
+                     libc, fd = ctypes.CDLL(None), os.open('{PREFIX}/f', os.O_RDWR | os.O_CREAT)\n\
+                     length, at = ctypes.c_size_t({length}), ctypes.c_void_p(8192)\n\
+                     print(libc.{call})"
+                );
+                let output = Command::new(TOWLINE)
+                    .args(["run", "--at", &format!("{PREFIX}={}", world.through(transport, "dir"))])
+                    .args(["--", "python3", "-c", &script])
+                    .output()
+                    .unwrap();
+                let said = String::from_utf8_lossy(&output.stderr);
+                assert_eq!(output.status.signal(), Some(libc::SIGSEGV), "{call} {length}: {said}");
+            }
+        }
+    }
+    assert_eq!(fs::metadata(world.local("served/f")).unwrap().len(), 0);
+}

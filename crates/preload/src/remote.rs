@@ -405,11 +405,21 @@ pub(crate) fn check_writable(open: Open) -> Result<(), i32> {
     Ok(())
 }
 
+/// Reads a byte of each page of what a program writes. If the program has no such memory, it ends here, as
+/// where the data is copied: a socket to which it is sent would fail, and be taken for a lost connection.
+fn touch(data: &[u8]) {
+    for byte in data.iter().step_by(towline_mem::page_bytes()).chain(data.last()) {
+        // SAFETY: the program passes memory that can be read.
+        unsafe { std::ptr::from_ref(byte).read_volatile() };
+    }
+}
+
 fn put(open: Open, data: &[u8], at: u64, appends: bool) -> Result<(usize, i64), i32> {
     check_writable(open)?;
     if data.is_empty() {
         return Ok((0, at as i64));
     }
+    touch(data);
     let data = match limits::file_bytes() {
         None => data,
         Some(limit) => {
