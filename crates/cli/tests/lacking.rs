@@ -268,6 +268,30 @@ fn programs_that_may_not_sleep_wait_all_the_same() {
     }
 }
 
+/// As in libc, which stores a byte in each block.
+#[test]
+fn files_are_allocated_where_their_file_system_cannot() {
+    if !have("python3") {
+        return;
+    }
+    let script = "mount -t ramfs none /mnt && exec \"$0\" run --serve /mnt --at /towline-lacking -- python3 -c '
+import os
+path = \"/towline-lacking/f\"
+with open(path, \"wb\") as file:
+    file.write(b\"x\" * 5000 + bytes(5000))
+for flags in (os.O_RDWR, os.O_RDWR | os.O_APPEND):
+    fd = os.open(path, flags)
+    os.posix_fallocate(fd, 10, 9000)
+    print(os.stat(fd).st_size)
+fd = os.open(path, os.O_RDWR)
+os.posix_fallocate(fd, 100, (3 << 20) + 5)
+with open(path, \"rb\") as file:
+    print(file.read() == b\"x\" * 5000 + bytes((3 << 20) + 105 - 5000), os.stat(path).st_blocks * 512 > 3 << 20)
+'";
+    let Some((status, said)) = apart(script, &[]) else { return };
+    assert_eq!((status, said.as_str()), (0, "10000\n10000\nTrue True\n"));
+}
+
 /// Of a device that the kernel does not have, the record can be removed, but nothing can be resumed.
 #[test]
 fn a_device_that_is_gone_leaves_a_record() {

@@ -7,7 +7,7 @@ use crate::table::real;
 use crate::{fresh, limits, place, remote};
 use libc::{c_int, c_uint, c_void, iovec, off64_t, size_t, ssize_t};
 use std::sync::atomic::Ordering;
-use towline_client::{File, SetAttr};
+use towline_client::{Errno, File, SetAttr};
 use towline_wire::request::sync_kind;
 
 /// Most bytes that one call moves, as on Linux.
@@ -416,8 +416,47 @@ pub(crate) unsafe fn posix_fallocate(fd: c_int, from: off64_t, length: off64_t) 
         // SAFETY: the program passes valid arguments.
         None => unsafe { real::posix_fallocate(fd, from, length) },
         // This function returns the error number.
-        Some(open) => inside(|| allocate(open, 0, from, length)).err().unwrap_or(0),
+        Some(open) => inside(|| match allocate(open, 0, from, length) {
+            Err(libc::EOPNOTSUPP) => fill(open, from as u64, length as u64),
+            done => done,
+        })
+        .err()
+        .unwrap_or(0),
     }
+}
+
+/// Allocates a part of a file whose file system cannot do that at once, as libc does: stores a zero byte
+/// at the end of each block, unless there is another one.
+fn fill(open: Open, from: u64, length: u64) -> Result<(), i32> {
+    const BLOCK: usize = 4096;
+    const PIECE: usize = 64 * BLOCK;
+    const ZERO: [u8; 1] = [0];
+    let mount = open.entry.mount.load(Ordering::Relaxed) as usize;
+    let end = from + length;
+    let fill_piece = |file: &File, piece: std::ops::Range<u64>| {
+        let mut present = vec![0; (piece.end - piece.start) as usize];
+        file.read_at(&mut present, piece.start)?;
+        let blocks = present.chunks(BLOCK).enumerate();
+        let empty = blocks.filter(|(_, block)| block.last() == Some(&0));
+        let started: Vec<_> = empty
+            .map(|(number, block)| (number * BLOCK + block.len() - 1) as u64)
+            .map(|at| file.start_write_at(ZERO.to_vec(), piece.start + at))
+            .collect::<Result<_, _>>()?;
+        for operation in started {
+            if operation.wait()?.0 == 0 {
+                return Err(Errno::ENOSPC.into());
+            }
+        }
+        Ok(())
+    };
+    maps::changing(open, || {
+        for start in (from..end).step_by(PIECE) {
+            let piece = start..end.min(start + PIECE as u64);
+            // Without the program's flags: with `O_APPEND`, the bytes would go elsewhere.
+            remote::with_handle(mount, open.handle, |file| fill_piece(file, piece.clone()))?;
+        }
+        Ok(())
+    })
 }
 
 pub(crate) unsafe fn posix_fadvise(
