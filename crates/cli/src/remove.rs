@@ -22,6 +22,8 @@ const AHEAD: usize = 32;
 /// Errors of unlinking that do not tell whether the name is a directory, or exists at all: a read-only file system
 /// does not look.
 const LOOK_AGAIN: [Errno; 3] = [Errno::EISDIR, Errno::EPERM, Errno::EROFS];
+/// Errors that tell that a name does not exist.
+const ABSENT: [Errno; 2] = [Errno::ENOENT, Errno::ENOTDIR];
 /// `DT_DIR`.
 const KIND_DIRECTORY: u8 = 4;
 /// `DT_UNKNOWN`.
@@ -51,10 +53,10 @@ pub(crate) fn run(args: &Args) -> ExitCode {
     let remotes = Remotes::default();
     for url in &args.urls {
         match remotes.place(url).and_then(|place| remove(&place, args, &report)) {
-            Err(failure) if !(args.force && failure.is(Errno::ENOENT)) => {
-                report.error(url, failure);
-            }
-            _ => (),
+            // Below a file there is nothing either.
+            Err(failure) if args.force && ABSENT.iter().any(|errno| failure.is(*errno)) => (),
+            Err(failure) => report.error(url, failure),
+            Ok(()) => (),
         }
     }
     report.status()
@@ -95,12 +97,12 @@ struct Level {
 
 /// Removes the contents, then the directory. Failures are reported, and the rest is still removed.
 fn remove_tree(top: &Place, report: &Report) -> Outcome<()> {
-    let mut levels = vec![enter(top.clone(), report)?];
+    let mut levels = Vec::from_iter(enter_unless_removed(top, report)?);
     while let Some(level) = levels.last_mut() {
         if let Some(name) = level.below.pop() {
             let place = level.inside.child(&name);
-            match enter(place.clone(), report) {
-                Ok(level) => levels.push(level),
+            match enter_unless_removed(&place, report) {
+                Ok(level) => levels.extend(level),
                 Err(failure) if failure.is(Errno::ENOENT) => (),
                 Err(failure) => {
                     level.complete = false;
@@ -130,6 +132,18 @@ fn leave(place: &Place, report: &Report) -> bool {
             report.error(place, error.into());
             false
         }
+    }
+}
+
+/// [`enter`]. Returns `None` if the directory is gone: one that may not be read is removed if it is empty.
+fn enter_unless_removed(place: &Place, report: &Report) -> Outcome<Option<Level>> {
+    match enter(place.clone(), report) {
+        Err(failure)
+            if failure.is(Errno::EACCES) && place.base.unlink(place.path(), true).is_ok() =>
+        {
+            Ok(None)
+        }
+        entered => entered.map(Some),
     }
 }
 

@@ -8,7 +8,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, symlink};
 use std::process::{Command, Stdio};
-use support::{TOWLINE, World, bad, good, listening, noise, run, text};
+use support::{TOWLINE, World, bad, good, have, listening, noise, run, set_mode, text};
 
 #[test]
 fn listings() {
@@ -104,6 +104,50 @@ fn a_large_directory_is_listed_whole_and_removed() {
     assert!(!directory.exists());
 }
 
+/// As for `rm`: a directory that may not be read can still be removed if it is empty.
+#[test]
+fn empty_directories_that_cannot_be_read_are_removed() {
+    let is_root = rustix::process::geteuid().is_root();
+    if is_root && !have("setpriv") {
+        return;
+    }
+    let world = World::new();
+    let (served, folder) = (world.local("served"), world.local("folder"));
+    for directory in ["empty", "tree/empty", "full/inside"] {
+        fs::create_dir_all(served.join(directory)).unwrap();
+    }
+    fs::create_dir(&folder).unwrap();
+    let closed = ["empty", "tree/empty", "full"].map(|name| served.join(name));
+    for directory in closed.iter().chain(&[served.join("tree"), served.clone(), folder.clone()]) {
+        set_mode(directory, if closed.contains(directory) { 0 } else { 0o755 });
+        if is_root {
+            std::os::unix::fs::chown(directory, Some(65534), Some(65534)).unwrap();
+        }
+    }
+    // A server that is not root may not read them.
+    let socket = folder.join("socket").display().to_string();
+    let user = ["--reuid=65534", "--regid=65534", "--clear-groups"];
+    let mut server = Command::new(if is_root { "setpriv" } else { "env" })
+        .args(if is_root { &user[..] } else { &[] })
+        .args([TOWLINE, "serve", "--dir", &format!("dir={}", served.display())])
+        .args(["--listen", &format!("unix://{socket}")])
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut told = BufReader::new(server.stderr.take().unwrap()).lines().map(Result::unwrap);
+    assert!(told.any(|line| line.contains("unix://")));
+    let remove = |name| run(&["rm", "-r", &format!("towline+unix:///dir/{name}?socket={socket}")]);
+    let [empty, tree, full] = ["empty", "tree", "full"].map(remove);
+    server.kill().unwrap();
+    server.wait().unwrap();
+    closed.iter().filter(|path| path.exists()).for_each(|path| set_mode(path, 0o755));
+    assert!(empty.status.success() && tree.status.success(), "{empty:?} {tree:?}");
+    assert!(!served.join("empty").exists() && !served.join("tree").exists());
+    let complaint = String::from_utf8_lossy(&full.stderr);
+    assert!(complaint.contains("permission denied"), "{full:?}");
+    assert!(served.join("full").exists());
+}
+
 #[test]
 fn removal_does_not_follow_links() {
     let world = World::new();
@@ -116,6 +160,9 @@ fn removal_does_not_follow_links() {
     assert!(served.join("keep/file").exists() && !served.join("tree").exists());
     bad(1, &["rm", &world.url("dir/none")]);
     good(&["rm", "-f", &world.url("dir/none")]);
+    bad(1, &["rm", &world.url("dir/keep/file/below")]);
+    good(&["rm", "-f", &world.url("dir/keep/file/below")]);
+    good(&["rm", "-rf", &world.url("dir/keep/file/below")]);
     assert!(bad(1, &["rm", "-rf", &world.url("dir")]).contains("not removed"));
     assert!(bad(1, &["rm", "-r", &world.url("ro/keep")]).contains("read-only"));
     bad(1, &["rm", "-rf", &world.url("dir/keep/..")]);
