@@ -19,6 +19,11 @@ fn descriptors_behave() {
 }
 
 #[test]
+fn arguments_that_the_kernel_refuses_are_refused() {
+    same(Libc::Shared, "refused.c", &[]);
+}
+
+#[test]
 fn locks_of_processes_that_end_are_given_to_others() {
     same(Libc::Shared, "locked.c", &[]);
 }

@@ -436,7 +436,18 @@ pub(crate) unsafe fn madvise(at: *mut c_void, length: size_t, advice: c_int) -> 
 }
 
 pub(crate) unsafe fn msync(at: *mut c_void, length: size_t, flags: c_int) -> c_int {
+    const BOTH: c_int = libc::MS_SYNC | libc::MS_ASYNC;
     let (from, to) = (at as usize, (at as usize).saturating_add(length));
+    // SAFETY: the program passes valid arguments.
+    let ask = |flags: c_int| unsafe {
+        checked(libc::SYS_msync, [from, length, flags as usize, 0, 0, 0]).map(drop)
+    };
+    let is_refused = flags & !(BOTH | libc::MS_INVALIDATE) != 0
+        || flags & BOTH == BOTH
+        || !from.is_multiple_of(page_bytes());
+    if is_refused {
+        return finish(ask(flags).map(|()| 0));
+    }
     let ours = with_maps(None, |maps| {
         let mut found = None;
         for map in maps.iter().filter(|map| map.is_in(from, to)) {
@@ -451,15 +462,13 @@ pub(crate) unsafe fn msync(at: *mut c_void, length: size_t, flags: c_int) -> c_i
         Ok(found)
     });
     let done = ours.and_then(|ours| match ours {
-        None => {
-            let arguments = [from, length, flags as usize, 0, 0, 0];
-            // SAFETY: the program passes valid arguments.
-            unsafe { checked(libc::SYS_msync, arguments) }.map(drop)
-        }
+        None => ask(flags),
         Some(files) => inside(|| {
             let waits = flags & libc::MS_SYNC != 0;
             files.into_iter().filter(|_| waits).try_for_each(|file| file.sync())
-        }),
+        })
+        // Whether all of it is mapped. The memory behind the mappings need not be safe.
+        .and_then(|()| ask(flags & !libc::MS_SYNC | libc::MS_ASYNC)),
     });
     finish(done.map(|()| 0))
 }
