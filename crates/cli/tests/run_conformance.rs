@@ -23,6 +23,29 @@ fn arguments_that_the_kernel_refuses_are_refused() {
     same(Libc::Shared, "refused.c", &[]);
 }
 
+/// Only files without a name have seals, on some file systems.
+#[test]
+fn files_have_no_seals() {
+    if !have("python3") {
+        return;
+    }
+    let world = World::new();
+    fs::write(world.local("served/f"), "").unwrap();
+    let script = "python3 -c 'if 1:
+        import fcntl, errno, os
+        path = os.environ[\"AT\"] + \"/f\"
+        for mode in (os.O_RDONLY, os.O_RDWR):
+            for command, argument in ((fcntl.F_GET_SEALS, 0), (fcntl.F_ADD_SEALS, 1)):
+                try:
+                    print(fcntl.fcntl(os.open(path, mode), command, argument))
+                except OSError as error:
+                    print(errno.errorcode[error.errno])
+    '";
+    let output = under_run(&world, script);
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(said, "EINVAL\nEPERM\nEINVAL\nEINVAL\n", "{output:?}");
+}
+
 #[test]
 fn locks_of_processes_that_end_are_given_to_others() {
     same(Libc::Shared, "locked.c", &[]);

@@ -1,7 +1,9 @@
 /* Arguments that the kernel refuses. */
 #include "case.h"
+#include <linux/openat2.h>
 #include <stdint.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 
 #define PAGE 4096
 
@@ -42,9 +44,66 @@ static void msyncs(void) {
     }
 }
 
+static void statxs(void) {
+    struct statx status;
+    make("f", "text");
+    int fd = MUST(open("f", O_RDONLY));
+    int nowhere = AT_EMPTY_PATH;
+    SAY(statx(AT_FDCWD, "f", 0, STATX_BASIC_STATS, &status));
+    SAY(statx(fd, "", nowhere, 0, &status));
+    SAY(statx(AT_FDCWD, "f", AT_SYMLINK_FOLLOW, 0, &status));
+    SAY(statx(AT_FDCWD, "f", 1 << 30, 0, &status));
+    SAY(statx(AT_FDCWD, "none", 1 << 30, 0, &status));
+    status.stx_size = 0;
+    SAY(statx(fd, "", nowhere | 1 << 30, 0, &status));
+    say("size %llu", (unsigned long long)status.stx_size);
+    SAY(statx(AT_FDCWD, "f", 0, STATX__RESERVED, &status));
+    SAY(statx(fd, "", nowhere, STATX__RESERVED, &status));
+    SAY(statx(AT_FDCWD, "f", AT_STATX_FORCE_SYNC, 0, &status));
+    SAY(statx(AT_FDCWD, "f", AT_STATX_SYNC_TYPE, 0, &status));
+    SAY(statx(fd, "", nowhere | AT_STATX_SYNC_TYPE, 0, &status));
+    const char *volatile null = NULL;
+    SAY(statx(AT_FDCWD, null, 0, 0, &status));
+    SAY(statx(fd, null, 0, 0, &status));
+    struct stat old;
+    SAY(fstatat(fd, "", &old, nowhere));
+    SAY(fstatat(AT_FDCWD, "f", &old, 1 << 30));
+}
+
+static int opens(const char *path, struct open_how how, size_t length) {
+    /* What newer kernels may know. */
+    struct { struct open_how how; uint64_t more; } given = {how, length == 32};
+    int fd = syscall(SYS_openat2, AT_FDCWD, path, &given, length == 32 ? sizeof given : length);
+    if (fd >= 0) close(fd);
+    return fd < 0 ? -1 : 0;
+}
+
+#define HOW(...) (struct open_how){__VA_ARGS__}
+
+static void openat2s(void) {
+    make("f", "text");
+    size_t all = sizeof(struct open_how);
+    SAY(opens("f", HOW(.flags = O_RDWR), all));
+    SAY(opens("f", HOW(.flags = O_RDWR), all - 8));
+    SAY(opens("f", HOW(.flags = O_RDWR), 0));
+    SAY(opens("f", HOW(.flags = O_RDWR), 32));
+    SAY(opens("f", HOW(.flags = 1ull << 40), all));
+    SAY(opens("f", HOW(.flags = 1 << 30), all));
+    SAY(opens("f", HOW(.mode = 0600), all));
+    SAY(opens("f", HOW(.flags = O_CREAT | O_RDWR, .mode = 0600), all));
+    SAY(opens("new", HOW(.flags = O_CREAT | O_RDWR, .mode = 01000000), all));
+    SAY(opens("f", HOW(.flags = O_PATH), all));
+    SAY(opens("f", HOW(.flags = O_PATH | O_APPEND), all));
+    SAY(opens("f", HOW(.resolve = 1 << 20), all));
+    SAY(opens("f", HOW(.resolve = 1ull << 40), all));
+    SAY(opens("f", HOW(.resolve = RESOLVE_BENEATH | RESOLVE_IN_ROOT), all));
+    SAY(opens("none", HOW(.flags = O_RDONLY), all));
+    SAY(syscall(SYS_openat2, AT_FDCWD, "f", NULL, all));
+}
+
 int main(int count, char **arguments) {
     static const struct test tests[] = {
-        {"msyncs", msyncs}, {0},
+        {"msyncs", msyncs}, {"statxs", statxs}, {"openat2s", openat2s}, {0},
     };
     return run(count, arguments, tests);
 }

@@ -319,7 +319,11 @@ pub(crate) unsafe fn fcntl(fd: c_int, command: c_int, argument: c_ulong) -> c_in
             // SAFETY: the argument of these commands is the address of a `struct flock`.
             unsafe { super::locks::fcntl(open, command, argument as *mut libc::flock) }
         }
-        libc::F_SETLEASE | libc::F_NOTIFY => finish(Err(libc::EINVAL)),
+        libc::F_ADD_SEALS if remote::check_writable(open).is_err() => finish(Err(libc::EPERM)),
+        // Only files without a name have seals.
+        libc::F_SETLEASE | libc::F_NOTIFY | libc::F_ADD_SEALS | libc::F_GET_SEALS => {
+            finish(Err(libc::EINVAL))
+        }
         // SAFETY: the program passes valid arguments. The flag is that of the placeholder's descriptor.
         libc::F_GETFD | libc::F_SETFD => unsafe { real::fcntl(fd, command, argument) },
         _ => {

@@ -414,8 +414,13 @@ unsafe fn is_fork(number: c_long, first: usize, second: usize) -> bool {
 }
 
 unsafe fn openat2(at: c_int, path: *const c_char, how: *const OpenHow, length: usize) -> c_int {
-    if length < size_of::<OpenHow>() {
-        return finish(Err(libc::EINVAL));
+    // The kernel looks at these before it looks for the directory, and this is none.
+    let nothing = [usize::MAX, c"none".as_ptr() as usize, how as usize, length, 0, 0];
+    // SAFETY: the program passes valid arguments; nothing is opened.
+    match unsafe { guard::checked(libc::SYS_openat2, nothing) } {
+        Err(refused @ (libc::EINVAL | libc::E2BIG | libc::EFAULT)) => return finish(Err(refused)),
+        _ if length < size_of::<OpenHow>() => return finish(Err(libc::EINVAL)),
+        _ => {}
     }
     // SAFETY: the program passes null or a structure of `length` bytes, which is at least its size here.
     let Some(how) = (unsafe { how.as_ref() }) else { return finish(Err(libc::EFAULT)) };

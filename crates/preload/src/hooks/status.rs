@@ -208,10 +208,21 @@ pub(crate) unsafe fn statx(
     mask: c_uint,
     to: *mut libc::statx,
 ) -> c_int {
+    const BOTH: c_int = libc::AT_STATX_FORCE_SYNC | libc::AT_STATX_DONT_SYNC;
+    // `STATX__RESERVED`.
+    const RESERVED: c_uint = 1 << 31;
     // SAFETY: the program passes valid arguments.
     unsafe {
+        if flags & BOTH == BOTH || mask & RESERVED != 0 {
+            // The kernel refuses this for any path.
+            return real::statx(at, path, flags, mask, to);
+        }
         let path = or_working(at, path, flags);
         if let Some(open) = open_itself(at, path, flags) {
+            // Whether the kernel looks at other flags of a descriptor depends on its version.
+            if flags & !STAT_FLAGS != 0 && real::statx(at, path, flags, mask, to) != 0 {
+                return -1;
+            }
             let mount = open.entry.mount.load(Ordering::Relaxed) as usize;
             return ours(|| fill_statx(&remote::stat(open)?, mount, to));
         }
