@@ -6,6 +6,9 @@
 #include <sys/syscall.h>
 
 #define PAGE 4096
+#ifndef MADV_DONTNEED_LOCKED
+#define MADV_DONTNEED_LOCKED 24
+#endif
 
 /* Creates a file of so many pages, and maps it. */
 static char *mapped(const char *path, int pages, int kind) {
@@ -41,6 +44,17 @@ static void msyncs(void) {
         int fd = MUST(open("f", O_RDONLY));
         MUST(read(fd, text, 12));
         say("%s", text);
+    }
+}
+
+static void advice(void) {
+    for (int pages = 4; pages <= 128; pages += 124) {
+        char *at = mapped("f", pages, MAP_PRIVATE);
+        int last = (pages - 1) * PAGE;
+        SAY(madvise(at, pages * PAGE, MADV_DONTNEED));
+        say("%.4s %.4s", at, at + last);
+        SAY(madvise(at, pages * PAGE, MADV_DONTNEED_LOCKED));
+        say("%.4s %.4s", at, at + last);
     }
 }
 
@@ -103,7 +117,7 @@ static void openat2s(void) {
 
 int main(int count, char **arguments) {
     static const struct test tests[] = {
-        {"msyncs", msyncs}, {"statxs", statxs}, {"openat2s", openat2s}, {0},
+        {"msyncs", msyncs}, {"advice", advice}, {"statxs", statxs}, {"openat2s", openat2s}, {0},
     };
     return run(count, arguments, tests);
 }

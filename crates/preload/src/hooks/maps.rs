@@ -412,7 +412,7 @@ pub(crate) unsafe fn remap_file_pages(
     finish(unsafe { checked(libc::SYS_remap_file_pages, arguments) }.map(|_| 0))
 }
 
-/// Ignores `MADV_DONTNEED` and `MADV_FREE` for private mappings whose file was read at once: the kernel
+/// Ignores `MADV_DONTNEED`, also `MADV_DONTNEED_LOCKED`, and `MADV_FREE` for private mappings whose file was read at once: the kernel
 /// takes them for anonymous memory and would lose the data. Refuses `MADV_REMOVE`, which would punch a hole
 /// in the library's memory instead of the file.
 pub(crate) unsafe fn madvise(at: *mut c_void, length: size_t, advice: c_int) -> c_int {
@@ -424,7 +424,8 @@ pub(crate) unsafe fn madvise(at: *mut c_void, length: size_t, advice: c_int) -> 
             ours => return finish(ours.and(Err(libc::EOPNOTSUPP))),
         }
     }
-    let forgets = matches!(advice, libc::MADV_DONTNEED | libc::MADV_FREE);
+    let forgets =
+        matches!(advice, libc::MADV_DONTNEED | libc::MADV_DONTNEED_LOCKED | libc::MADV_FREE);
     let is_private = |map: &Map| map.is_in(from, to) && map.shared.is_none() && !map.is_touched;
     let keeps = forgets && with_maps(false, |maps| Ok(maps.iter().any(is_private))) == Ok(true);
     if keeps {
