@@ -5,6 +5,7 @@ use super::continuity;
 use crate::block_store::{
     BlockStore, Continuity, Direction, Extent, Geometry, Layout, Now, Place, ZeroHow,
 };
+use std::cmp::Ordering;
 use std::io;
 use std::sync::Arc;
 use towline_mem::Aggregate;
@@ -24,6 +25,14 @@ struct Part {
     member: usize,
     offset: u64,
     length: u64,
+}
+
+/// The last extent that a member has told.
+#[derive(Clone, Copy)]
+struct Found {
+    extent: Extent,
+    /// Where it ends on the member.
+    end: u64,
 }
 
 impl StripeDisk {
@@ -88,6 +97,86 @@ impl StripeDisk {
             done += count;
         }
         Ok(())
+    }
+
+    /// Returns how much of one member lies before `offset`.
+    fn before(&self, offset: u64, member: usize) -> u64 {
+        let (chunk, within) = (offset / self.chunk, offset % self.chunk);
+        let count = self.members.len() as u64;
+        let more = match (member as u64).cmp(&(chunk % count)) {
+            Ordering::Less => self.chunk,
+            Ordering::Equal => within,
+            Ordering::Greater => 0,
+        };
+        chunk / count * self.chunk + more
+    }
+
+    /// Calls `work` once for each member that a range touches: the chunks of the range that lie on
+    /// one member follow each other there.
+    fn each_member(
+        &self,
+        offset: u64,
+        length: u64,
+        mut work: impl FnMut(&dyn BlockStore, u64, u64) -> io::Result<()>,
+    ) -> io::Result<()> {
+        for (number, member) in self.members.iter().enumerate() {
+            let start = self.before(offset, number);
+            let length = self.before(offset + length, number) - start;
+            if length > 0 {
+                work(&**member, start, length)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells the extents of a part, and keeps the last one in `found`, which may go on beyond the
+    /// part: the member is asked for everything up to `end`. Returns false once `tell` does, or if
+    /// the member has become too short for the part.
+    fn extents_of_part(
+        &self,
+        part: &Part,
+        end: u64,
+        found: &mut Option<Found>,
+        tell: &mut dyn FnMut(Extent) -> bool,
+    ) -> io::Result<bool> {
+        let (mut at, part_end) = (part.offset, part.offset + part.length);
+        let mut goes_on = true;
+        if let Some(known) = found.filter(|known| known.end > at) {
+            let length = known.end.min(part_end) - at;
+            at += length;
+            goes_on = tell(Extent { length, ..known.extent });
+        }
+        if goes_on && at < part_end {
+            self.members[part.member].extents(at, end - at, &mut |extent| {
+                let length = extent.length.min(part_end - at);
+                at += extent.length;
+                *found = Some(Found { extent, end: at });
+                goes_on = tell(Extent { length, ..extent });
+                goes_on && at < part_end
+            })?;
+        }
+        // A member that becomes shorter meanwhile reports less: later extents would be at the wrong
+        // place.
+        Ok(goes_on && at >= part_end)
+    }
+
+    /// Returns the whole stripes from `offset` on that are of one kind on all members, as far as
+    /// their last extents tell.
+    fn alike(&self, offset: u64, found: &[Option<Found>]) -> Option<Extent> {
+        let stripe = self.chunk * self.members.len() as u64;
+        if !offset.is_multiple_of(stripe) {
+            return None;
+        }
+        let Found { extent, mut end } = found[0]?;
+        for other in &found[1..] {
+            let other = (*other)?;
+            if (other.extent.hole, other.extent.zero) != (extent.hole, extent.zero) {
+                return None;
+            }
+            end = end.min(other.end);
+        }
+        let stripes = (end / self.chunk).saturating_sub(offset / stripe);
+        (stripes > 0).then_some(Extent { length: stripes * stripe, ..extent })
     }
 
     /// Turns the outcome of several calls wrapped by [`now`] back into a [`Now`].
@@ -220,19 +309,19 @@ impl BlockStore for StripeDisk {
     }
 
     fn zero(&self, offset: u64, length: u64, how: ZeroHow) -> io::Result<()> {
-        self.each(offset, length, |member, part, _| member.zero(part.offset, part.length, how))
+        self.each_member(offset, length, |member, at, length| member.zero(at, length, how))
     }
 
     fn trim(&self, offset: u64, length: u64) -> io::Result<()> {
-        self.each(offset, length, |member, part, _| member.trim(part.offset, part.length))
+        self.each_member(offset, length, |member, at, length| member.trim(at, length))
     }
 
     fn cache(&self, offset: u64, length: u64) -> io::Result<()> {
-        self.each(offset, length, |member, part, _| member.cache(part.offset, part.length))
+        self.each_member(offset, length, |member, at, length| member.cache(at, length))
     }
 
     fn populate(&self, offset: u64, length: u64) -> io::Result<()> {
-        self.each(offset, length, |member, part, _| member.populate(part.offset, part.length))
+        self.each_member(offset, length, |member, at, length| member.populate(at, length))
     }
 
     fn extents(
@@ -247,21 +336,27 @@ impl BlockStore for StripeDisk {
         if length > 0 && offset >= end {
             return Err(io::Error::from_raw_os_error(libc::EIO));
         }
-        let mut goes_on = true;
+        let ends: Vec<_> = (0..self.members.len()).map(|member| self.before(end, member)).collect();
+        let mut found = vec![None; self.members.len()];
         let mut at = offset;
-        while at < end && goes_on {
+        while at < end {
+            if let Some(stripes) = self.alike(at, &found) {
+                if !tell(stripes) {
+                    break;
+                }
+                at += stripes.length;
+                continue;
+            }
             let part = self.part(at, end - at);
-            let mut missing = part.length;
-            self.members[part.member].extents(part.offset, part.length, &mut |extent| {
-                missing = missing.saturating_sub(extent.length);
-                goes_on = tell(extent);
-                goes_on
-            })?;
-            // A member that becomes shorter meanwhile reports less: later extents would be at the
-            // wrong place.
-            goes_on &= missing == 0;
+            let member = part.member;
+            if !self.extents_of_part(&part, ends[member], &mut found[member], tell)? {
+                break;
+            }
             at += part.length;
         }
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;
