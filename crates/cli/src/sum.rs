@@ -1,7 +1,7 @@
 //! `towline sum`: checksums of file contents, remote or local, to compare copies.
 
 use crate::cat::read_through;
-use crate::copy::end::{End, Status};
+use crate::copy::end::{End, Reading, Status};
 use crate::copy::handle::Handle;
 use crate::remote::Remotes;
 use crate::report::{Failure, Outcome, Report};
@@ -29,6 +29,9 @@ const READ_BYTES: usize = 1024 * 1024;
 /// Files up to this size are read in one piece, remote ones in one round trip.
 const WHOLE_BYTES_MAX: u64 = 256 * 1024;
 
+/// Such files of a tree that are requested ahead, so that their round trips overlap.
+const AHEAD: usize = 32;
+
 /// Arguments of `sum`.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
@@ -50,7 +53,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
         let result = End::parse(&remotes, file).and_then(|end| {
             let status = end.status(true)?;
             if !status.attr.is_directory() {
-                line(&sum(&end, &status)?, file.as_bytes(), &report);
+                line(&sum(&end, &status, None)?, file.as_bytes(), &report);
                 return Ok(());
             }
             if !args.recursive {
@@ -63,12 +66,25 @@ pub(crate) fn run(args: &Args) -> ExitCode {
     report.status()
 }
 
+/// A file or directory of a tree that is still to be summed up.
+struct Pending {
+    end: End,
+    /// Its path from the top of the tree.
+    path: Vec<u8>,
+    /// The status of a file; `None` for a directory.
+    file: Option<Status>,
+    /// Its contents, if they were requested ahead.
+    started: Option<Reading>,
+}
+
 /// Sums up all regular files below a directory. Links are not followed.
 fn tree(top: End, report: &Report) -> Outcome<()> {
-    let mut stack = vec![(top.clone(), Vec::new(), None)];
-    while let Some((end, path, file)) = stack.pop() {
+    let mut stack = vec![Pending { end: top, path: Vec::new(), file: None, started: None }];
+    loop {
+        start_ahead(&mut stack);
+        let Some(Pending { end, path, file, started }) = stack.pop() else { return Ok(()) };
         if let Some(status) = file {
-            if let Some(sum) = report.check(&end, sum(&end, &status)) {
+            if let Some(sum) = report.check(&end, sum(&end, &status, started)) {
                 line(&sum, &path, report);
             }
             continue;
@@ -86,11 +102,23 @@ fn tree(top: End, report: &Report) -> Outcome<()> {
             if attr.is_directory() || attr.is_file() {
                 let path = crate::remote::join(&path, &entry.name);
                 let file = attr.is_file().then_some(entry.status);
-                stack.push((end.child(&entry.name), path, file));
+                stack.push(Pending { end: end.child(&entry.name), path, file, started: None });
             }
         }
     }
-    Ok(())
+}
+
+/// Starts to read the next files, as far as each is read in one piece. Not those behind a directory: what it
+/// contains comes first, and might wait for them.
+fn start_ahead(stack: &mut [Pending]) {
+    for pending in stack.iter_mut().rev().take(AHEAD) {
+        let Some(status) = pending.file else { return };
+        if pending.started.is_none()
+            && let Some(length) = whole(&status)
+        {
+            pending.started = pending.end.start_read_start(status.is_followed, length);
+        }
+    }
 }
 
 /// The checksum of what was read so far.
@@ -144,12 +172,21 @@ impl Sum {
     }
 }
 
-/// Sums up the file whose attributes were read.
-fn sum(end: &End, seen: &Status) -> Outcome<Sum> {
+/// How much to read of a file that is read in one piece: one byte more than it has, so that its end is seen.
+fn whole(seen: &Status) -> Option<usize> {
     let Attr { size, .. } = seen.attr;
-    if seen.attr.is_file() && size <= WHOLE_BYTES_MAX && !is_sparse(&seen.attr) {
-        let data = end.read_start(seen.is_followed, size as usize + 1)?;
-        if data.len() as u64 == size {
+    let is_whole = seen.attr.is_file() && size <= WHOLE_BYTES_MAX && !is_sparse(&seen.attr);
+    is_whole.then_some(size as usize + 1)
+}
+
+/// Sums up the file whose attributes were read.
+fn sum(end: &End, seen: &Status, started: Option<Reading>) -> Outcome<Sum> {
+    if let Some(length) = whole(seen) {
+        let data = match started {
+            Some(reading) => reading.wait(),
+            None => end.read_start(seen.is_followed, length),
+        }?;
+        if data.len() as u64 == seen.attr.size {
             let mut sum = Sum::default();
             sum.add(&data);
             return Ok(sum);

@@ -96,7 +96,12 @@ impl File {
     /// # Errors
     /// As `getdents64(2)`.
     pub fn list_all(&self, attributes: bool) -> Result<Vec<DirEntry>, Error> {
-        let (mut all, mut end) = self.list(0, attributes)?;
+        self.list_rest(self.list(0, attributes)?, attributes)
+    }
+
+    /// Completes a batch from the start of the directory, without `.` and `..`.
+    fn list_rest(&self, first: Batch, attributes: bool) -> Result<Vec<DirEntry>, Error> {
+        let (mut all, mut end) = first;
         while !end {
             let cookie = all.last().map_or(0, |entry| entry.cookie);
             let (more, last) = self.list(cookie, attributes)?;
@@ -130,6 +135,23 @@ impl File {
         });
         self.core.listings.give_back(listing);
         found
+    }
+
+    /// [`File::open`] of a directory and [`File::list_all`], in one round trip if the first batch has all
+    /// entries.
+    ///
+    /// # Errors
+    /// As `open` and `getdents64(2)`.
+    pub fn open_list_all(
+        &self,
+        path: &[u8],
+        flags: u32,
+        attributes: bool,
+    ) -> Result<(Self, Vec<DirEntry>), Error> {
+        let (directory, first) = self.open_listing(path, flags, attributes)?;
+        let first = first.map_or_else(|| directory.list(0, attributes), Ok)?;
+        let all = directory.list_rest(first, attributes)?;
+        Ok((directory, all))
     }
 
     /// Opens a directory, lists it from `cookie` on (zero: the start) and closes it, in one round

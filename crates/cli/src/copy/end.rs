@@ -8,7 +8,7 @@ use std::ffi::OsStr;
 use std::fmt;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
-use towline_client::{Attr, Errno, SetAttr, Timestamp, Url};
+use towline_client::{Attr, Errno, Operation, SetAttr, Timestamp, Url};
 
 /// The most symbolic links followed to find the real place of a target.
 const LINKS_MAX: u32 = 40;
@@ -101,6 +101,19 @@ pub(crate) struct Listed {
     pub(crate) name: Vec<u8>,
     /// Status, without following links.
     pub(crate) status: Status,
+}
+
+/// A read of the start of a remote file that was started ahead.
+pub(crate) struct Reading {
+    operation: Operation<Vec<u8>>,
+    follow: bool,
+}
+
+impl Reading {
+    /// Returns what [`End::read_start`] does.
+    pub(crate) fn wait(self) -> Outcome<Vec<u8>> {
+        self.operation.wait().map_err(|error| about_link(self.follow, error.into()))
+    }
 }
 
 impl End {
@@ -223,6 +236,14 @@ impl End {
         };
         data.truncate(read);
         Ok(data)
+    }
+
+    /// Starts [`End::read_start`] of a remote file. Returns `None` for a local one, and if it cannot be started
+    /// now: it fails again when it is read in its turn.
+    pub(crate) fn start_read_start(&self, follow: bool, length: usize) -> Option<Reading> {
+        let Self::Remote(place) = self else { return None };
+        let operation = place.base.start_read_path(place.path(), no_follow(follow), length).ok()?;
+        Some(Reading { operation, follow })
     }
 
     /// Creates a file, which must not exist, with all its bytes. A remote file takes one round trip.
@@ -434,9 +455,10 @@ fn list_remote(
     follow: bool,
     mut failed: impl FnMut(Failure),
 ) -> Outcome<Vec<Listed>> {
-    let directory = place.base.open(place.path(), flag::DIRECTORY | no_follow(follow), 0)?;
+    let flags = flag::DIRECTORY | no_follow(follow);
+    let (directory, entries) = place.base.open_list_all(place.path(), flags, true)?;
     let mut listed = Vec::new();
-    for entry in directory.list_all(true)? {
+    for entry in entries {
         let attr = match entry.attr {
             Some(attr) => attr,
             None => match directory.stat_path(&entry.name, false) {

@@ -2,6 +2,7 @@
 #![allow(dead_code)] // each test program uses only a part
 
 pub(crate) mod compare;
+pub(crate) mod far;
 
 use std::ffi::OsStr;
 use std::fs;
@@ -69,6 +70,11 @@ impl World {
     /// Returns a local path.
     pub(crate) fn local(&self, name: &str) -> PathBuf {
         self.path.join(name)
+    }
+
+    /// The server's TCP address.
+    pub(crate) fn address(&self) -> &str {
+        &self.tcp
     }
 
     /// Returns a URL over TCP.
