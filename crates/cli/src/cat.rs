@@ -1,12 +1,12 @@
 //! `towline cat`: file contents on standard output.
 
-use crate::remote::Remotes;
+use crate::remote::{Place, Remotes};
 use crate::report::{Outcome, Report};
 use std::collections::VecDeque;
 use std::io::{self, Write};
 use std::ops::Range;
 use std::process::ExitCode;
-use towline_client::File;
+use towline_client::{Begun, File, Operation};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -19,6 +19,10 @@ Exit status: 0 all written, 1 something could not be read, 2 wrong usage.";
 const READ_BYTES: usize = 1024 * 1024;
 /// Outstanding requests.
 const READS: usize = 4;
+/// Bytes that are read together with opening a file.
+const FIRST_BYTES: usize = 256 * 1024;
+/// Files that are opened ahead, so that their round trips overlap.
+const AHEAD: usize = 32;
 
 /// Arguments of `cat`.
 #[derive(clap::Args)]
@@ -35,18 +39,63 @@ pub(crate) fn run(args: &Args) -> ExitCode {
     let remotes = Remotes::default();
     // Unbuffered: the pieces are large, and a line buffer would only copy them.
     let mut out = io::stdout().lock();
-    for url in &args.urls {
-        let result = remotes.place(url).and_then(|place| {
-            let file = place.base.open(place.path(), 0, 0)?;
-            read_through(&file, 0..u64::MAX, |data| {
+    let mut started = VecDeque::new();
+    for (index, url) in args.urls.iter().enumerate() {
+        let place = remotes.place(url);
+        start_ahead(&remotes, &args.urls[index..], &mut started);
+        let ahead = started.pop_front().flatten();
+        let result = place.and_then(|place| {
+            let (file, first) = open(&place, ahead)?;
+            let mut sink = |data: &[u8]| {
                 report.output(out.write_all(data));
                 Ok(())
-            })
+            };
+            // If it cannot be read, another read tells why.
+            let Some(first) = first else { return read_through(&file, 0..u64::MAX, sink) };
+            sink(&first)?;
+            let read = first.len() as u64;
+            if read == 0 || is_whole(&file, read, first.len() < FIRST_BYTES) {
+                return Ok(());
+            }
+            read_through(&file, read..u64::MAX, sink)
         });
         report.check(url, result);
     }
     report.output(out.flush());
     report.status()
+}
+
+/// Starts to open the next files, the one that is due among them. `started` has an operation, or none, for each
+/// of the first URLs.
+fn start_ahead(
+    remotes: &Remotes,
+    urls: &[String],
+    started: &mut VecDeque<Option<Operation<Begun>>>,
+) {
+    started.resize_with(urls.len().min(AHEAD), || None);
+    for (url, started) in urls.iter().zip(started).filter(|(_, started)| started.is_none()) {
+        // A server that nobody has connected to may keep this waiting.
+        let Some(place) = remotes.place_if_open(url) else { continue };
+        *started = place.base.start_open_reading(place.path(), 0, FIRST_BYTES).ok();
+    }
+}
+
+fn open(place: &Place, ahead: Option<Operation<Begun>>) -> Outcome<Begun> {
+    if let Some(Ok(opened)) = ahead.map(Operation::wait) {
+        return Ok(opened);
+    }
+    // What failed ahead of its turn may succeed by now.
+    let mut first = vec![0; FIRST_BYTES];
+    let (file, read) = place.base.open_reading(place.path(), 0, 0, &mut first)?;
+    first.truncate(read.unwrap_or(0));
+    Ok((file, read.map(|_| first)))
+}
+
+/// Returns true if nothing is left of a file after `read` bytes, of which the last were fewer than asked for if
+/// `is_short`. Only files of unknown size, as in /proc, have to be asked again.
+fn is_whole(file: &File, read: u64, is_short: bool) -> bool {
+    let attr = file.attr();
+    is_short && attr.is_file() && attr.size > 0 && read >= attr.size
 }
 
 /// Reads these bytes of a file, or up to its end, some requests ahead, and hands
@@ -78,6 +127,9 @@ pub(crate) fn read_through(
             sink(&buffer[..wanted])?;
             offset += wanted as u64;
             spare.push(buffer);
+            if is_whole(file, offset, count < READ_BYTES) {
+                return Ok(());
+            }
             if count < READ_BYTES {
                 // The end, or a short read: the requests behind it have other offsets now.
                 break;

@@ -88,6 +88,14 @@ impl Remotes {
         self.place_of(&parse(text)?)
     }
 
+    /// Like [`Remotes::place`], but asks no server: returns `None` unless the export is open.
+    pub(crate) fn place_if_open(&self, text: &str) -> Option<Place> {
+        let url = parse(text).ok()?;
+        let exports = self.exports.lock().unwrap_or_else(PoisonError::into_inner);
+        let root = exports.get(&(url.transport, url.export))?.clone();
+        Some(Place { path: url.path.clone(), full: url.path, ..root })
+    }
+
     /// Like [`Remotes::place`], for a parsed URL.
     pub(crate) fn place_of(&self, url: &Url) -> Outcome<Place> {
         if url.export.is_empty() {

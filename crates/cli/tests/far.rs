@@ -6,7 +6,7 @@ mod support;
 use std::fs;
 use std::os::unix::fs::FileExt;
 use support::far::Far;
-use support::{World, noise, text};
+use support::{World, bad, good, noise, run, text};
 use towline_wire::Request;
 
 /// Opens and reads in one request.
@@ -34,4 +34,53 @@ fn small_files_are_summed_together() {
     // One for each directory, some for the two files that are not read in one piece.
     let requests = far.requests();
     assert!(requests <= 200 + 3 + 20, "{requests} requests");
+}
+
+#[test]
+fn the_next_files_are_opened_and_read_together() {
+    let world = World::new();
+    let far = Far::new(&world, 32, opens_and_reads);
+    let mut arguments = vec!["cat".to_owned()];
+    let mut whole = Vec::new();
+    for index in 0..60 {
+        let data = noise(index * 4000, index as u32);
+        fs::write(world.local(&format!("served/{index}")), &data).unwrap();
+        whole.extend(data);
+        arguments.push(far.url(&format!("dir/{index}")));
+    }
+    assert!(good(&arguments) == whole);
+    // Another one for the root of the export.
+    assert_eq!(far.requests(), 60 + 1);
+}
+
+#[test]
+fn files_are_written_in_order_whatever_their_size() {
+    let world = World::new();
+    let lengths = [0, 1, 256 << 10, (256 << 10) + 1, 3 << 20, (1 << 20) + (256 << 10), 5];
+    let mut arguments = vec!["cat".to_owned()];
+    let mut whole = Vec::new();
+    for (index, length) in lengths.into_iter().enumerate() {
+        let data = noise(length, index as u32);
+        for export in ["dir", "mem"] {
+            let url = world.url(&format!("{export}/{index}"));
+            let path = world.local(&index.to_string());
+            fs::write(&path, &data).unwrap();
+            good(&["cp", path.to_str().unwrap(), &url]);
+            whole.extend(&data);
+            arguments.push(url);
+        }
+    }
+    assert!(good(&arguments) == whole);
+    // What cannot be opened or read is told, and the rest is written.
+    arguments.insert(3, world.url("dir/none"));
+    arguments.insert(6, world.url("dir"));
+    arguments.insert(7, world.url("none/none"));
+    let output = run(&arguments);
+    assert!(output.stdout == whole);
+    let complaint = bad(1, &arguments);
+    let told: Vec<&str> = complaint.lines().collect();
+    assert_eq!(told.len(), 3, "{complaint}");
+    assert!(told[0].contains("/dir/none: no such file"), "{complaint}");
+    assert!(told[1].contains("is a directory"), "{complaint}");
+    assert!(told[2].contains("no export"), "{complaint}");
 }

@@ -3,7 +3,7 @@
 use crate::Error;
 use crate::client::Client;
 use crate::convert::{attributes, check, done, number, unexpected, write_flags, wrote};
-use crate::core::Core;
+use crate::core::{Core, Outcome};
 use crate::operation::Operation;
 use std::sync::Arc;
 use towline_wire::request::lock::{TRY, WAIT};
@@ -18,6 +18,9 @@ pub struct File {
     /// Flags of its write requests: [`write_flag::APPEND`] if it was opened with `O_APPEND`.
     pub(crate) write_flags: u32,
 }
+
+/// An open file and the bytes at its start; `None` if they cannot be read, as with a directory.
+pub type Begun = (File, Option<Vec<u8>>);
 
 impl File {
     pub(crate) fn opened(
@@ -104,28 +107,59 @@ impl File {
         mode: u32,
         target: &mut [u8],
     ) -> Result<(Self, Option<usize>), Error> {
-        let requests = [
-            Request::Open { base: self.handle, flags, mode, path: check(path)? },
-            Request::Read { handle: CURRENT, offset: 0, length: target.len() as u32 },
-        ];
+        let requests = self.open_reading_requests(path, flags, mode, target.len())?;
         let outcome = self.core.call(&requests, &[], target)?;
-        let mut replies = outcome.replies()?.into_iter();
-        let file = self.first_opened(&mut replies, path, flags)?;
-        let whole = matches!(replies.next(), Some(Reply::Read { errno: 0, .. }))
-            && outcome.failed.is_none();
-        Ok((file, whole.then_some(outcome.payload)))
+        opened_reading(&self.core, (self.handle, path), flags, &outcome)
+    }
+
+    /// [`File::open_reading`] of an existing file, completed later; yields the file and the bytes. If the
+    /// operation is dropped, the file stays open as long as the session.
+    ///
+    /// # Errors
+    /// If it cannot be started. The operation fails with `ESTALE` if the server was restarted since.
+    pub fn start_open_reading(
+        &self,
+        path: &[u8],
+        flags: u32,
+        length: usize,
+    ) -> Result<Operation<Begun>, Error> {
+        let requests = self.open_reading_requests(path, flags, 0, length)?;
+        let (core, epoch) = (self.core.clone(), self.core.boot_epoch());
+        let (base, below) = (self.handle, path.to_vec());
+        self.core.start(&requests, Vec::new(), vec![0; length], move |outcome, mut bytes| {
+            // Nobody knew yet of the file, so it was not reopened.
+            if core.boot_epoch() != epoch {
+                return Err(Errno::ESTALE.into());
+            }
+            let (file, read) = opened_reading(&core, (base, &below), flags, outcome)?;
+            bytes.truncate(read.unwrap_or(0));
+            Ok((file, read.map(|_| bytes)))
+        })
+    }
+
+    fn open_reading_requests<'a>(
+        &self,
+        path: &'a [u8],
+        flags: u32,
+        mode: u32,
+        length: usize,
+    ) -> Result<[Request<'a>; 2], Error> {
+        Ok([
+            Request::Open { base: self.handle, flags, mode, path: check(path)? },
+            Request::Read { handle: CURRENT, offset: 0, length: length as u32 },
+        ])
     }
 
     /// The file opened by the first operation of a compound.
     pub(crate) fn first_opened<'a>(
-        &self,
+        core: &Arc<Core>,
         replies: &mut impl Iterator<Item = Reply<'a>>,
-        path: &[u8],
+        base: (u64, &[u8]),
         flags: u32,
     ) -> Result<Self, Error> {
         match replies.next() {
             Some(Reply::Failed { errno }) => Err(Errno(errno).into()),
-            Some(reply) => Self::opened(&self.core, reply, Some((self.handle, path)), b"", flags),
+            Some(reply) => Self::opened(core, reply, Some(base), b"", flags),
             None => Err(unexpected()),
         }
     }
@@ -398,7 +432,7 @@ impl File {
     /// # Errors
     /// As `lock`.
     pub fn start_lock(&self, lock: &Lock) -> Result<Operation<()>, Error> {
-        let convert = |outcome: &crate::core::Outcome, _: Vec<u8>| done(outcome.single()?);
+        let convert = |outcome: &Outcome, _: Vec<u8>| done(outcome.single()?);
         self.core.start(&[self.lock_request(lock, WAIT)], Vec::new(), Vec::new(), convert)
     }
 
@@ -457,4 +491,18 @@ pub struct Lock {
     pub start: u64,
     /// Length in bytes; zero: to the end.
     pub length: u64,
+}
+
+/// The file that a compound opened below `base` and read from, and the number of bytes read, if it could be read.
+fn opened_reading(
+    core: &Arc<Core>,
+    base: (u64, &[u8]),
+    flags: u32,
+    outcome: &Outcome,
+) -> Result<(File, Option<usize>), Error> {
+    let mut replies = outcome.replies()?.into_iter();
+    let file = File::first_opened(core, &mut replies, base, flags)?;
+    let whole =
+        matches!(replies.next(), Some(Reply::Read { errno: 0, .. })) && outcome.failed.is_none();
+    Ok((file, whole.then_some(outcome.payload)))
 }

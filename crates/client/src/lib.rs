@@ -36,7 +36,7 @@ mod watching;
 pub use client::{Client, Options, PlaceOf, Priority};
 pub use disk::{Disk, DiskInfo, ExtentKind, ZeroHow};
 pub use error::Error;
-pub use file::{File, Lock};
+pub use file::{Begun, File, Lock};
 pub use names::{Batch, DirEntry, SetAttr};
 pub use operation::{Group, Operation};
 pub use times::Times;

@@ -130,7 +130,8 @@ impl File {
         let mut listing = self.core.listings.take();
         let outcome = self.core.call(&requests, &[], &mut listing);
         let found = outcome.and_then(|outcome| {
-            let file = self.first_opened(&mut outcome.replies()?.into_iter(), path, flags)?;
+            let mut replies = outcome.replies()?.into_iter();
+            let file = Self::first_opened(&self.core, &mut replies, (self.handle, path), flags)?;
             Ok((file, entries(&outcome, &listing).ok()))
         });
         self.core.listings.give_back(listing);
@@ -318,7 +319,7 @@ impl File {
         ];
         let outcome = self.core.call(&requests, &[], &mut [])?;
         let mut replies = outcome.replies()?.into_iter();
-        let _open = self.first_opened(&mut replies, path, FLAGS)?;
+        let _open = Self::first_opened(&self.core, &mut replies, (self.handle, path), FLAGS)?;
         let mut next = || match replies.next() {
             Some(Reply::Failed { errno }) => Err(Errno(errno).into()),
             reply => reply.ok_or_else(unexpected),
