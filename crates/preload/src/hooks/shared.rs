@@ -92,10 +92,13 @@ impl memory::Remote for Handle {
 
     fn write(&self, parts: &[(u64, &[u8])]) -> Result<(), i32> {
         let whole = |(at, data): &(u64, &[u8])| self.with(|file| file.write_all_at(data, *at));
-        if parts.len() == 1 || parts.iter().any(|(_, data)| data.len() > SMALL_BYTES) {
-            return parts.iter().try_for_each(whole);
+        let is_small = |(_, data): &(u64, &[u8])| data.len() <= SMALL_BYTES;
+        let (small, long): (Vec<_>, Vec<_>) = parts.iter().copied().partition(is_small);
+        long.iter().try_for_each(whole)?;
+        if small.len() == 1 {
+            return small.iter().try_for_each(whole);
         }
-        for parts in parts.chunks(STARTED_MAX) {
+        for parts in small.chunks(STARTED_MAX) {
             self.with(|file| {
                 let start = |(at, data): &(u64, &[u8])| file.start_write_at(data.to_vec(), *at);
                 let started = parts.iter().map(start).collect::<Result<Vec<_>, _>>()?;
