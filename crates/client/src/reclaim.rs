@@ -26,6 +26,10 @@ struct Open {
 /// The owner of a lock: its family and, for process locks, the process.
 type Owner = (u8, u64);
 
+fn owner_of(lock: &Lock) -> Owner {
+    (lock.family, if lock.family == lock::PROCESS { lock.owner } else { 0 })
+}
+
 /// A rename, by all names that lead to the old and the new one, beginning with that of the export.
 pub(crate) struct Renamed {
     from: Vec<Vec<u8>>,
@@ -143,6 +147,17 @@ impl OpenFiles {
         }
     }
 
+    /// Returns the handles whose locks a request for this one is about: process locks belong to the file,
+    /// however it was opened.
+    fn locked_with(&self, handle: u64, family: u8) -> Vec<u64> {
+        let Some(this) = self.open.get(&handle) else { return Vec::new() };
+        let is_meant = |(other, open): &(&u64, &Open)| {
+            let is_same_file = open.inode == this.inode && open.export == this.export;
+            **other == handle || family == lock::PROCESS && is_same_file
+        };
+        self.open.iter().filter(is_meant).map(|(handle, _)| *handle).collect()
+    }
+
     /// Remembers that this was locked or unlocked.
     pub(crate) fn remember_lock(&mut self, handle: u64, new: &Lock) {
         let (start, length) = match new.family {
@@ -150,20 +165,11 @@ impl OpenFiles {
             _ => (new.start, new.length),
         };
         let Ok(range) = Range::new(new.kind, start, length) else { return };
-        let Some(open) = self.open.get_mut(&handle) else { return };
-        let owner = (new.family, if new.family == lock::PROCESS { new.owner } else { 0 });
-        range.apply(owner, &mut open.locks);
-        if new.family != lock::PROCESS {
-            return;
-        }
-        // Process locks belong to the file, however it was opened: this change overrides those
-        // under other handles.
-        let (inode, export) = (open.inode, open.export.clone());
-        let same = |(other, open): &(&u64, &mut Open)| {
-            **other != handle && open.inode == inode && open.export == export
-        };
-        for (_, open) in self.open.iter_mut().filter(same) {
-            Range { kind: lock::UNLOCK, ..range }.apply(owner, &mut open.locks);
+        for other in self.locked_with(handle, new.family) {
+            let Some(open) = self.open.get_mut(&other) else { continue };
+            // This change overrides what was locked through other handles.
+            let kind = if other == handle { range.kind } else { lock::UNLOCK };
+            Range { kind, ..range }.apply(owner_of(new), &mut open.locks);
         }
     }
 
@@ -178,15 +184,9 @@ impl OpenFiles {
         if new.kind != lock::SHARED {
             return;
         }
-        let Some(this) = self.open.get(&handle) else { return };
-        let (inode, export) = (this.inode, this.export.clone());
-        let is_process = new.family == lock::PROCESS;
-        let owner = (new.family, if is_process { new.owner } else { 0 });
-        for (other, open) in &mut self.open {
-            // Process locks belong to the file, however it was opened.
-            if *other != handle && !(is_process && open.inode == inode && open.export == export) {
-                continue;
-            }
+        let owner = owner_of(new);
+        for other in self.locked_with(handle, new.family) {
+            let Some(open) = self.open.get_mut(&other) else { continue };
             for (holder, held) in open.locks.clone() {
                 if holder == owner && held.overlaps(&range) {
                     let (start, last) = (held.start.max(range.start), held.last.min(range.last));
@@ -210,18 +210,13 @@ impl OpenFiles {
     /// True if the owner has locked something within a range, all of it shared.
     pub(crate) fn has_only_shared(&self, handle: u64, wanted: &Lock) -> bool {
         let Ok(range) = Range::new(lock::SHARED, wanted.start, wanted.length) else { return false };
-        let Some(this) = self.open.get(&handle) else { return false };
-        let is_process = wanted.family == lock::PROCESS;
-        let owner = (wanted.family, if is_process { wanted.owner } else { 0 });
-        // Process locks belong to the file, however it was opened.
-        let is_same = |(other, open): &(&u64, &Open)| {
-            **other == handle
-                || is_process && open.inode == this.inode && open.export == this.export
-        };
-        let locks = self.open.iter().filter(is_same).flat_map(|(_, open)| &open.locks);
-        let mut locks = locks.filter(|(holder, held)| *holder == owner && held.overlaps(&range));
-        let mut kinds = locks.by_ref().map(|(_, held)| held.kind).peekable();
-        kinds.peek().is_some() && kinds.all(|kind| kind == lock::SHARED)
+        let handles = self.locked_with(handle, wanted.family);
+        let opened = handles.iter().filter_map(|handle| self.open.get(handle));
+        let mut locks = opened
+            .flat_map(|open| &open.locks)
+            .filter(|(holder, held)| *holder == owner_of(wanted) && held.overlaps(&range))
+            .peekable();
+        locks.peek().is_some() && locks.all(|(_, held)| held.kind == lock::SHARED)
     }
 
     pub(crate) fn forget(&mut self, handle: u64) {

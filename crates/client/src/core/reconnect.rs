@@ -208,8 +208,8 @@ impl Core {
         }
         let mut out = self.out.lock();
         receiving.input = Input::default();
-        let mut state_guard = self.state.lock();
-        let state = &mut *state_guard;
+        let mut locked = self.state.lock();
+        let state = &mut *locked;
         let unsent =
             state.slots.iter().map(|slot| out.messages.iter().any(|out| out.is_unsent(slot)));
         let unsent: Vec<bool> = unsent.collect();
@@ -290,7 +290,7 @@ impl Core {
                 out.messages.push_back(slot.cancellation(number as u16));
             }
         }
-        drop(state_guard);
+        drop(locked);
         drop(out);
         // A task that was polled next waits until something arrives. The leader deals with a broken link.
         let _ = self.flush();

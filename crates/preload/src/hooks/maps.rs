@@ -412,9 +412,9 @@ pub(crate) unsafe fn remap_file_pages(
     finish(unsafe { checked(libc::SYS_remap_file_pages, arguments) }.map(|_| 0))
 }
 
-/// Ignores `MADV_DONTNEED`, also `MADV_DONTNEED_LOCKED`, and `MADV_FREE` for private mappings whose file was read at once: the kernel
-/// takes them for anonymous memory and would lose the data. Refuses `MADV_REMOVE`, which would punch a hole
-/// in the library's memory instead of the file.
+/// Ignores `MADV_DONTNEED`, `MADV_DONTNEED_LOCKED` and `MADV_FREE` for private mappings whose file was read at
+/// once: the kernel takes them for anonymous memory and would lose the data. Refuses `MADV_REMOVE`, which would
+/// punch a hole in the library's memory instead of the file.
 pub(crate) unsafe fn madvise(at: *mut c_void, length: size_t, advice: c_int) -> c_int {
     let (from, to) = (at as usize, (at as usize).saturating_add(length));
     if advice == libc::MADV_REMOVE {
