@@ -243,3 +243,24 @@ map[5] = 7";
         assert_eq!(asked("map.flush(0, 4096); map.flush()"), 2);
     }
 }
+
+#[test]
+fn little_that_was_stored_to_a_mapping_takes_one_request() {
+    if !have("python3") {
+        return println!("SKIPPED mappings that are stored to: there is no python3");
+    }
+    let world = World::new();
+    fs::write(world.local("served/f"), vec![b'x'; 1 << 20]).unwrap();
+    let script = "cd $AT && python3 -c '
+import mmap
+file = open(\"f\", \"r+b\")
+map = mmap.mmap(file.fileno(), 0)
+for page in range(0, 100, 10): map[page * 4096 + 7] = 7
+map.flush()'";
+    let others = || operations(&world, "Write");
+    let before = others();
+    assert_eq!(asked(&world, "WriteParts", script), 1);
+    assert_eq!(others(), before);
+    let written = fs::read(world.local("served/f")).unwrap();
+    assert_eq!(written.iter().filter(|byte| **byte == 7).count(), 10);
+}

@@ -6,6 +6,7 @@ use crate::convert::{attributes, check, done, number, unexpected, write_flags, w
 use crate::core::{Core, Outcome};
 use crate::operation::Operation;
 use std::sync::Arc;
+use towline_wire::parts::{Part, fit_together};
 use towline_wire::request::lock::{TRY, WAIT};
 use towline_wire::request::{CURRENT, write_flag};
 use towline_wire::{Attr, Errno, Reply, Request, StatFs};
@@ -304,6 +305,28 @@ impl File {
             }
         }
         Ok(())
+    }
+
+    /// Writes parts (offset and bytes) in this order with one request, as far as they lie within the file,
+    /// which does not grow.
+    ///
+    /// # Errors
+    /// As `pwrite(2)`; some parts may have been written. `EMSGSIZE` unless the parts
+    /// [`fit_together`](towline_wire::parts::fit_together).
+    pub fn write_parts(&self, parts: &[(u64, &[u8])]) -> Result<(), Error> {
+        if !fit_together(parts.iter().map(|(_, data)| data.len())) {
+            return Err(Errno::EMSGSIZE.into());
+        }
+        let (mut list, mut all) = (Vec::new(), Vec::new());
+        for (offset, data) in parts {
+            Part { offset: *offset, length: data.len() as u32 }.encode(&mut list);
+            all.extend_from_slice(data);
+        }
+        let request = Request::WriteParts { handle: self.handle, parts: &list };
+        self.core.ask(&[request], &all, &mut [], |outcome| {
+            let (written, _) = wrote(outcome.single()?, all.len())?;
+            if written < all.len() { Err(unexpected()) } else { Ok(()) }
+        })
     }
 
     /// [`File::write_at`] of at most 8 MiB, completed later; yields the number of bytes written and

@@ -55,6 +55,37 @@ fn bytes_of_all_sizes_come_back() {
 }
 
 #[test]
+fn parts_are_written_in_their_order_within_the_file() {
+    each(|_, top| {
+        let file = top.open(b"parts", CREATE, 0o644).unwrap();
+        file.write_at(&[b'.'; 20], 0).unwrap();
+        file.write_parts(&[
+            (15, b"fifteen"),
+            (0, b"first"),
+            (2, b"again"),
+            (20, b"out"),
+            (99, b""),
+        ])
+        .unwrap();
+        let mut back = [0; 30];
+        assert_eq!(file.read_at(&mut back, 0).unwrap(), 20, "the file has not grown");
+        assert_eq!(back[..20], *b"fiagain........fifte");
+        file.write_parts(&[]).unwrap();
+        let (all, one) = ([b'x'; 16 * 1024], [b'y']);
+        assert_eq!(file.write_parts(&[(0, &all), (0, &one)]).unwrap_err().errno(), Errno::EMSGSIZE);
+        let many = vec![(3, &one[..]); 1025];
+        assert_eq!(file.write_parts(&many).unwrap_err().errno(), Errno::EMSGSIZE);
+        file.write_parts(&[(0, &all)]).unwrap();
+        file.write_parts(&many[..1024]).unwrap();
+        assert_eq!(file.read_at(&mut back, 0).unwrap(), 20);
+        assert_eq!(back[..20], *b"xxxyxxxxxxxxxxxxxxxx");
+        let reading = top.open(b"parts", 0, 0).unwrap();
+        assert_eq!(reading.write_parts(&[(0, b"x")]).unwrap_err().errno(), Errno::EBADF);
+        assert_eq!(top.write_parts(&[(0, b"x")]).unwrap_err().errno(), Errno::EBADF);
+    });
+}
+
+#[test]
 fn names_attributes_and_errors() {
     each(|client, top| {
         assert_eq!(client.exports().unwrap(), [b"dir".to_vec(), b"mem".to_vec(), b"ro".to_vec()]);

@@ -13,6 +13,7 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use towline_mem::page_bytes;
+use towline_wire::parts::fit_together;
 
 /// Maximum length of a file, 256 GiB: a multiple of all page sizes.
 pub const BYTES_MAX: u64 = 256 << 30;
@@ -156,11 +157,17 @@ pub trait Remote {
     /// Those of the server.
     fn size(&self) -> Result<u64, Self::Error>;
 
-    /// Writes all of these parts, each at its offset, in any order.
+    /// Writes all of these parts, each at its offset, in any order. Parts may be empty.
     ///
     /// # Errors
     /// Those of the server. Some parts may have been written.
     fn write(&self, parts: &[(u64, &[u8])]) -> Result<(), Self::Error>;
+
+    /// Writes parts that [`fit_together`] in this order with one request, as far as they lie within the file.
+    ///
+    /// # Errors
+    /// As of [`Remote::write`].
+    fn write_together(&self, parts: &[(u64, &[u8])]) -> Result<(), Self::Error>;
 }
 
 /// Maximum number of pages that are read or compared at once.
@@ -237,26 +244,31 @@ pub fn write_back<E>(
         if now == was {
             continue;
         }
-        let size = match size {
-            Some(size) => size,
-            None => *size.insert(file.size()?),
-        };
-        let end = size.saturating_sub(at).min(length as u64) as usize;
         let part = |changed: Range<usize>| (at + changed.start as u64, &now[changed]);
-        let parts: Vec<_> =
-            to_write(&now[..end], &was[..end], single).into_iter().map(part).collect();
+        let mut parts: Vec<_> = to_write(now, was, single).into_iter().map(part).collect();
         let headers = if single {
             parts.partition_point(|(at, _)| *at < parts[0].0 + HEADER_BYTES)
         } else {
             0
         };
-        for parts in [&parts[headers..], &parts[..headers]] {
-            if !parts.is_empty() {
-                file.write(parts)?;
-            }
-            for (at, data) in parts {
-                memory.put(ORIGINALS_AT + at, data)?;
-            }
+        parts.rotate_left(headers);
+        if fit_together(parts.iter().map(|(_, data)| data.len())) {
+            file.write_together(&parts)?;
+            parts.iter().try_for_each(|(at, data)| memory.put(ORIGINALS_AT + at, data))?;
+            continue;
+        }
+        let size = match size {
+            Some(size) => size,
+            None => *size.insert(file.size()?),
+        };
+        let within = |(at, data): &(u64, &[u8])| size.saturating_sub(*at).min(data.len() as u64);
+        for part in &mut parts {
+            part.1 = &part.1[..within(part) as usize];
+        }
+        let (others, headers) = parts.split_at(parts.len() - headers);
+        for parts in [others, headers] {
+            file.write(parts)?;
+            parts.iter().try_for_each(|(at, data)| memory.put(ORIGINALS_AT + at, data))?;
         }
     }
     Ok(())
@@ -350,6 +362,13 @@ mod tests {
             self.1.borrow_mut().extend(parts.iter().map(|(at, data)| (*at, data.len())));
             Ok(())
         }
+
+        fn write_together(&self, parts: &[(u64, &[u8])]) -> io::Result<()> {
+            let inside = |at: u64, length: usize| self.0.saturating_sub(at).min(length as u64);
+            let within = parts.iter().map(|(at, data)| (*at, inside(*at, data.len()) as usize));
+            self.1.borrow_mut().extend(within.filter(|(_, length)| *length > 0));
+            Ok(())
+        }
     }
 
     /// Reads four pages of a file of `size` bytes, whose bytes from `broken` on cannot be read.
@@ -417,6 +436,28 @@ mod tests {
         write_back(&memory, &file, 0..pages as usize).unwrap();
         let wanted = [(20 * page - 70, 133), (22 * page - 1, 1), (22 * page + 64, 1)];
         assert_eq!(file.1.take(), wanted);
+    }
+
+    /// What does not fit into one request: the header comes last, too, and nothing behind the end is written.
+    #[test]
+    fn of_much_that_was_stored_only_what_lies_within_the_file_is_written() {
+        let flags = rustix::fs::MemfdFlags::CLOEXEC;
+        let page = page_bytes() as u64;
+        for locked in [0, 1] {
+            let memory = std::fs::File::from(rustix::fs::memfd_create("memory", flags).unwrap());
+            memory.set_len(PAGES_AT + 20 * page).unwrap();
+            memory.put(0, &[1; 20]).unwrap();
+            memory.put(IS_LOCKED_AT, &[locked]).unwrap();
+            memory.put(PAGES_AT + 5, b"head").unwrap();
+            memory.put(PAGES_AT + page, &vec![7; 19 * page as usize]).unwrap();
+            let file = Written(10 * page + 3, Default::default());
+            write_back(&memory, &file, 0..20).unwrap();
+            let (head, rest) = ((5, 4), (page, 9 * page as usize + 3));
+            let wanted = if locked == 0 { [head, rest] } else { [rest, head] };
+            assert_eq!(file.1.take(), wanted);
+            write_back(&memory, &file, 0..10).unwrap();
+            assert_eq!(file.1.take(), [], "nothing has changed since");
+        }
     }
 
     /// Others may change the bytes between, and readers look at the first ones without a lock.

@@ -5,6 +5,7 @@ mod locking;
 mod names;
 mod once;
 mod operations;
+mod parts;
 mod watching;
 mod writing;
 
@@ -18,6 +19,7 @@ use towline_mem::Aggregate;
 use towline_store::{Caller, FileStore};
 use towline_wire::codec::{Field, Reader};
 use towline_wire::limits::TRANSFER_BYTES_MAX;
+use towline_wire::parts::bytes_of;
 use towline_wire::request::{CURRENT, Operations};
 use towline_wire::{Attr, Errno, ProtocolError, Reply, Request};
 use writing::Writing;
@@ -173,6 +175,10 @@ impl Compound {
             syncs |= matches!(request, Request::Sync { .. });
             let transfer = match request {
                 Request::Write { length, .. } => written.replace(length),
+                Request::WriteParts { parts, .. } if offered == 0 => {
+                    written.replace(bytes_of(parts)?)
+                }
+                Request::WriteParts { .. } => return wrong("write of parts whose data is offered"),
                 Request::Read { length, .. } | Request::ReadDir { length, .. } => {
                     read.replace(length)
                 }

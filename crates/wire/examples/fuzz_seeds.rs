@@ -12,6 +12,9 @@ use towline_wire::{Attr, Header, Hello, Kind, Reply, Request, Timestamp, Welcome
 /// The handle of the first file that a session of epoch 1 opens.
 const ROOT: u64 = 1 << 32;
 
+/// Three bytes at offset 1, none at offset 2.
+const PARTS: &[u8] = &[1, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+
 fn requests() -> Vec<Vec<Request<'static>>> {
     use Request::*;
     let now = Timestamp::NOW;
@@ -79,6 +82,7 @@ fn requests() -> Vec<Vec<Request<'static>>> {
             ProcessEnded { owner: 7 },
         ],
         vec![ReadDir { handle: ROOT, cookie: 0, length: 4096, attributes: 1 }],
+        vec![WriteParts { handle: ROOT + 1, parts: PARTS }],
         vec![Inquire { what: 1 }],
         vec![Watch { handle: ROOT, mask: event::ALL }],
         vec![Unlink { base: ROOT, flags: 0, path: b"f" }],

@@ -21,6 +21,7 @@ pub mod hello;
 pub mod items;
 pub mod limits;
 pub mod list;
+pub mod parts;
 pub mod ranges;
 pub mod reply;
 pub mod request;

@@ -14,6 +14,8 @@ pub const BODY_BYTES_MAX: usize = 80 * 1024;
 pub const COMPOUND_OPS_MAX: usize = 16;
 /// Largest payload that a request may carry without a grant.
 pub const INLINE_BYTES_MAX: usize = 16 * 1024;
+/// Most parts of a file that one request writes.
+pub const PARTS_MAX: usize = 1024;
 /// Largest payload of one data message, and the most one grant allows.
 pub const FRAGMENT_BYTES_MAX: usize = 256 * 1024;
 /// Most grants of one write whose data may be outstanding at once.
@@ -65,6 +67,7 @@ const _: () = assert!(FRAGMENT_BYTES_MAX <= TRANSFER_BYTES_MAX);
 const _: () = assert!(2 * PATH_BYTES_MAX + XATTR_BYTES_MAX < BODY_BYTES_MAX);
 const _: () = assert!(EVENTS_BYTES_MAX <= LISTING_BYTES_MAX);
 const _: () = assert!(12 * LENT_EXTENTS_MAX + 4 + REPLAY_BYTES_MAX <= BODY_BYTES_MAX);
+const _: () = assert!(12 * PARTS_MAX < BODY_BYTES_MAX);
 const _: () = assert!(SLOTS_MAX <= u64::BITS as usize, "sets of slots are words");
 const _: () = assert!(AHEAD_MILLISECONDS < 1000 * AHEAD_KEPT_SECONDS);
 const _: () = assert!(LOCK_GRACE_SECONDS < SESSION_LEASE_SECONDS);

@@ -471,5 +471,14 @@ messages! {
             /// number yet, from a reply or from `Watch`; the server then answers at once.
             seen: u64,
         }
+        /// Writes parts of a file from the request's payload, in the order of the list, as far as they lie
+        /// within the file, which does not grow. Counts as the compound's `Write`; its data is not offered.
+        /// If it fails, some parts may have been written.
+        47 WriteParts {
+            /// Open file.
+            handle: u64,
+            /// [`crate::parts::Part`]s; together they are as long as the payload.
+            parts: &'a [u8],
+        }
     }
 }

@@ -12,6 +12,7 @@ use towline_store::memory::MemoryStore;
 use towline_store::{Caller, FileStore};
 use towline_wire::Request;
 use towline_wire::limits::FRAGMENT_BYTES_MAX;
+use towline_wire::parts;
 use towline_wire::reply::parse_results;
 use towline_wire::request::{encode_compound, parse_compound};
 
@@ -111,6 +112,7 @@ libfuzzer_sys::fuzz_target!(|data: &[u8]| {
         let Ok(requests) = parse_compound(body) else { continue };
         let written = requests.iter().find_map(|request| match request {
             Request::Write { length, .. } => Some(*length),
+            Request::WriteParts { parts, .. } => parts::bytes_of(parts).ok(),
             _ => None,
         });
         let written = u64::from(written.unwrap_or(0));

@@ -61,6 +61,10 @@ impl memory::Remote for Source {
     fn write(&self, parts: &[(u64, &[u8])]) -> io::Result<()> {
         parts.iter().try_for_each(|(at, data)| self.with(|file| file.write_all_at(data, *at)))
     }
+
+    fn write_together(&self, parts: &[(u64, &[u8])]) -> io::Result<()> {
+        self.with(|file| file.write_parts(parts))
+    }
 }
 
 /// The local file with the memory that all processes of the run share for a remote file.

@@ -11,6 +11,13 @@ use towline_wire::{Header, Hello, Kind, Reply, Request};
 
 const WRITE: Request<'_> = Request::Write { handle: CURRENT, offset: 0, length: 1, flags: 0 };
 
+/// A part of length one at offset zero.
+const ONE_BYTE: [u8; 12] = [0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0];
+
+fn parts(parts: &[u8]) -> Request<'_> {
+    Request::WriteParts { handle: CURRENT, parts }
+}
+
 #[test]
 fn illegal_messages_end_the_connection_and_are_counted() {
     let (_directory, process, mut honest) = start();
@@ -40,6 +47,12 @@ fn illegal_messages_end_the_connection_and_are_counted() {
         ("two writes", request(0, 1, &[ATTACH, WRITE, WRITE], 2)),
         ("two reads", request(0, 1, &[ATTACH, read, read], 0)),
         ("write without its bytes", request(0, 1, &[ATTACH, WRITE], 0)),
+        ("parts without their bytes", request(0, 1, &[ATTACH, parts(&ONE_BYTE)], 0)),
+        ("offer of parts", request(0, 1, &[ATTACH, parts(&ONE_BYTE)], 1)),
+        ("write and parts", request(0, 1, &[ATTACH, WRITE, parts(&ONE_BYTE)], 0)),
+        ("half a part", request(0, 1, &[ATTACH, parts(&ONE_BYTE[..11])], 0)),
+        ("part beyond the largest offset", request(0, 1, &[ATTACH, parts(&[0xff; 12])], 0)),
+        ("too many parts", request(0, 1, &[ATTACH, parts(&[0; 12 * 1025])], 0)),
         ("offer of more than the write", request(0, 1, &[ATTACH, WRITE], 1 << 40)),
         ("offer without write", request(0, 1, &[ATTACH], 1)),
         (

@@ -111,6 +111,10 @@ impl memory::Remote for Handle {
         }
         Ok(())
     }
+
+    fn write_together(&self, parts: &[(u64, &[u8])]) -> Result<(), i32> {
+        self.with(|file| file.write_parts(parts))
+    }
 }
 
 impl Drop for Handle {

@@ -171,6 +171,9 @@ impl Compound {
             Request::Write { handle, offset, length, flags } => {
                 return self.begin_write(context, handle, offset, length, flags);
             }
+            Request::WriteParts { handle, parts } => {
+                return self.begin_parts(context, handle, parts);
+            }
             Request::ReadDir { handle, cookie, length, attributes } => {
                 let opened = self.at(context, handle)?;
                 let room = (length as usize).min(LISTING_BYTES_MAX);

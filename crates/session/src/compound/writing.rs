@@ -8,6 +8,9 @@ use towline_store::FileStore;
 use towline_wire::request::{open_flag, write_flag};
 use towline_wire::{Errno, Reply};
 
+/// Flags of open files of which each write waits for a device.
+pub(super) const WAITS: u32 = open_flag::DIRECT | open_flag::DATA_SYNC | open_flag::FULL_SYNC;
+
 /// A write whose data arrives in fragments.
 pub(super) struct Writing {
     opened: Opened,
@@ -109,7 +112,6 @@ impl Compound {
             }));
             return Ok(Some(Step::NeedsData));
         }
-        const WAITS: u32 = open_flag::DIRECT | open_flag::DATA_SYNC | open_flag::FULL_SYNC;
         let waits = sync || opened.flags & WAITS != 0;
         let store = waiting_store(&opened).filter(|_| waits);
         let data = std::mem::take(&mut self.payload);

@@ -17,7 +17,8 @@ impl Request<'_> {
             | Self::Link { .. }
             | Self::Unlink { .. }
             | Self::Rename { .. } => true,
-            Self::Write { .. } | Self::Allocate { .. } | Self::CopyRange { .. } => true,
+            Self::Write { .. } | Self::WriteParts { .. } => true,
+            Self::Allocate { .. } | Self::CopyRange { .. } => true,
             Self::SetXattr { .. } | Self::RemoveXattr { .. } | Self::Lock { .. } => true,
             Self::ProcessEnded { .. } => true,
             Self::Stat { .. }
@@ -60,7 +61,8 @@ impl Request<'_> {
         match self {
             Self::Open { flags, .. } => !open_flag::creates_exclusively(*flags),
             Self::Write { flags, .. } => flags & write_flag::APPEND == 0,
-            Self::Close { .. }
+            Self::WriteParts { .. }
+            | Self::Close { .. }
             | Self::Attach { .. }
             | Self::Reclaim { .. }
             | Self::SetAttr { .. } => true,
@@ -94,6 +96,7 @@ impl Request<'_> {
             Self::Close { handle } | Self::Read { handle, .. } | Self::Write { handle, .. } => {
                 [handle, 0]
             }
+            Self::WriteParts { handle, .. } => [handle, 0],
             Self::ReadDir { handle, .. } | Self::StatFs { handle } | Self::Sync { handle, .. } => {
                 [handle, 0]
             }

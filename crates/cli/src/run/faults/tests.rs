@@ -18,6 +18,10 @@ impl memory::Remote for Taking {
     fn write(&self, _: &[(u64, &[u8])]) -> io::Result<()> {
         Ok(())
     }
+
+    fn write_together(&self, _: &[(u64, &[u8])]) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 /// Waits until somebody waits for the turn of this file.
