@@ -121,7 +121,7 @@ fn what_others_opened_is_had_again_though_the_server_is_killed_meanwhile() {
         let second = member(&Transport::Tcp("127.0.0.1".into(), port));
         let begun = second.boot_epoch();
         let same = |file: &File, name: &str, flags| {
-            let inode = file.attr().inode;
+            let inode = file.attr().identity();
             File::from_handle(&second, file.handle(), b"dir", name.as_bytes(), flags, inode)
         };
         let flags = (libc::O_PATH | libc::O_DIRECTORY) as u32;

@@ -35,7 +35,7 @@ fn a_file_outlives_the_session_that_opened_it() {
         file.write_at(b"from the first", 0).unwrap();
         root.unlink(b"shared", false).unwrap();
         file.lock(&whole(FLOCK, 0), false).unwrap();
-        let (inode, handle) = (file.attr().inode, file.into_handle());
+        let (inode, handle) = (file.attr().identity(), file.into_handle());
         drop(root);
         first.close();
 
@@ -75,7 +75,7 @@ fn process_locks_belong_to_a_process_of_the_family() {
     let [first, second, third] = [(); 3].map(|()| member(&setup.transports[0]));
     let root = first.attach(b"dir").unwrap();
     let file = root.open(b"locked", CREATE, 0o600).unwrap();
-    let inode = file.attr().inode;
+    let inode = file.attr().identity();
     let seen_by =
         |client| File::from_handle(client, file.handle(), b"dir", b"locked", CREATE, inode);
     let (same, other) = (seen_by(&second), seen_by(&third));
@@ -153,7 +153,7 @@ fn who_waits_for_a_lock_of_a_file_that_is_closed_is_told() {
     let (holder, file) = (open(&stranger).unwrap(), open(&first).unwrap());
     holder.lock(&whole(FLOCK, 0), false).unwrap();
     let same = |client: &Client| {
-        File::from_handle(client, file.handle(), b"dir", b"closed", CREATE, file.attr().inode)
+        File::from_handle(client, file.handle(), b"dir", b"closed", CREATE, file.attr().identity())
     };
     // One waits in the closing session and one in another, as in a `towline run`.
     let (near, far) = (same(&first), same(&second));

@@ -30,6 +30,8 @@ fn child_server() {
 const GRACE: Duration = Duration::from_secs(60);
 const CLIENTS: u64 = 8;
 const DATA_SYNC: u32 = 0o10_000;
+/// `O_TMPFILE | O_RDWR`.
+const TEMPORARY: u32 = 0o20_200_002;
 
 /// What a name refers to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -625,7 +627,8 @@ fn members_of_a_family_come_back_one_after_the_other() {
     let second = member();
     assert_ne!(second.boot_epoch(), first.boot_epoch());
     let flags = (libc::O_PATH | libc::O_DIRECTORY) as u32;
-    let same = File::from_handle(&second, root.handle(), b"dir", b"", flags, root.attr().inode);
+    let same =
+        File::from_handle(&second, root.handle(), b"dir", b"", flags, root.attr().identity());
     assert_eq!(same.stat().unwrap_err().errno(), Errno::EBADF, "not open there yet");
     second.reclaim().unwrap();
     let others: Vec<File> = (0..8).map(|number| open(&same, format!("g{number}"))).collect();
@@ -650,4 +653,38 @@ fn what_was_in_memory_is_gone_and_says_so() {
     assert_eq!(memory.make_directory(b"e", 0o700).unwrap_err().errno(), Errno::ESTALE);
     let again = client.attach(b"mem").unwrap();
     assert!(again.open(b".", 0, 0).unwrap().list_all(false).unwrap().is_empty());
+}
+
+/// File systems give the inode number of a removed file to the next one.
+#[test]
+fn another_file_in_the_place_of_an_open_one_is_not_taken_for_it() {
+    let directory = TempDir::new().unwrap();
+    let mut server = Process::start_with(directory.path(), true, GRACE);
+    let client = Client::connect(&server.tcp(), Options::default()).unwrap();
+    let root = client.attach(b"dir").unwrap();
+    let named = root.open(b"f", CREATE, 0o600).unwrap();
+    let nameless = root.open(b".", TEMPORARY, 0o600).unwrap();
+    for file in [&named, &nameless] {
+        file.write_at(b"data", 0).unwrap();
+    }
+    server.kill();
+    let path = directory.path().join("data/f");
+    std::fs::remove_file(&path).unwrap();
+    // Any of them may get the number.
+    let others: Vec<_> =
+        (0..100).map(|n| directory.path().join(format!("data/other{n}"))).collect();
+    for other in &others {
+        std::fs::write(other, b"").unwrap();
+    }
+    let inode = named.attr().inode;
+    match others.iter().find(|other| std::fs::metadata(other).unwrap().ino() == inode) {
+        Some(other) => std::fs::rename(other, &path).unwrap(),
+        None => println!("SKIPPED another file with the same inode number: there is none here"),
+    }
+    server.restart();
+    for file in [&named, &nameless] {
+        assert_eq!(file.stat().unwrap_err().errno(), Errno::ESTALE);
+        assert_eq!(file.write_at(b"more", 4).unwrap_err().errno(), Errno::ESTALE);
+    }
+    assert_eq!(std::fs::read(&path).unwrap_or_default(), b"");
 }

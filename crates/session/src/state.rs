@@ -30,7 +30,7 @@ use towline_wire::limits::SLOTS_MAX;
 /// "1TWSTATE" as little-endian bytes.
 const MAGIC: u64 = 0x4554_4154_5357_5431;
 /// Changes with every change of this layout, so that no build misreads the file of another.
-const VERSION: u32 = 4;
+const VERSION: u32 = 5;
 /// Most sessions that can be kept; further ones are served, but not kept.
 pub const SESSIONS_MAX: usize = 4096;
 

@@ -121,12 +121,18 @@ impl Attr {
         (self.flags >> FILE_SYSTEM_SHIFT) as u16
     }
 
-    /// Returns a number that is unique to the file within its export, made from the inode number and the
-    /// file system.
+    /// Returns a number that is unique to the file within its export, made from the inode number, the file
+    /// system, and the time of creation: a new file often gets the inode number of a removed one.
     #[must_use]
     pub fn identity(&self) -> u64 {
+        const SECOND: u64 = 1_000_000_000;
+        // 2^64 divided by the golden ratio: times that are close to each other become numbers that are not. Zero,
+        // the time that is not known, stays zero.
+        const SCATTER: u64 = 0x9e37_79b9_7f4a_7c15;
+        let Timestamp { seconds, nanoseconds, .. } = self.created;
+        let created = (seconds as u64).wrapping_mul(SECOND).wrapping_add(nanoseconds.into());
         // In practice inode numbers stay below 2^48.
-        self.inode ^ u64::from(self.file_system()) << 48
+        self.inode ^ u64::from(self.file_system()) << 48 ^ created.wrapping_mul(SCATTER)
     }
 
     /// Returns the file type bits of the mode.

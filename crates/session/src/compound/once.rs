@@ -183,6 +183,12 @@ impl Compound {
         let reply = replies.get(self.index).ok_or(Errno::EIO)?;
         match (*request, reply) {
             (_, Reply::Failed { errno }) => return Err(Errno(*errno)),
+            // Nothing was done to a file without a name: any other will do.
+            (Request::Open { flags, .. }, _)
+                if flags & open_flag::TEMPORARY != 0 && replies.len() == self.index + 1 =>
+            {
+                return self.execute(request, context);
+            }
             (Request::Open { base, flags, path, .. }, Reply::Opened { attr, .. }) => {
                 let at = self.at(context, base)?.into_owned();
                 self.open_again(context, at, path, flags, attr.identity())?;
@@ -219,6 +225,9 @@ impl Compound {
         flags: u32,
         inode: u64,
     ) -> Result<(), Errno> {
+        if flags & open_flag::TEMPORARY != 0 {
+            return Err(Errno::ESTALE);
+        }
         let caller = context.caller;
         let Opened { store, file: base, terms, .. } = at;
         let how = OpenHow { flags: open_flag::without_changes(flags), mode: 0 };

@@ -71,6 +71,10 @@ impl Compound {
                         return Ok(None);
                     }
                 }
+                if flags & open_flag::TEMPORARY != 0 {
+                    // It had no name, and another one is another file.
+                    return Err(Errno::ESTALE);
+                }
                 let (name, below) = export_and_path(export);
                 let (store, terms) = context.exports.find_again(name).ok_or(Errno::ESTALE)?;
                 self.reach(context, &store)?;

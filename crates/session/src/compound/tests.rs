@@ -385,6 +385,7 @@ fn a_file_that_a_recorded_request_closed_is_closed_again() {
     let journal = state.begin(5, 50).unwrap();
     let open = |world: &mut World| world.open(&path, READ_WRITE | open_flag::CREATE).handle();
     let before = open(&mut world);
+    let inode = world.files.lock().find(before).unwrap().file.stat().unwrap().identity();
     let requests = [
         Request::MakeDir { base: world.root, mode: 0o700, path: name },
         Request::Close { handle: before },
@@ -401,9 +402,6 @@ fn a_file_that_a_recorded_request_closed_is_closed_again() {
     drop((journal, state));
 
     let mut session = memory.restarted();
-    let inode = std::os::unix::fs::MetadataExt::ino(
-        &std::fs::metadata(directory.path().join("f")).unwrap(),
-    );
     let again =
         Request::Reclaim { handle: before, flags: READ_WRITE, inode, export: b"x", path: &path };
     let retaken = Request::Lock {

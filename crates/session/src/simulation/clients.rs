@@ -42,7 +42,8 @@ struct Client {
     number: u64,
     id: u64,
     epoch: u32,
-    root: u64,
+    /// Handles and identities.
+    root: (u64, u64),
     log: (u64, u64),
     kept: BTreeMap<u64, (String, u64)>,
     slots: Vec<(u32, Option<(Asked, Message)>)>,
@@ -89,7 +90,7 @@ impl Client {
 
     /// Chooses what to request, and encodes the request.
     fn ask(&mut self, random: &mut Random) -> Option<(Asked, Vec<u8>, Vec<u8>)> {
-        let base = self.root;
+        let (base, _) = self.root;
         let open = |path| Request::Open { base, flags: CREATE, mode: 0o600, path };
         let close = Request::Close { handle: CURRENT };
         let mut data = Vec::new();
@@ -254,7 +255,7 @@ impl Client {
             }
             Asked::Keep { name } => {
                 let Reply::Opened { handle, attr } = replies[0] else { panic!("not opened") };
-                self.kept.insert(handle, (name.clone(), attr.inode));
+                self.kept.insert(handle, (name.clone(), attr.identity()));
                 self.names.insert(name, (false, false));
             }
             Asked::Close => {}
@@ -295,8 +296,8 @@ impl Client {
             asked.take_if(|(asked, _)| matches!(asked, Asked::Close));
         }
         server.join(self.id);
-        let root =
-            Request::Reclaim { handle: self.root, flags: 0, inode: 1, export: b"", path: b"" };
+        let (root, inode) = self.root;
+        let root = Request::Reclaim { handle: root, flags: 0, inode, export: b"", path: b"" };
         let (log, inode) = self.log;
         let log = Request::Reclaim { handle: log, flags: 1, inode, export: b"", path: b"log" };
         let kept = self.kept.iter().map(|(handle, (name, inode))| Request::Reclaim {
@@ -333,15 +334,15 @@ fn connect(server: &mut Server, number: u64) -> Client {
     let mut open = |sequence, request: &Request<'_>| {
         let results = server.reclaim(id, sequence, request);
         match parse_results(&results).unwrap()[..] {
-            [Reply::Opened { handle, attr }] => (handle, attr.inode),
+            [Reply::Opened { handle, attr }] => (handle, attr.identity()),
             ref other => panic!("{other:?}"),
         }
     };
-    let (root, inode) = open(1, &Request::Attach { name: b"" });
-    assert_eq!(inode, 1);
-    let log = open(2, &Request::Open { base: root, flags: 0o100 | 1, mode: 0o600, path: b"log" });
+    let root = open(1, &Request::Attach { name: b"" });
+    let base = root.0;
+    let log = open(2, &Request::Open { base, flags: 0o100 | 1, mode: 0o600, path: b"log" });
     if number == 0 {
-        server.reclaim(id, 3, &Request::MakeDir { base: root, mode: 0o700, path: b"sub" });
+        server.reclaim(id, 3, &Request::MakeDir { base, mode: 0o700, path: b"sub" });
     }
     Client {
         number,

@@ -307,13 +307,8 @@ fn behind_its_back(
     change(&*server.store);
     server.join(id);
     for (sequence, handle, path) in [(1, root, &b""[..]), (2, log, b"log")] {
-        let inode = match path {
-            b"" => 1,
-            path => {
-                let root = server.store.root().unwrap();
-                server.store.stat(&caller(), (&*root, path), false).unwrap().inode
-            }
-        };
+        let top = server.store.root().unwrap();
+        let inode = server.store.stat(&caller(), (&*top, path), false).unwrap().identity();
         let flags = if path.is_empty() { 0 } else { 2 };
         let again = Request::Reclaim { handle, flags, inode, export: b"", path };
         assert_eq!(failure(&server.reclaim(id, sequence, &again)), None);
