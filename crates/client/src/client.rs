@@ -50,6 +50,10 @@ pub struct Options {
     /// ([`Client::end_process`]). Until then, the locks last as long as this session does, even if
     /// the process has no connection.
     pub reports_ends: bool,
+    /// The process of the family that uses this client, by its number as an owner of locks
+    /// ([`crate::Lock::owner`]). If the process ends, the server carries out what this client has sent before it
+    /// releases the locks of the process ([`Client::end_process`]). Zero: none.
+    pub process: u64,
     /// Whether requests of other clients go before those of this one.
     pub priority: Priority,
     /// Number of requests after which the session moves from a socket to shared memory, if it can:
@@ -87,6 +91,7 @@ impl Default for Options {
             spin_us: 100,
             family: 0,
             reports_ends: false,
+            process: 0,
             priority: Priority::default(),
             nearer_after: 0,
             hide: Ok,
@@ -270,8 +275,9 @@ impl Client {
     }
 
     /// Tells the server that a process of this family or client, which took locks
-    /// ([`crate::Lock::owner`]), has ended. The server releases its locks; this does not wait for
-    /// the answer. A process that is still alive has lost them.
+    /// ([`crate::Lock::owner`]), has ended. The server releases its locks, after it has carried out what its
+    /// own clients have sent ([`Options::process`]); this does not wait for the answer. A process that is
+    /// still alive has lost its locks.
     pub fn end_process(&self, owner: u64) {
         self.core.end_process(owner);
     }

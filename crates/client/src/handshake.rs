@@ -156,6 +156,7 @@ fn greet_on(
         session,
         secret,
         family: options.family,
+        process: options.process,
         ..Hello::default()
     };
     let mut body = Vec::new();

@@ -163,6 +163,7 @@ fn options() -> Options {
     options.nearer_after = REQUESTS_FAR;
     options.tell_xattrs = known::wants_xattrs;
     options.family = start::config().map_or(0, |config| config.family);
+    options.process = lock_owner();
     options.hide = |fd| own::hide(fd, Own::Connection).map_err(std::io::Error::from_raw_os_error);
     options.changes = start::state().map(towline_instance::State::changes);
     options.place_of = place_of;

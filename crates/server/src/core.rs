@@ -7,6 +7,7 @@ mod receiving;
 
 use crate::caller::Callers;
 use crate::disks::Disks;
+use crate::ending::Orphan;
 use crate::exports::Exports;
 use crate::failure::Failure;
 use crate::families::Families;
@@ -35,7 +36,7 @@ use towline_net::address::Listener;
 use towline_net::{Flushed, Link, LinkKind, ShmLink, Spin};
 use towline_reactor::{Event, Finished, Reactor};
 use towline_session::files::Opened;
-use towline_session::locks::{Locks, Waiter};
+use towline_session::locks::{Locks, Owner, Waiter};
 use towline_session::state::State;
 use towline_store::directory::requests_arrived;
 use towline_wire::Header;
@@ -104,6 +105,13 @@ impl Shared {
         }
     }
 
+    /// Releases all locks of an open file or a process.
+    pub(crate) fn release_locks(&self, owner: Owner) {
+        let released = self.locks.lock().release(owner);
+        self.notify(released.granted);
+        self.ask_again(released.orphaned);
+    }
+
     /// Tries again these requests for locks, which need not wait any longer.
     pub(crate) fn ask_again(&self, waiters: Vec<Waiter>) {
         for waiter in waiters {
@@ -166,6 +174,10 @@ pub(crate) struct Core {
     pub(crate) free_lanes: Vec<usize>,
     pub(crate) shm_lanes: Vec<usize>,
     pub(crate) sessions: Sessions,
+    /// Sessions of processes that have ended.
+    pub(crate) orphans: Vec<Orphan>,
+    /// Sessions that have ended, but have requests under way.
+    pub(crate) ending: Vec<u64>,
     pub(crate) callers: Callers,
     pub(crate) nbd: Nbd,
     /// Moves the bytes of disks for all fronts.
@@ -254,6 +266,8 @@ impl Core {
             free_lanes: Vec::new(),
             shm_lanes: Vec::new(),
             sessions: Sessions::default(),
+            orphans: Vec::new(),
+            ending: Vec::new(),
             callers,
             nbd: Nbd::new(),
             engine: Engine::new(disk_limits),
@@ -335,6 +349,9 @@ impl Core {
                 for index in std::mem::take(&mut self.resumable) {
                     self.resume(index, &mut scratch);
                 }
+            }
+            if !self.ending.is_empty() || !self.orphans.is_empty() {
+                self.finish_ending();
             }
             // Before grants, since a request that starts may need data.
             self.resume_throttled();

@@ -113,11 +113,7 @@ impl Core {
     fn dispatch(&mut self, errand: Errand) {
         let Some(served) = self.sessions.get_mut(errand.session) else { return };
         served.away.push(errand.store.clone());
-        let (files, is_low) = (served.session.files.clone(), served.is_low);
-        self.send(errand, files, is_low);
-    }
-
-    fn send(&self, errand: Errand, files: SharedFiles, low: bool) {
+        let (files, low) = (served.session.files.clone(), served.is_low);
         let shared = self.shared.clone();
         let pool = self.shared.pools.of_files(&errand.store);
         let work = move || Some(Mail::Returned(errand.carry_out(&shared, &files)));
@@ -130,13 +126,7 @@ impl Core {
         running.stages.storage += took;
         running.stages.disk += took;
         self.forget_expected(session, &mut running);
-        let Some(served) = self.sessions.get_mut(session) else {
-            // The session has ended meanwhile, but its family may continue.
-            if let Outcome::Stopped(Step::ReleaseLocks(owner)) = outcome {
-                self.release_locks(owner);
-            }
-            return self.drop_elsewhere(&store, running);
-        };
+        let Some(served) = self.sessions.get_mut(session) else { return };
         let is_same = |away: &Store| Arc::ptr_eq(away, &store);
         if let Some(place) = served.away.iter().position(is_same) {
             served.away.swap_remove(place);
@@ -157,15 +147,8 @@ impl Core {
         }
     }
 
-    /// Closes what an ending or abandoned session has open in stores that may hang. If other sessions of its
-    /// family still have its files, its waiting requests are carried out: nobody else closes what they were
-    /// to close.
+    /// Closes what an ended or abandoned session has open in stores that may hang.
     pub(crate) fn close_elsewhere(&mut self, served: &mut Served, files: Option<&SharedFiles>) {
-        if files.is_none() {
-            for errand in served.waiting.drain(..) {
-                self.send(errand, served.session.files.clone(), served.is_low);
-            }
-        }
         let waiting = served.waiting.drain(..).map(|errand| errand.running);
         let running = served.running.iter_mut().filter_map(|running| {
             running.take_if(|running| running.compound.writes_elsewhere().is_some())

@@ -22,11 +22,16 @@ struct State {
     epoch: u32,
 }
 
-/// The open files of a family, its number of sessions, and how many of these report the ends of processes.
+/// The open files and the sessions of a family.
 struct Family {
     files: SharedFiles,
-    members: usize,
-    reporters: usize,
+    members: Vec<Member>,
+}
+
+struct Member {
+    session: u64,
+    process: u64,
+    reports_ends: bool,
 }
 
 impl Families {
@@ -46,12 +51,21 @@ impl Families {
         let new = || {
             let mut files = Files::new(session.id, *epoch);
             files.owner = number | FAMILY_BIT;
-            Family { files: Arc::new(Mutex::new(files)), members: 0, reporters: 0 }
+            Family { files: Arc::new(Mutex::new(files)), members: Vec::new() }
         };
         let family = families.entry(number).or_insert_with(new);
-        family.members += 1;
-        family.reporters += usize::from(session.reports_ends);
+        let Session { id, process, reports_ends, .. } = *session;
+        family.members.push(Member { session: id, process, reports_ends });
         family.files.clone()
+    }
+
+    /// Returns the sessions of a process in the family that has these files.
+    pub(crate) fn sessions_of(&self, process: u64, files: &SharedFiles) -> Vec<u64> {
+        let state = self.state.lock();
+        let family = state.families.values().find(|family| Arc::ptr_eq(&family.files, files));
+        let members = family.iter().flat_map(|family| &family.members);
+        let is_its = |member: &&Member| member.process == process && process != 0;
+        members.filter(is_its).map(|member| member.session).collect()
     }
 
     /// Removes a session. Returns its open files if no other session shares them any more, and whether one
@@ -64,10 +78,9 @@ impl Families {
             if !Arc::ptr_eq(&family.files, &files) {
                 return false;
             }
-            family.members -= 1;
-            family.reporters -= usize::from(session.reports_ends);
-            are_reported = family.reporters > 0;
-            family.members == 0
+            family.members.retain(|member| member.session != session.id);
+            are_reported = family.members.iter().any(|member| member.reports_ends);
+            family.members.is_empty()
         };
         let has_ended =
             !session.family || families.extract_if(|_, family| is_left(family)).count() > 0;

@@ -65,7 +65,8 @@ pub(crate) struct Running {
     pub(crate) expected: u64,
     /// The client's meter, if the client is limited.
     pub(crate) meter: Option<Arc<Meter>>,
-    /// The request waits for a lock, unless its session has no lane, or for events.
+    /// The request waits for somebody else: for a lock, unless its session has no lane, for events, or for the end
+    /// of a process.
     pub(crate) waits: bool,
     /// The request must not wait for a lock any more.
     pub(crate) cancelled: bool,
@@ -150,6 +151,8 @@ pub(crate) struct Served {
     /// Pages of files go before replies, not with them, because a lane ended when pages behind a reply could
     /// not be read.
     pub(crate) data_first: bool,
+    /// The session ends as soon as its requests under way allow it. Nobody can join it any more.
+    pub(crate) has_ended: bool,
     /// One bit for each slot whose running request was sent again on this lane.
     came_again: u64,
 }
@@ -170,6 +173,7 @@ impl Served {
             disks,
             leaves: VecDeque::new(),
             data_first: false,
+            has_ended: false,
             came_again: 0,
         }
     }
@@ -225,6 +229,12 @@ impl Served {
         let first = self.came_again & bit == 0;
         self.came_again |= bit;
         first
+    }
+
+    /// Returns true while threads that may block are carrying out requests of the session.
+    pub(crate) fn is_at_work(&self) -> bool {
+        let waits = |running: &Running| running.is_transfer() || running.waits;
+        !self.away.is_empty() || self.running.iter().flatten().any(|running| !waits(running))
     }
 
     /// Returns true if the request of this slot waits for data.

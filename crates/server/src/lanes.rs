@@ -148,8 +148,8 @@ impl Core {
             return;
         }
         let mut welcome = handshake::welcome(epoch);
-        let known =
-            self.sessions.get_mut(hello.session).filter(|s| s.session.secret == hello.secret);
+        let is_its = |s: &&mut Served| s.session.secret == hello.secret && !s.has_ended;
+        let known = self.sessions.get_mut(hello.session).filter(is_its);
         let session = if let Some(served) = known {
             served.is_low = hello.want & want::LOW_PRIORITY != 0;
             // A barrier against late requests: the old lane ends before the new one is served.
@@ -230,6 +230,7 @@ impl Core {
         if hello.family != 0 {
             session.family = true;
             session.reports_ends = hello.want & want::REPORTS_ENDS != 0;
+            session.process = hello.process;
             let families = &self.shared.families;
             session.files = families.join(hello.family, &session);
             self.shared.returned(session.files.lock().owner);
@@ -308,7 +309,8 @@ impl Core {
     /// Ends one of too many sessions without a lane: clients that come and go must not fill the memory. One that
     /// has nothing open loses least; else it is the one that has been without a lane for longest.
     fn end_one_too_many(&mut self) {
-        let laneless = || self.sessions.all().filter(|served| served.lane.is_none());
+        let is_laneless = |served: &&Served| served.lane.is_none() && !served.has_ended;
+        let laneless = || self.sessions.all().filter(is_laneless);
         let is_too_many = |count| count > LANELESS_SESSIONS_MAX;
         if !is_too_many(self.sessions.len()) || !is_too_many(laneless().count()) {
             return;
@@ -322,7 +324,7 @@ impl Core {
     }
 
     /// Gives up requests for locks of a session without a lane: its client may have been killed.
-    fn withdraw_locks(&self, session: u64) {
+    pub(crate) fn withdraw_locks(&self, session: u64) {
         self.shared.locks.lock().withdraw(session);
     }
 
@@ -384,22 +386,6 @@ impl Core {
             self.shared.notify(locks.end_awaited(now.saturating_sub(grace)));
         }
         state.has_unclaimed() || locks.awaits()
-    }
-
-    pub(crate) fn end_session(&mut self, id: u64) {
-        if let Some(mut served) = self.sessions.remove(id) {
-            self.statistics.sessions.fetch_sub(1, Ordering::Relaxed);
-            if let Some(state) = &self.shared.state {
-                state.end(id);
-            }
-            self.end_disks(std::mem::take(&mut served.disks));
-            // The last session of a family releases the locks of its open files.
-            let (files, are_reported) = self.shared.families.leave(&served.session);
-            self.close_elsewhere(&mut served, files.as_ref());
-            let owner = files.map(|files| files.lock().owner);
-            let granted = self.shared.locks.lock().leave(id, owner, are_reported);
-            self.shared.notify(granted);
-        }
     }
 }
 

@@ -11,6 +11,7 @@ mod config;
 mod core;
 mod disks;
 mod elsewhere;
+mod ending;
 mod exports;
 mod extents;
 mod failed_disks;

@@ -1,6 +1,7 @@
 //! How other threads reach a core: a list of messages, and a doorbell that its event loop watches.
 
 use crate::elsewhere::Return;
+use crate::ending::ProcessLocks;
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, eventfd};
 use std::io;
@@ -35,6 +36,10 @@ pub(crate) enum Mail {
     Happened { session: u64, slot: u16, sequence: u32 },
     /// This request for a lock need no longer wait for clients from before a restart.
     AskAgain(Waiter),
+    /// The process of this session has ended.
+    Orphan { session: u64, locks: Arc<ProcessLocks> },
+    /// The locks are released of the process whose end this request reports.
+    LocksReleased { session: u64, slot: u16, sequence: u32 },
     /// The limits of clients have changed.
     LimitsChanged,
     /// Work for this core panicked, and no single request can be failed for it: its outcome is unknown.

@@ -14,7 +14,7 @@ use std::time::Instant;
 use towline_mem::Aggregate;
 use towline_net::Link;
 use towline_session::files::Table;
-use towline_session::locks::{Locked, Owner, Peer};
+use towline_session::locks::{Locked, Peer};
 use towline_session::{BlockingResult, Context, Step};
 use towline_wire::header::reply_flag;
 use towline_wire::limits::{FRAGMENT_BYTES_MAX, GRANTS_MAX};
@@ -98,7 +98,7 @@ impl Core {
         now: Instant,
     ) -> Option<Box<Running>> {
         let served = self.sessions.get_mut(session)?;
-        running.waits = matches!(step, Step::Lock(..) | Step::Events(..));
+        running.waits = matches!(step, Step::Lock(..) | Step::Events(..) | Step::EndProcess(_));
         // If the request does not reach its data in this step, data sent ahead finds no place and is
         // discarded; the client sends it again under a grant.
         let ahead = running.ahead.take();
@@ -182,7 +182,7 @@ impl Core {
                     Ok(Locked::Done(granted)) => {
                         self.shared.notify(granted);
                         if is_closed {
-                            self.release_locks(owner);
+                            self.shared.release_locks(owner);
                         } else {
                             running.compound.locked(Ok(others));
                         }
@@ -193,7 +193,7 @@ impl Core {
                         return Some(running);
                     }
                     // The request is run again.
-                    Ok(Locked::Waiting) if is_closed => self.release_locks(owner),
+                    Ok(Locked::Waiting) if is_closed => self.shared.release_locks(owner),
                     Ok(Locked::Waiting) => {}
                 }
             }
@@ -209,10 +209,11 @@ impl Core {
                 running.compound.tested(owner.session, tested);
                 return Some(running);
             }
-            Step::ReleaseLocks(owner) => {
-                self.release_locks(owner);
+            Step::ReleaseLocks(owner, hold) => {
+                self.release_closed(owner, hold);
                 return Some(running);
             }
+            Step::EndProcess(owner) => self.end_process(owner, (session, slot, running.sequence)),
             Step::Reclaimed => {
                 served.session.reclaiming = false;
                 self.shared.returned(session);
@@ -223,13 +224,6 @@ impl Core {
             served.running[usize::from(slot)] = Some(running);
         }
         None
-    }
-
-    /// Releases all locks of an open file or a process.
-    pub(crate) fn release_locks(&self, owner: Owner) {
-        let released = self.shared.locks.lock().release(owner);
-        self.shared.notify(released.granted);
-        self.shared.ask_again(released.orphaned);
     }
 
     /// Continues a write after one of its fragments was written.

@@ -76,6 +76,9 @@ impl Serving<'_> {
         }
         let Some(Some(lane)) = self.core.lanes.get_mut(self.index) else { return Ok(()) };
         let Some(served) = self.core.sessions.get_mut(session) else { return Ok(()) };
+        if served.has_ended {
+            return Ok(());
+        }
         lane.ahead = ahead > 0;
         lane.place.begin();
         let is_low = served.is_low;

@@ -10,7 +10,7 @@ mod watching;
 mod writing;
 
 use crate::Exports;
-use crate::files::{Found, Opened, Table};
+use crate::files::{Found, Hold, Opened, Table};
 use crate::locks::{FileKey, Owner, Range, Waiter};
 use crate::watches::EventQueue;
 use once::Pen;
@@ -70,8 +70,12 @@ pub enum Step {
     Lock(FileKey, Waiter, bool),
     /// A test whether another lock conflicts; then call [`Compound::tested`].
     TestLock(FileKey, Owner, Range),
-    /// Release the locks of this open file or process, then run again.
-    ReleaseLocks(Owner),
+    /// Release the locks of this open file, which is closed, once nobody holds it any more; without waiting for
+    /// that, run again.
+    ReleaseLocks(Owner, Option<Arc<Hold>>),
+    /// Release the locks of this process once all that it has sent is carried out; then call
+    /// [`Compound::process_ended`].
+    EndProcess(Owner),
     /// Note that the client has reopened and relocked everything it wants, then run again.
     Reclaimed,
     /// Events in this queue, for a request with this turn: call [`EventQueue::wait`], then run again.
@@ -188,13 +192,13 @@ impl Compound {
             if transfer.is_some() {
                 return wrong("more than one transfer in a request");
             }
-            waits |= matches!(request, Request::Events { .. });
+            waits |= matches!(request, Request::Events { .. } | Request::ProcessEnded { .. });
         }
         if operations == 0 {
             return wrong("request without operations");
         }
         if waits && operations > 1 {
-            return wrong("events requested together with other operations");
+            return wrong("an operation that has to be alone together with others");
         }
         let length = u64::from(written.unwrap_or(0));
         if length > TRANSFER_BYTES_MAX as u64 {

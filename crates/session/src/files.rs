@@ -64,6 +64,29 @@ pub struct Terms {
     pub account: u32,
 }
 
+/// What all users of an open file with locks share: the table and requests under way. The locks last until
+/// the last user has let go of the file, as in the kernel.
+#[derive(Default)]
+pub struct Hold(Mutex<Option<Release>>);
+
+/// Releases the locks of a file, from any thread.
+type Release = Box<dyn FnOnce() + Send>;
+
+impl Hold {
+    /// Lets go of a file that is closed. `release` is called when all others have done so, too.
+    pub fn let_go(self: Arc<Self>, release: Release) {
+        *self.0.lock() = Some(release);
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        if let Some(release) = self.0.get_mut().take() {
+            release();
+        }
+    }
+}
+
 /// An open file and the store it belongs to.
 #[derive(Clone)]
 pub struct Opened {
@@ -77,6 +100,8 @@ pub struct Opened {
     pub terms: Terms,
     /// The `O_*` flags with which it was opened.
     pub flags: u32,
+    /// Set once a lock was requested for it, or if it was open before a restart and may have locks.
+    pub(crate) hold: Option<Arc<Hold>>,
 }
 
 impl Opened {
@@ -88,7 +113,7 @@ impl Opened {
         terms: Terms,
         flags: u32,
     ) -> Self {
-        Self { watches: Watches::default(), store, file, terms, flags }
+        Self { watches: Watches::default(), store, file, terms, flags, hold: None }
     }
 }
 
@@ -97,9 +122,6 @@ impl Opened {
 pub struct Files {
     /// Owner of the open files' locks: a session or a family.
     pub owner: u64,
-    /// A lock was requested for one of these files, or one was open before a restart: closing one may have to
-    /// release locks.
-    pub(crate) has_locked: bool,
     /// Number of the session that the table was created for.
     session: u64,
     /// The first generation of its handles.
@@ -143,7 +165,6 @@ impl Files {
     pub fn new(session: u64, epoch: u32) -> Self {
         Self {
             owner: session,
-            has_locked: false,
             session,
             epoch: (epoch & GENERATION_MAX).max(1),
             events: None,
@@ -213,16 +234,16 @@ impl Files {
     ///
     /// # Errors
     /// `EBADF` when the handle is impossible or in use, `EMFILE` at the limit.
-    pub fn insert_at(&mut self, handle: u64, opened: Opened) -> Result<(), Errno> {
+    pub fn insert_at(&mut self, handle: u64, mut opened: Opened) -> Result<(), Errno> {
         let (index, generation) = parts(handle);
         let is_possible = index < OPEN_FILES_MAX && (1..=GENERATION_MAX).contains(&generation);
         if !is_possible || self.find(handle).is_ok() {
             return Err(Errno::EBADF);
         }
         self.check_room()?;
-        self.reclaimed.insert(handle, opened);
         // It may have locks from before.
-        self.has_locked = true;
+        opened.hold.get_or_insert_default();
+        self.reclaimed.insert(handle, opened);
         self.open += 1;
         Ok(())
     }
@@ -237,6 +258,23 @@ impl Files {
             Some((found, Some(opened))) if *found == generation => Ok(opened),
             _ => self.reclaimed.get(&handle).ok_or(Errno::EBADF),
         }
+    }
+
+    fn find_mut(&mut self, handle: u64) -> Result<&mut Opened, Errno> {
+        let (index, generation) = parts(handle);
+        match self.entries.get_mut(index) {
+            Some((found, Some(opened))) if *found == generation => Ok(opened),
+            _ => self.reclaimed.get_mut(&handle).ok_or(Errno::EBADF),
+        }
+    }
+
+    /// Notes that a lock is requested that belongs to an open file.
+    ///
+    /// # Errors
+    /// `EBADF` when the file is closed.
+    pub(crate) fn note_lock(&mut self, handle: u64) -> Result<(), Errno> {
+        self.find_mut(handle)?.hold.get_or_insert_default();
+        Ok(())
     }
 
     /// Returns the queue for events of these files.
@@ -255,12 +293,7 @@ impl Files {
         tells: u32,
         watch: Box<dyn Watch>,
     ) -> Result<(), Errno> {
-        let (index, generation) = parts(handle);
-        let opened = match self.entries.get_mut(index) {
-            Some((found, Some(opened))) if *found == generation => opened,
-            _ => self.reclaimed.get_mut(&handle).ok_or(Errno::EBADF)?,
-        };
-        opened.watches.keep(tells, watch);
+        self.find_mut(handle)?.watches.keep(tells, watch);
         Ok(())
     }
 

@@ -18,6 +18,8 @@ pub struct Session {
     pub family: bool,
     /// It reports the ends of its family's processes ([`towline_wire::hello::want::REPORTS_ENDS`]).
     pub reports_ends: bool,
+    /// The process of the family whose requests it carries ([`towline_wire::Hello::process`]).
+    pub process: u64,
     /// Its open files, which it may share with other sessions.
     pub files: SharedFiles,
     /// Its record for a restart of the server, if it is kept.
@@ -38,6 +40,7 @@ impl Session {
             slots: Slots::default(),
             family: false,
             reports_ends: false,
+            process: 0,
             files: Arc::new(Files::new(id, epoch).into()),
             journal: None,
             recorded: 0,

@@ -449,7 +449,9 @@ messages! {
             /// Directory; any other file keeps the name by which it was opened.
             handle: u64,
         }
-        /// Releases the locks of a process of the session or family that has ended.
+        /// Releases the locks of a process of the session or family that has ended, after everything is carried
+        /// out that it has sent in sessions of its own ([`crate::Hello::process`]). It is the only operation of
+        /// its compound.
         44 ProcessEnded {
             /// As in `Lock`.
             owner: u64,

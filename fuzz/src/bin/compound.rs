@@ -79,7 +79,11 @@ fn run(mut compound: Compound, context: &mut Context<'_>, locks: &mut Locks) {
                 let conflict = locks.test(SESSION, file, owner, &range);
                 compound.tested(owner.session, conflict);
             }
-            Step::ReleaseLocks(owner) => drop(locks.release(owner)),
+            Step::ReleaseLocks(owner, _) => drop(locks.release(owner)),
+            Step::EndProcess(owner) => {
+                locks.release(owner);
+                compound.process_ended();
+            }
             Step::Reclaimed => {}
             Step::Events(queue, turn) => {
                 assert!(queue.wait(turn, Box::new(|| {})), "nobody else asks, and nothing happens");

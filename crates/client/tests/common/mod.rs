@@ -2,6 +2,7 @@
 //! and peers that send raw bytes.
 #![allow(dead_code, clippy::unwrap_used)] // each test uses a part; one that cannot go on says where
 
+pub(crate) mod brittle;
 pub(crate) mod proxy;
 
 use std::io::{BufRead, BufReader, Read, Write};

@@ -1,7 +1,6 @@
 //! Messages from other threads to a core, and its shutdown.
 
 use super::{Core, DRAIN, LISTENER_TOKENS};
-use crate::grants::Running;
 use crate::mailbox::Mail;
 use std::time::Instant;
 use towline_wire::{Header, Kind};
@@ -48,6 +47,13 @@ impl Core {
                     self.drive(session, slot, running, now);
                 }
             }
+            Mail::Orphan { session, locks } => self.orphan(session, locks),
+            Mail::LocksReleased { session, slot, sequence } => {
+                if let Some(mut running) = self.take_running(session, slot, sequence) {
+                    running.compound.process_ended();
+                    self.drive(session, slot, running, Instant::now());
+                }
+            }
             Mail::LimitsChanged => {
                 self.waiting.limits_changed();
                 self.nbd.limits_changed();
@@ -81,13 +87,8 @@ impl Core {
 
     pub(super) fn drained(&self) -> bool {
         let Some(since) = self.draining else { return false };
-        // Requests that wait for data, a lock or events may wait forever; the client repeats them with the
-        // next server.
-        let ends = |r: &Running| !r.is_transfer() && !r.waits;
-        let running = self.sessions.all().any(|s| {
-            let mut running = s.running.iter().flatten();
-            s.disks.is_busy() || !s.away.is_empty() || running.any(|r| ends(r))
-        });
+        // Requests that wait for others may wait forever; the client repeats them with the next server.
+        let running = self.sessions.all().any(|s| s.disks.is_busy() || s.is_at_work());
         let unsent = self.lanes.iter().flatten().any(|l| !l.out.is_empty());
         (!running && !unsent && !self.nbd.has_unanswered(&self.engine)) || since.elapsed() > DRAIN
     }

@@ -37,6 +37,11 @@ impl Compound {
         });
     }
 
+    /// Notes that the locks of an ended process are released; run again afterwards.
+    pub fn process_ended(&mut self) {
+        self.result(&Reply::Done {});
+    }
+
     #[allow(clippy::too_many_arguments)] // the fields of one wire structure
     pub(super) fn lock_of(
         &self,

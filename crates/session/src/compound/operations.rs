@@ -100,20 +100,18 @@ impl Compound {
                 if context.files.find(handle).is_err() {
                     self.fail(Errno::EBADF);
                     // It may have been open, and locked, before a restart.
-                    return Ok(Some(Step::ReleaseLocks(owner)));
+                    return Ok(Some(Step::ReleaseLocks(owner, None)));
                 }
                 self.at(context, handle)?;
                 // The file is closed when `opened` is dropped, unless another request still uses it.
-                let opened = context.files.with(|files| files.remove(handle))?;
+                let mut opened = context.files.with(|files| files.remove(handle))?;
+                let hold = opened.hold.take();
                 if !context.files.may_wait() && opened.flags & ACCESS_MODE == 0 {
                     self.closed = Some(opened);
                 }
                 self.left_open -= usize::from(of_this);
                 self.result(&Reply::Done {});
-                if !context.files.with(|files| files.has_locked) {
-                    return Ok(None);
-                }
-                return Ok(Some(Step::ReleaseLocks(owner)));
+                return Ok(hold.map(|hold| Step::ReleaseLocks(owner, Some(hold))));
             }
             Request::Stat { base, flags, path } => {
                 let opened = self.at(context, base)?;
@@ -351,7 +349,9 @@ impl Compound {
                 let is_again = wait == lock::AGAIN;
                 let waiter = Waiter { owner, session, range, slot, sequence, is_kept, is_again };
                 self.may_lock(context, handle, family, kind)?;
-                context.files.with(|files| files.has_locked = true);
+                if !owner.process {
+                    context.files.with(|files| files.note_lock(owner.id))?;
+                }
                 return Ok(Some(Step::Lock(file, waiter, wait == lock::WAIT)));
             }
             Request::TestLock { handle, owner, family, kind, start, length } => {
@@ -360,8 +360,7 @@ impl Compound {
                 return Ok(Some(Step::TestLock(file, owner, range)));
             }
             Request::ProcessEnded { owner } => {
-                self.result(&Reply::Done {});
-                return Ok(Some(Step::ReleaseLocks(Owner {
+                return Ok(Some(Step::EndProcess(Owner {
                     session: context.files.owner(),
                     id: owner,
                     process: true,

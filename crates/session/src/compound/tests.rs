@@ -82,7 +82,7 @@ impl World {
                 Step::Finished => break,
                 Step::Block(_, work, _) => compound.unblocked(work()),
                 Step::Lock(..) => compound.locked(Ok(true)),
-                Step::ReleaseLocks(owner) => self.released.push(owner),
+                Step::ReleaseLocks(owner, _) => self.released.push(owner),
                 _ => panic!("none asked for"),
             }
         }

@@ -213,10 +213,11 @@ impl Server {
                     self.waiting.insert((id, slot), (compound, 0));
                     return None;
                 }
-                Step::ReleaseLocks(_) | Step::Reclaimed => {}
+                Step::ReleaseLocks(..) | Step::Reclaimed => {}
                 Step::Block(..)
                 | Step::Lock(..)
                 | Step::TestLock(..)
+                | Step::EndProcess(_)
                 | Step::Elsewhere(_)
                 | Step::Events(..) => panic!("none asked for"),
             }

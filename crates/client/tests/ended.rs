@@ -1,0 +1,212 @@
+//! Locks last until everything is carried out that was asked for under them, also by processes that were killed.
+
+#![allow(clippy::unwrap_used)] // a test that cannot go on should say where
+
+mod common;
+
+use common::brittle::{Brittle, Gate, answer, ask, config_of, peer_on};
+use common::{Raw, eventually, hello, message, request};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use towline_net::address::Address;
+use towline_server::{Export, ExportKind, OwnStore, Server};
+use towline_store::FileStore;
+use towline_wire::request::{lock, open_flag};
+use towline_wire::{Errno, Header, Hello, Kind, Request};
+
+/// The number of the process that ends.
+const PROCESS: u64 = 7;
+const FAMILY: u64 = 0x5eed;
+
+/// A server with an export whose calls threads make (`b`), one whose calls hold up a core (`local`), and one in
+/// memory (`mem`).
+struct World {
+    server: Server,
+    port: u16,
+    /// Of `b` and `local`.
+    gates: [Arc<Gate>; 2],
+}
+
+impl World {
+    fn new(may_hang: bool) -> Self {
+        let (store, local) = (Brittle { may_hang, ..Brittle::default() }, Brittle::default());
+        let gates = [store.gate.clone(), local.gate.clone()];
+        let mut config = config_of(store, Address::parse("tcp://127.0.0.1:0").unwrap(), 2);
+        let local = OwnStore(Arc::new(local) as Arc<dyn FileStore>);
+        config.exports.push(Export::new("local", ExportKind::Own(local)));
+        config.exports.push(Export::new("mem", ExportKind::Memory(1 << 20)));
+        let server = Server::start(&config).unwrap();
+        let Some(Address::Tcp(at)) = server.addresses().first().cloned() else { panic!() };
+        Self { server, port: at.port(), gates }
+    }
+
+    /// A peer whose session lives on this core.
+    fn peer(&self, core: u64, family: u64, process: u64) -> Raw {
+        peer_on(core, self.port, &Hello { family, process, ..hello() })
+    }
+}
+
+/// Opens a file, with the first two requests of a peer; returns its handle.
+fn open(peer: &mut Raw, export: &[u8], path: &[u8]) -> u64 {
+    let root = ask(peer, 1, &[Request::Attach { name: export }]).unwrap();
+    // Such writes to `b` wait for its threads.
+    let flags = common::CREATE | open_flag::DATA_SYNC;
+    ask(peer, 2, &[Request::Open { base: root, flags, mode: 0o600, path }]).unwrap()
+}
+
+fn locking(handle: u64, family: u8) -> Request<'static> {
+    let (kind, owner) = (lock::EXCLUSIVE, PROCESS);
+    Request::Lock { handle, owner, family, kind, wait: 0, start: 0, length: 0 }
+}
+
+/// A request to write seven bytes.
+fn writing(slot: u16, sequence: u32, handle: u64) -> Vec<u8> {
+    let write = Request::Write { handle, offset: 0, length: 7, flags: 0 };
+    let body = towline_wire::request::encode_compound(&[write]);
+    message(Header::new(Kind::Request, slot, sequence), &body, b"written")
+}
+
+/// Reports the end of the process in the third request, and returns once the server has begun with that.
+fn report(keeper: &mut Raw) {
+    let ended = Request::ProcessEnded { owner: PROCESS };
+    let mut bytes = request(0, 3, &[ended], 0);
+    bytes.extend(request(1, 1, &[Request::Inquire { what: 0 }], 0));
+    keeper.send(&bytes);
+    let (header, _) = keeper.receive().unwrap();
+    assert_eq!(header.slot, 1);
+}
+
+#[test]
+fn a_killed_process_has_its_locks_until_threads_have_done_its_writes() {
+    for (may_hang, core) in [(false, 0), (false, 1), (true, 0), (true, 1)] {
+        let world = World::new(may_hang);
+        let mut process = world.peer(0, FAMILY, PROCESS);
+        let mut keeper = world.peer(core, FAMILY, 0);
+        let mut stranger = world.peer(1, 0, 0);
+        let handle = open(&mut process, b"b", b"stuck");
+        open(&mut keeper, b"b", b"sound");
+        let others = open(&mut stranger, b"b", b"stuck");
+        ask(&mut process, 3, &[locking(handle, lock::PROCESS)]).unwrap();
+        let gate = &world.gates[0];
+        let closed = gate.lock.lock().unwrap();
+        process.send(&writing(0, 4, handle));
+        eventually("a thread writes", || gate.knocks.load(Ordering::Relaxed) > 0);
+        drop(process);
+        report(&mut keeper);
+        let lock = locking(others, lock::PROCESS);
+        assert_eq!(ask(&mut stranger, 3, &[lock]), Err(Errno::EAGAIN));
+        drop(closed);
+        assert_eq!(answer(&mut keeper), Ok(0));
+        assert_eq!(ask(&mut stranger, 4, &[lock]), Ok(0));
+        world.server.stop();
+    }
+}
+
+#[test]
+fn a_killed_process_has_its_locks_until_its_requests_are_read() {
+    let world = World::new(false);
+    let mut process = world.peer(0, FAMILY, PROCESS);
+    let mut blocking = world.peer(0, 0, 0);
+    let mut keeper = world.peer(1, FAMILY, 0);
+    let mut stranger = world.peer(1, 0, 0);
+    let handle = open(&mut process, b"mem", b"file");
+    open(&mut keeper, b"mem", b"file");
+    let others = open(&mut stranger, b"mem", b"file");
+    ask(&mut process, 3, &[locking(handle, lock::PROCESS)]).unwrap();
+    let local = ask(&mut blocking, 1, &[Request::Attach { name: b"local" }]).unwrap();
+    let gate = &world.gates[1];
+    let closed = gate.lock.lock().unwrap();
+    let stuck = Request::Stat { base: local, flags: 0, path: b"stuck" };
+    blocking.send(&request(0, 2, &[stuck], 0));
+    eventually("the core waits", || gate.knocks.load(Ordering::Relaxed) > 0);
+    process.send(&writing(0, 4, handle));
+    drop(process);
+    report(&mut keeper);
+    let lock = locking(others, lock::PROCESS);
+    assert_eq!(ask(&mut stranger, 3, &[lock]), Err(Errno::EAGAIN));
+    drop(closed);
+    assert_eq!(answer(&mut keeper), Ok(0));
+    assert_eq!(ask(&mut stranger, 4, &[lock]), Ok(0));
+    stranger.send(&request(0, 5, &[Request::Read { handle: others, offset: 0, length: 9 }], 0));
+    assert!(stranger.receive().unwrap().1.ends_with(b"written"), "it is written afterwards");
+    world.server.stop();
+}
+
+/// Like one whose connection a child still has that was stopped right after the fork.
+#[test]
+fn the_connection_of_a_killed_process_is_cut_if_it_does_not_end() {
+    let world = World::new(false);
+    let mut process = world.peer(0, FAMILY, PROCESS);
+    let mut other = world.peer(0, FAMILY, PROCESS + 1);
+    let mut keeper = world.peer(1, FAMILY, 0);
+    let mut stranger = world.peer(1, 0, 0);
+    let handle = open(&mut process, b"mem", b"file");
+    let same = open(&mut other, b"mem", b"file");
+    open(&mut keeper, b"mem", b"file");
+    let others = open(&mut stranger, b"mem", b"file");
+    ask(&mut process, 3, &[locking(handle, lock::PROCESS)]).unwrap();
+    report(&mut keeper);
+    assert_eq!(answer(&mut keeper), Ok(0));
+    assert!(process.thrown_out());
+    assert_eq!(ask(&mut stranger, 3, &[locking(others, lock::PROCESS)]), Ok(0));
+    let stat = Request::Stat { base: same, flags: 0, path: b"" };
+    assert_eq!(ask(&mut other, 3, &[stat]), Ok(0), "it has not ended");
+    world.server.stop();
+}
+
+#[test]
+fn a_session_that_ends_has_its_locks_until_threads_have_done_its_writes() {
+    for may_hang in [false, true] {
+        let world = World::new(may_hang);
+        let [mut ending, mut stranger] = [(); 2].map(|()| world.peer(0, 0, 0));
+        let handle = open(&mut ending, b"b", b"stuck");
+        let others = open(&mut stranger, b"b", b"stuck");
+        ask(&mut ending, 3, &[locking(handle, lock::PROCESS)]).unwrap();
+        let gate = &world.gates[0];
+        let closed = gate.lock.lock().unwrap();
+        // Both are read before the core looks at another connection.
+        ending.send(
+            &[writing(0, 4, handle), Header::new(Kind::Goodbye, 0, 0).to_bytes().into()].concat(),
+        );
+        eventually("a thread writes", || gate.knocks.load(Ordering::Relaxed) > 0);
+        let lock = locking(others, lock::PROCESS);
+        assert_eq!(ask(&mut stranger, 3, &[lock]), Err(Errno::EAGAIN));
+        drop(closed);
+        let mut sequence = 3;
+        eventually("the session ends", || {
+            sequence += 1;
+            ask(&mut stranger, sequence, &[lock]).is_ok()
+        });
+        world.server.stop();
+    }
+}
+
+/// As locally, where the file stays open until then.
+#[test]
+fn a_file_that_is_closed_has_its_locks_until_threads_have_done_its_writes() {
+    for (may_hang, family) in [(false, lock::FLOCK), (true, lock::OPEN_FILE)] {
+        let world = World::new(may_hang);
+        let mut process = world.peer(0, FAMILY, PROCESS);
+        let mut keeper = world.peer(1, FAMILY, 0);
+        let mut stranger = world.peer(1, 0, 0);
+        let handle = open(&mut process, b"b", b"stuck");
+        open(&mut keeper, b"b", b"sound");
+        let others = open(&mut stranger, b"b", b"stuck");
+        ask(&mut process, 3, &[locking(handle, family)]).unwrap();
+        let gate = &world.gates[0];
+        let closed = gate.lock.lock().unwrap();
+        process.send(&writing(0, 4, handle));
+        eventually("a thread writes", || gate.knocks.load(Ordering::Relaxed) > 0);
+        drop(process);
+        assert_eq!(ask(&mut keeper, 3, &[Request::Close { handle }]), Ok(0));
+        let lock = locking(others, family);
+        assert_eq!(ask(&mut stranger, 3, &[lock]), Err(Errno::EAGAIN));
+        drop(closed);
+        let mut sequence = 3;
+        eventually("the file is closed", || {
+            sequence += 1;
+            ask(&mut stranger, sequence, &[lock]).is_ok()
+        });
+        world.server.stop();
+    }
+}

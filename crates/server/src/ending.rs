@@ -1,0 +1,137 @@
+//! The ends of sessions, processes and open files. Locks protect what was asked for under them, so they are
+//! released only when all of that is carried out.
+
+use crate::core::Core;
+use crate::mailbox::Mail;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+use towline_session::files::Hold;
+use towline_session::locks::Owner;
+use towline_wire::limits::FAMILY_LEASE_SECONDS;
+
+/// How long the lane of a process that has ended may take to deliver what the process has sent.
+const LANE_TIME: Duration = Duration::from_secs(FAMILY_LEASE_SECONDS);
+
+/// The locks of a process that has ended. Each session of the process that is not done has a copy of the reference;
+/// whoever lets go of the last one releases the locks.
+pub(crate) struct ProcessLocks {
+    owner: Owner,
+    /// Session, slot and sequence number of the request that reports the end of the process.
+    request: (u64, u16, u32),
+}
+
+/// A session of a process that has ended.
+pub(crate) struct Orphan {
+    session: u64,
+    since: Instant,
+    /// Its lane did not end by itself in time.
+    was_cut: bool,
+    locks: Arc<ProcessLocks>,
+}
+
+impl Core {
+    /// Releases the locks of a process that has ended, once its sessions are done, on whatever cores they live.
+    pub(crate) fn end_process(&self, owner: Owner, request: (u64, u16, u32)) {
+        let Some(served) = self.sessions.get(request.0) else { return };
+        let sessions = self.shared.families.sessions_of(owner.id, &served.session.files);
+        let locks = Arc::new(ProcessLocks { owner, request });
+        for session in sessions {
+            let mail = Mail::Orphan { session, locks: locks.clone() };
+            self.shared.mailboxes[self.shared.home(session)].send(mail);
+        }
+        self.let_go(locks);
+    }
+
+    fn let_go(&self, locks: Arc<ProcessLocks>) {
+        let Some(ProcessLocks { owner, request }) = Arc::into_inner(locks) else { return };
+        self.shared.release_locks(owner);
+        let (session, slot, sequence) = request;
+        let mail = Mail::LocksReleased { session, slot, sequence };
+        self.shared.mailboxes[self.shared.home(session)].send(mail);
+    }
+
+    /// Keeps the locks of a process that has ended until this session of it is done.
+    pub(crate) fn orphan(&mut self, session: u64, locks: Arc<ProcessLocks>) {
+        let since = Instant::now();
+        self.orphans.push(Orphan { session, since, was_cut: false, locks });
+    }
+
+    /// Lets go of the locks of processes whose sessions are done, and ends sessions that can end now.
+    pub(crate) fn finish_ending(&mut self) {
+        for mut orphan in std::mem::take(&mut self.orphans) {
+            match self.is_done(&mut orphan) {
+                true => self.let_go(orphan.locks),
+                false => self.orphans.push(orphan),
+            }
+        }
+        for session in std::mem::take(&mut self.ending) {
+            if !self.try_end(session) {
+                self.ending.push(session);
+            }
+        }
+        // In case a lane does not end by itself.
+        self.ticking |= !self.orphans.is_empty();
+    }
+
+    /// Returns true if all that the process has sent in this session is carried out. A lane that is read to its
+    /// end delivers no more. One that stays open is cut: over a network, what was sent may still be on its way. If
+    /// the process is there after all, it returns on the next lane and sends again what was not answered.
+    fn is_done(&mut self, orphan: &mut Orphan) -> bool {
+        let lane = self.sessions.get(orphan.session).and_then(|served| served.lane);
+        if let Some(lane) = lane.filter(|_| !orphan.was_cut) {
+            if orphan.since.elapsed() < LANE_TIME {
+                return false;
+            }
+            orphan.was_cut = true;
+            self.close_lane(lane as usize, &io::ErrorKind::TimedOut.into());
+        }
+        !self.sessions.get(orphan.session).is_some_and(|served| served.is_at_work())
+    }
+
+    /// Ends a session once its requests under way are carried out. Until then, its files stay open and locked.
+    pub(crate) fn end_session(&mut self, id: u64) {
+        let Some(served) = self.sessions.get_mut(id).filter(|served| !served.has_ended) else {
+            return;
+        };
+        (served.has_ended, served.lane) = (true, None);
+        let disks = std::mem::take(&mut served.disks);
+        self.end_disks(disks);
+        self.withdraw_locks(id);
+        if !self.try_end(id) {
+            self.ending.push(id);
+        }
+    }
+
+    /// Removes a session that has ended, unless some of its requests are still being carried out.
+    fn try_end(&mut self, id: u64) -> bool {
+        if self.sessions.get(id).is_some_and(|served| served.is_at_work()) {
+            return false;
+        }
+        let Some(mut served) = self.sessions.remove(id) else { return true };
+        self.statistics.sessions.fetch_sub(1, Ordering::Relaxed);
+        if let Some(state) = &self.shared.state {
+            state.end(id);
+        }
+        // The last session of a family releases the locks of its open files.
+        let (files, are_reported) = self.shared.families.leave(&served.session);
+        self.close_elsewhere(&mut served, files.as_ref());
+        let owner = files.map(|files| files.lock().owner);
+        let granted = self.shared.locks.lock().leave(id, owner, are_reported);
+        self.shared.notify(granted);
+        true
+    }
+
+    /// Releases the locks of a closed file, once nobody holds it.
+    pub(crate) fn release_closed(&self, owner: Owner, hold: Option<Arc<Hold>>) {
+        let Some(hold) = hold else { return self.shared.release_locks(owner) };
+        // Weak, because a request that holds the file may lie in a mailbox.
+        let shared = Arc::downgrade(&self.shared);
+        hold.let_go(Box::new(move || {
+            if let Some(shared) = shared.upgrade() {
+                shared.release_locks(owner);
+            }
+        }));
+    }
+}
