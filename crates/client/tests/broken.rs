@@ -324,6 +324,38 @@ fn a_lock_asked_for_while_its_file_is_closed_does_not_stay() {
     server.stop();
 }
 
+/// A request for a lock is given up while a thread of the store has it and nobody waits yet.
+#[test]
+fn a_lock_given_up_before_it_is_asked_for_is_not_waited_for() {
+    let store = Brittle { may_hang: true, ..Brittle::default() };
+    let gate = store.gate.clone();
+    let listen = Address::parse("tcp://127.0.0.1:0").unwrap();
+    let server = Server::start(&config_of(store, listen, 1)).unwrap();
+    let Some(Address::Tcp(at)) = server.addresses().first().cloned() else { panic!() };
+    let [(mut holder, _), (mut peer, _)] = [(); 2].map(|()| Raw::greeted(at.port()));
+    let (kind, family, wait) = (lock::EXCLUSIVE, lock::FLOCK, lock::WAIT);
+    let lock = |handle| Request::Lock { handle, owner: 0, family, kind, wait, start: 0, length: 0 };
+    let open = |peer: &mut Raw| {
+        let root = ask(peer, 1, &[Request::Attach { name: b"b" }]).unwrap();
+        let open = Request::Open { base: root, flags: 2, mode: 0, path: b"sound" };
+        (root, ask(peer, 2, &[open]).unwrap())
+    };
+    let (_, held) = open(&mut holder);
+    ask(&mut holder, 3, &[lock(held)]).unwrap();
+    let (root, handle) = open(&mut peer);
+    let closed = gate.lock.lock().unwrap();
+    let stuck = Request::Stat { base: root, flags: 0, path: b"stuck" };
+    peer.send(&request(0, 3, &[stuck, lock(handle)], 0));
+    eventually("a thread has the request", || gate.knocks.load(Ordering::Relaxed) > 0);
+    peer.send(&Header::new(Kind::Cancel, 0, 3).to_bytes());
+    // Once this is answered, the request is given up.
+    peer.send(&request(1, 1, &[Request::Inquire { what: 0 }], 0));
+    assert_eq!(peer.receive().unwrap().0.slot, 1);
+    drop(closed);
+    assert_eq!(answer(&mut peer), Err(Errno::EINTR));
+    server.stop();
+}
+
 /// Fills the ring of a peer with one request, and messages to which there is no answer.
 fn ring_with(mut bytes: Vec<u8>) -> Vec<u8> {
     let cancel = Header::new(Kind::Cancel, 7, 1);

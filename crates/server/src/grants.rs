@@ -68,8 +68,6 @@ pub(crate) struct Running {
     /// The request waits for somebody else: for a lock, unless its session has no lane, for events, or for the end
     /// of a process.
     pub(crate) waits: bool,
-    /// The request must not wait for a lock any more.
-    pub(crate) cancelled: bool,
     /// Buffer for the first fragment, which follows the request, and the fragment's length.
     pub(crate) ahead: Option<(Reserved, usize)>,
     /// The core received data of the request and wrote it.
@@ -92,7 +90,6 @@ impl Running {
             expected: 0,
             meter: None,
             waits: false,
-            cancelled: false,
             ahead: None,
             fetched: false,
         }
@@ -107,7 +104,7 @@ impl Running {
         }
         (self.granted, self.expected) = (0, 0);
         (self.data_since, self.meter, self.ahead) = (None, None, None);
-        (self.waits, self.cancelled, self.fetched) = (false, false, false);
+        (self.waits, self.fetched) = (false, false);
     }
 
     /// Returns true while the request waits for data.

@@ -149,7 +149,7 @@ impl Core {
                 let job = Job { work: Box::new(work), reply_to, low };
                 self.shared.pools.of_files(&store).run(job);
             }
-            Step::Lock(_, _, true) if running.cancelled => {
+            Step::Lock(_, _, true) if served.session.slots.is_cancelled(slot) => {
                 running.compound.locked(Err(Errno::EINTR));
                 return Some(running);
             }

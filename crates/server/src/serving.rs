@@ -186,9 +186,9 @@ impl Serving<'_> {
         let shared = &self.core.shared;
         let waited = shared.locks.lock().cancel(session, header.slot, header.sequence);
         if !waited {
-            // The request may be about to ask for the lock, or to ask again.
-            if let Some(running) = self.running(session, header) {
-                running.cancelled = true;
+            // The request may be about to ask for the lock, or to ask again, or threads may have it.
+            if let Some(served) = self.core.sessions.get_mut(session) {
+                served.session.slots.cancel(header.slot, header.sequence);
             }
             return;
         }

@@ -19,6 +19,8 @@ struct Slot {
     state: State,
     /// The last reply if it has to be remembered, else empty. The buffer is reused.
     reply: Vec<u8>,
+    /// The client has given up what its request waits for, or will wait for.
+    cancelled: bool,
     /// A file that the last request left open, if only its reply said so and that is not remembered.
     left: Option<u64>,
 }
@@ -31,7 +33,7 @@ impl Slot {
     }
 
     fn begin(&mut self, sequence: u32) {
-        (self.sequence, self.state) = (sequence, State::Running);
+        (self.sequence, self.state, self.cancelled) = (sequence, State::Running, false);
         self.reply.clear();
     }
 }
@@ -123,6 +125,20 @@ impl Slots {
         self.0[usize::from(slot)].left.take()
     }
 
+    /// Notes that the client has given up this request, if it is being executed. It may not have come to its wait
+    /// yet.
+    pub fn cancel(&mut self, slot: u16, sequence: u32) {
+        if self.is_running(slot, sequence) {
+            self.0[usize::from(slot)].cancelled = true;
+        }
+    }
+
+    /// True if the client has given up the slot's request.
+    #[must_use]
+    pub fn is_cancelled(&self, slot: u16) -> bool {
+        self.0[usize::from(slot)].cancelled
+    }
+
     /// True while the slot's request with this sequence number is being executed.
     #[must_use]
     pub fn is_running(&self, slot: u16, sequence: u32) -> bool {
@@ -150,6 +166,21 @@ mod tests {
         assert_eq!(slots.arrive(&request(2)), Ok(Arrival::Execute));
         slots.answer(3, None);
         assert_eq!(slots.arrive(&request(2)), Ok(Arrival::Execute));
+    }
+
+    #[test]
+    fn only_the_request_that_was_given_up_is() {
+        let mut slots = Slots::default();
+        assert!(slots.arrive(&request(1)).is_ok());
+        slots.cancel(3, 2);
+        assert!(!slots.is_cancelled(3), "the next request has not arrived");
+        slots.cancel(3, 1);
+        assert!(slots.is_cancelled(3));
+        assert_eq!(slots.arrive(&request(1)), Ok(Arrival::Running));
+        assert!(slots.is_cancelled(3), "it was sent again");
+        slots.answer(3, None);
+        assert!(slots.arrive(&request(2)).is_ok());
+        assert!(!slots.is_cancelled(3));
     }
 
     #[test]
