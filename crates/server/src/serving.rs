@@ -133,24 +133,25 @@ impl Serving<'_> {
             return Ok(());
         }
         // The data may be late: its write stopped early, and a later operation of the request is waiting.
-        if self.running(session, header).is_none_or(|running| !running.is_transfer()) {
+        let Some(running) = self.running(session, header).filter(|running| running.is_transfer())
+        else {
             return Ok(());
+        };
+        // Checked before the request is taken: it goes on if the client sends it again on its next lane.
+        let Some(grant) = running.grants.front() else { return wrong("data without a grant") };
+        let is_granted =
+            grant.offset == header.offset && grant.length == header.payload_bytes as usize;
+        if !is_granted || grant.placed != grant.length || grant.ahead != is_ahead {
+            return wrong("data does not match its grant");
         }
         let Some(mut running) = self.core.take_running(session, header.slot, header.sequence)
         else {
             return Ok(());
         };
-        let Some(mut grant) = running.grants.pop_front() else {
-            return wrong("data without a grant");
-        };
+        let Some(mut grant) = running.grants.pop_front() else { return Ok(()) };
         if let Some(Some(lane)) = self.core.lanes.get_mut(self.index) {
             lane.granted = lane.granted.saturating_sub(1);
             lane.since = Instant::now();
-        }
-        let is_granted =
-            grant.offset == header.offset && grant.length == header.payload_bytes as usize;
-        if !is_granted || grant.placed != grant.length || grant.ahead != is_ahead {
-            return wrong("data does not match its grant");
         }
         if let Some(store) = running.compound.writes_elsewhere().cloned() {
             self.core.send_elsewhere(session, header.slot, running, store, Task::Write(grant));
@@ -203,8 +204,19 @@ impl Core {
     /// Begins a request.
     ///
     /// # Errors
-    /// The request is malformed.
+    /// The request is malformed. Its lane has to end, and its slot is free.
     pub(crate) fn begin_request(&mut self, arrived: &Arrived<'_>) -> Result<(), ProtocolError> {
+        let begun = self.try_begin(arrived);
+        if begun.is_err()
+            && let Some(served) = self.sessions.get_mut(arrived.session)
+        {
+            // The session outlives the lane, and its client would wait for an answer for ever.
+            served.session.slots.answer(arrived.header.slot, None);
+        }
+        begun
+    }
+
+    fn try_begin(&mut self, arrived: &Arrived<'_>) -> Result<(), ProtocolError> {
         let Arrived { session, lane, header, ahead, body, payload, at, .. } = *arrived;
         // A request that has to wait does not use its advance grant.
         let leave = match (ahead, header.offset) {
