@@ -312,7 +312,7 @@ impl File {
     ///
     /// # Errors
     /// As `pwrite(2)`; some parts may have been written. `EMSGSIZE` unless the parts
-    /// [`fit_together`](towline_wire::parts::fit_together).
+    /// [`fit_together`].
     pub fn write_parts(&self, parts: &[(u64, &[u8])]) -> Result<(), Error> {
         if !fit_together(parts.iter().map(|(_, data)| data.len())) {
             return Err(Errno::EMSGSIZE.into());
