@@ -3,12 +3,13 @@
 //! Links are never followed: a directory is opened without following one, and everything is
 //! removed relative to what was opened.
 
-use crate::remote::{Place, Remotes};
+use crate::remote::{Place, Remotes, flag};
 use crate::report::{Failure, Outcome, Report};
-use crate::simple::open_directory;
+use crate::workers::{Queue, together};
 use std::process::ExitCode;
 use std::sync::Arc;
-use towline_client::{Errno, File, Group};
+use std::sync::atomic::{AtomicBool, Ordering};
+use towline_client::{DirEntry, Errno, Group};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -17,7 +18,9 @@ Examples:
 
 Exit status: 0 all removed, 1 something was not, 2 wrong usage.";
 
-/// Removals outstanding at once.
+/// Directories of a tree that are removed at once, so that their round trips overlap.
+const WORKERS: usize = 16;
+/// Removals of files in one directory that are outstanding at once.
 const AHEAD: usize = 32;
 /// Errors of unlinking that do not tell whether the name is a directory, or exists at all: a read-only file system
 /// does not look.
@@ -84,47 +87,58 @@ fn remove(place: &Place, args: &Args, report: &Report) -> Outcome<()> {
     }
 }
 
-/// A directory on the way down, and the directories in it that are still to be removed.
+/// A directory on the way down. It is removed when the last of the directories in it is done.
 struct Level {
     /// Where it is removed from.
     place: Place,
     /// The open directory, which stays the same if something above it is moved or replaced.
     inside: Place,
-    directory: Arc<File>,
-    below: Vec<Vec<u8>>,
-    complete: bool,
+    /// The directory that contains it, if that is removed, too.
+    above: Option<Arc<Self>>,
+    /// Everything in it that is done was removed.
+    complete: AtomicBool,
+}
+
+/// A directory in one that is being removed.
+struct Below {
+    name: Vec<u8>,
+    above: Arc<Level>,
 }
 
 /// Removes the contents, then the directory. Failures are reported, and the rest is still removed.
 fn remove_tree(top: &Place, report: &Report) -> Outcome<()> {
-    let mut levels = Vec::from_iter(enter_unless_removed(top, report)?);
-    while let Some(level) = levels.last_mut() {
-        if let Some(name) = level.below.pop() {
-            let place = level.inside.child(&name);
-            match enter_unless_removed(&place, report) {
-                Ok(level) => levels.extend(level),
-                Err(failure) if failure.is(Errno::ENOENT) => (),
-                Err(failure) => {
-                    level.complete = false;
-                    report.error(place, failure);
-                }
+    let queue = Queue::default();
+    enter(top.clone(), None, &queue, report)?;
+    together(WORKERS, || {
+        while let Some((Below { name, above }, _under_way)) = queue.take() {
+            match enter(above.inside.child(&name), Some(above.clone()), &queue, report) {
+                Err(failure) if !failure.is(Errno::ENOENT) => above.failed(&name, failure, report),
+                _ => (),
             }
-            continue;
+            leave(above, report);
         }
-        // The loop only runs while there is a level.
-        let Some(level) = levels.pop() else { break };
-        let Level { place, inside, directory, complete, .. } = level;
-        drop((inside, directory));
-        let removed = complete && leave(&place, report);
-        if let Some(above) = levels.last_mut() {
-            above.complete &= removed;
-        }
-    }
+    });
     // Anything left was reported when it failed.
     Ok(())
 }
 
-fn leave(place: &Place, report: &Report) -> bool {
+/// Called by everyone who is done with a directory or with one in it. The last one removes it, and may then be
+/// the last one for the directory above it.
+fn leave(level: Arc<Level>, report: &Report) {
+    let mut level = Some(level);
+    while let Some(Level { place, inside, above, complete }) = level.and_then(Arc::into_inner) {
+        drop(inside);
+        let removed = complete.into_inner() && remove_emptied(&place, report);
+        // It keeps the directory above it open.
+        drop(place);
+        if let (false, Some(above)) = (removed, &above) {
+            above.complete.store(false, Ordering::Relaxed);
+        }
+        level = above;
+    }
+}
+
+fn remove_emptied(place: &Place, report: &Report) -> bool {
     match place.base.unlink(place.path(), true) {
         Ok(()) => true,
         Err(error) if error.errno() == Errno::ENOENT => true,
@@ -135,61 +149,66 @@ fn leave(place: &Place, report: &Report) -> bool {
     }
 }
 
-/// [`enter`]. Returns `None` if the directory is gone: one that may not be read is removed if it is empty.
-fn enter_unless_removed(place: &Place, report: &Report) -> Outcome<Option<Level>> {
-    match enter(place.clone(), report) {
-        Err(failure)
-            if failure.is(Errno::EACCES) && place.base.unlink(place.path(), true).is_ok() =>
-        {
-            Ok(None)
-        }
-        entered => entered.map(Some),
-    }
-}
-
-/// Opens a directory and removes all files in it.
-fn enter(place: Place, report: &Report) -> Outcome<Level> {
-    let directory = Arc::new(open_directory(&place)?);
-    let inside = place.clone().opened(directory.clone());
-    let mut level = Level { place, inside, directory, below: Vec::new(), complete: true };
+/// Opens a directory, removes all files in it, and leaves the directories in it to the queue. One that may not be
+/// read is removed if it is empty.
+fn enter(
+    place: Place,
+    above: Option<Arc<Level>>,
+    queue: &Queue<Below>,
+    report: &Report,
+) -> Outcome<()> {
+    let flags = flag::DIRECTORY | flag::NO_FOLLOW;
     // All names are collected first: removing while listing may skip some.
-    let entries = level.directory.list_all(false)?;
-    let mut files = Vec::with_capacity(entries.len());
-    for entry in entries {
-        let is_directory = match entry.file_type {
-            KIND_UNKNOWN => {
-                level.directory.stat_path(&entry.name, false).is_ok_and(|attr| attr.is_directory())
-            }
-            kind => kind == KIND_DIRECTORY,
-        };
-        if is_directory { level.below.push(entry.name) } else { files.push(entry.name) }
-    }
-    let mut group = Group::new();
-    for (index, name) in files.iter().enumerate() {
-        match level.directory.start_unlink(name) {
-            Ok(operation) => group.add(operation, index as u64),
-            Err(error) => level.failed(name, error.into(), report),
+    let (directory, entries) = match place.base.open_list_all(place.path(), flags, false) {
+        Err(error)
+            if error.errno() == Errno::EACCES && place.base.unlink(place.path(), true).is_ok() =>
+        {
+            return Ok(());
         }
-        if group.len() >= AHEAD {
-            level.take(&mut group, &files, report);
+        listed => listed?,
+    };
+    let is_directory = |entry: &DirEntry| match entry.file_type {
+        KIND_UNKNOWN => {
+            directory.stat_path(&entry.name, false).is_ok_and(|attr| attr.is_directory())
         }
-    }
-    while !group.is_empty() {
-        level.take(&mut group, &files, report);
-    }
-    Ok(level)
+        kind => kind == KIND_DIRECTORY,
+    };
+    let (below, files): (Vec<_>, Vec<_>) = entries.into_iter().partition(is_directory);
+    let inside = place.clone().opened(Arc::new(directory));
+    let level = Arc::new(Level { place, inside, above, complete: AtomicBool::new(true) });
+    level.remove_files(&files, report);
+    let below = below.into_iter().map(|entry| Below { name: entry.name, above: level.clone() });
+    queue.push(below.collect());
+    leave(level, report);
+    Ok(())
 }
 
 impl Level {
-    fn take(&mut self, group: &mut Group<()>, files: &[Vec<u8>], report: &Report) {
-        let Some((index, Err(error))) = group.wait_any() else { return };
-        if error.errno() != Errno::ENOENT {
-            self.failed(&files[index as usize], error.into(), report);
+    fn remove_files(&self, files: &[DirEntry], report: &Report) {
+        let mut group = Group::new();
+        for (index, file) in files.iter().enumerate() {
+            match self.inside.base.start_unlink(&file.name) {
+                Ok(operation) => group.add(operation, index as u64),
+                Err(error) => self.failed(&file.name, error.into(), report),
+            }
+            if group.len() >= AHEAD {
+                self.take(&mut group, files, report);
+            }
+        }
+        while !group.is_empty() {
+            self.take(&mut group, files, report);
         }
     }
 
-    fn failed(&mut self, name: &[u8], failure: Failure, report: &Report) {
-        self.complete = false;
+    fn take(&self, group: &mut Group<()>, files: &[DirEntry], report: &Report) {
+        let Some((index, Err(error))) = group.wait_any() else { return };
+        if error.errno() != Errno::ENOENT {
+            self.failed(&files[index as usize].name, error.into(), report);
+        }
+    }
+
+    fn failed(&self, name: &[u8], failure: Failure, report: &Report) {
+        self.complete.store(false, Ordering::Relaxed);
         report.error(self.place.child(name), failure);
     }
 }

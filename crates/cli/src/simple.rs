@@ -1,6 +1,6 @@
 //! `towline mkdir`, `mv` and `ln`: create, rename and link.
 
-use crate::remote::{Place, Remotes, flag};
+use crate::remote::{Place, Remotes};
 use crate::report::{Failure, Outcome, Report};
 use std::collections::HashSet;
 use std::process::ExitCode;
@@ -336,11 +336,6 @@ fn replace(
         let _ = made.base.unlink(made.path(), false);
         error.into()
     })
-}
-
-/// Opens a directory to work in it.
-pub(crate) fn open_directory(place: &Place) -> Outcome<towline_client::File> {
-    Ok(place.base.open(place.path(), flag::DIRECTORY | flag::NO_FOLLOW, 0)?)
 }
 
 #[cfg(test)]

@@ -113,12 +113,19 @@ fn empty_directories_that_cannot_be_read_are_removed() {
     }
     let world = World::new();
     let (served, folder) = (world.local("served"), world.local("folder"));
-    for directory in ["empty", "tree/empty", "full/inside"] {
+    for directory in ["empty", "tree/empty", "full/inside", "mixed/8/closed/inside"] {
         fs::create_dir_all(served.join(directory)).unwrap();
     }
+    let mut open = vec![served.join("tree"), served.join("mixed"), served.clone(), folder.clone()];
+    for index in 0..40 {
+        let inside = served.join(format!("mixed/{index}"));
+        fs::create_dir_all(inside.join("below")).unwrap();
+        fs::write(inside.join("below/file"), "").unwrap();
+        open.extend([inside.join("below"), inside]);
+    }
     fs::create_dir(&folder).unwrap();
-    let closed = ["empty", "tree/empty", "full"].map(|name| served.join(name));
-    for directory in closed.iter().chain(&[served.join("tree"), served.clone(), folder.clone()]) {
+    let closed = ["empty", "tree/empty", "full", "mixed/8/closed"].map(|name| served.join(name));
+    for directory in closed.iter().chain(&open) {
         set_mode(directory, if closed.contains(directory) { 0 } else { 0o755 });
         if is_root {
             std::os::unix::fs::chown(directory, Some(65534), Some(65534)).unwrap();
@@ -137,7 +144,7 @@ fn empty_directories_that_cannot_be_read_are_removed() {
     let mut told = BufReader::new(server.stderr.take().unwrap()).lines().map(Result::unwrap);
     assert!(told.any(|line| line.contains("unix://")));
     let remove = |name| run(&["rm", "-r", &format!("towline+unix:///dir/{name}?socket={socket}")]);
-    let [empty, tree, full] = ["empty", "tree", "full"].map(remove);
+    let [empty, tree, full, mixed] = ["empty", "tree", "full", "mixed"].map(remove);
     server.kill().unwrap();
     server.wait().unwrap();
     closed.iter().filter(|path| path.exists()).for_each(|path| set_mode(path, 0o755));
@@ -146,6 +153,17 @@ fn empty_directories_that_cannot_be_read_are_removed() {
     let complaint = String::from_utf8_lossy(&full.stderr);
     assert!(complaint.contains("permission denied"), "{full:?}");
     assert!(served.join("full").exists());
+    // Of what cannot be removed, only itself and the directories above it stay.
+    let complaint = String::from_utf8_lossy(&mixed.stderr);
+    assert!(complaint.contains("mixed/8/closed?"), "{complaint}");
+    assert_eq!((mixed.status.code(), complaint.lines().count()), (Some(1), 1), "{complaint}");
+    let names = |path: &str| {
+        let entries = fs::read_dir(served.join(path)).unwrap();
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect::<Vec<_>>()
+    };
+    assert_eq!(names("mixed"), ["8"]);
+    assert_eq!(names("mixed/8"), ["closed"]);
+    assert_eq!(names("mixed/8/closed"), ["inside"]);
 }
 
 #[test]

@@ -5,6 +5,7 @@ mod support;
 
 use std::fs;
 use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
 use support::far::Far;
 use support::{World, bad, good, noise, run, text};
 use towline_wire::Request;
@@ -83,4 +84,49 @@ fn files_are_written_in_order_whatever_their_size() {
     assert!(told[0].contains("/dir/none: no such file"), "{complaint}");
     assert!(told[1].contains("is a directory"), "{complaint}");
     assert!(told[2].contains("no export"), "{complaint}");
+}
+
+/// A tree of 40 directories with two files each, half of them two levels deep.
+fn many_directories(world: &World) -> PathBuf {
+    let tree = world.local("served/tree");
+    for index in 0..20 {
+        let below = tree.join(format!("d{index}/below"));
+        fs::create_dir_all(&below).unwrap();
+        for directory in [below.parent().unwrap(), &below] {
+            fs::write(directory.join("one"), noise(index, 1)).unwrap();
+            fs::write(directory.join("two"), noise(index, 2)).unwrap();
+        }
+    }
+    tree
+}
+
+#[test]
+fn directories_are_removed_together() {
+    let world = World::new();
+    let tree = many_directories(&world);
+    let far = Far::new(&world, 16, |requests| match requests {
+        [Request::Open { path, .. }, Request::ReadDir { .. }] => path.starts_with(b"d"),
+        _ => false,
+    });
+    good(&["rm", "-r", &far.url("dir/tree")]);
+    assert!(!tree.exists());
+    // For each directory one to open and list it and one to remove it; for the tree also one for the root of the
+    // export, and two that tell that it is a directory.
+    assert_eq!(far.requests(), 2 * 41 + 80 + 3);
+}
+
+#[test]
+fn the_files_of_a_directory_are_removed_together() {
+    let world = World::new();
+    let tree = world.local("served/tree");
+    fs::create_dir(&tree).unwrap();
+    (0..40).for_each(|index| fs::write(tree.join(format!("f{index}")), "").unwrap());
+    let far = Far::new(
+        &world,
+        32,
+        |requests| matches!(requests, [Request::Unlink { path, .. }] if path.starts_with(b"f")),
+    );
+    good(&["rm", "-r", &far.url("dir/tree")]);
+    assert!(!tree.exists());
+    assert_eq!(far.requests(), 2 + 40 + 3);
 }

@@ -5,10 +5,10 @@ use super::end::{End, FileSystem, Listed, Status};
 use super::file::{Existing, Files};
 use super::part;
 use crate::report::{Failure, Outcome, Report};
-use crate::workers::together;
+use crate::workers::{Queue, together};
 use std::collections::HashSet;
 use std::collections::hash_map::{Entry, HashMap};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use towline_client::{Errno, SetAttr};
 use towline_wire::attr::TYPE_SYMLINK;
 
@@ -70,7 +70,7 @@ pub(super) struct Tree<'a> {
     files: &'a Files,
     report: &'a Report,
     recursive: bool,
-    queue: Queue,
+    queue: Queue<Job>,
     directories: Mutex<Vec<Directory>>,
     /// The first copy of each file with several names, unless that copy failed.
     first_names: Mutex<HashMap<(FileSystem, u64), Arc<End>>>,
@@ -441,68 +441,4 @@ fn bytes(status: &Status) -> u64 {
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Waiting jobs, and the number of jobs under way, which may add more. The last job is taken first, so that
-/// trees are walked depth first.
-#[derive(Default)]
-struct Queue {
-    state: Mutex<(Vec<Job>, usize)>,
-    changed: Condvar,
-}
-
-impl Queue {
-    fn push(&self, jobs: Vec<Job>) {
-        locked(&self.state).0.extend(jobs);
-        self.changed.notify_all();
-    }
-
-    /// Waits for a job. Returns `None` if there is none and none can be added any more.
-    fn take(&self) -> Option<(Job, UnderWay<'_>)> {
-        let idle = |state: &mut (Vec<Job>, usize)| state.0.is_empty() && state.1 > 0;
-        let waited = self.changed.wait_while(locked(&self.state), idle);
-        let mut state = waited.unwrap_or_else(PoisonError::into_inner);
-        let job = state.0.pop()?;
-        state.1 += 1;
-        Some((job, UnderWay(self)))
-    }
-}
-
-/// A job that was taken. Dropping this marks it as done, even after a panic: the other workers would wait for
-/// it otherwise.
-struct UnderWay<'a>(&'a Queue);
-
-impl Drop for UnderWay<'_> {
-    fn drop(&mut self) {
-        let mut state = locked(&self.0.state);
-        state.1 -= 1;
-        if state.1 == 0 {
-            self.0.changed.notify_all();
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_worker_that_panics_leaves_no_other_waiting() {
-        let status = Status {
-            attr: towline_client::Attr::default(),
-            file_system: FileSystem::Remote { export: 1, number: 0 },
-            is_followed: false,
-        };
-        let end = || End::parse(&crate::remote::Remotes::default(), "/".as_ref()).unwrap();
-        let queue = Queue::default();
-        queue.push(vec![Job::top(end(), end(), status)]);
-        std::thread::scope(|scope| {
-            let panics = scope.spawn(|| {
-                let _job = queue.take();
-                panic!("as a worker may");
-            });
-            assert!(panics.join().is_err());
-        });
-        assert!(queue.take().is_none());
-    }
 }
