@@ -1,12 +1,13 @@
 //! `towline cat`: file contents on standard output.
 
+use crate::openings::{FIRST_BYTES, Openings};
 use crate::remote::{Place, Remotes};
 use crate::report::{Outcome, Report};
 use std::collections::VecDeque;
 use std::io::{self, Write};
 use std::ops::Range;
 use std::process::ExitCode;
-use towline_client::{Begun, File, Operation};
+use towline_client::{Begun, File};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -19,10 +20,6 @@ Exit status: 0 all written, 1 something could not be read, 2 wrong usage.";
 const READ_BYTES: usize = 1024 * 1024;
 /// Outstanding requests.
 const READS: usize = 4;
-/// Bytes that are read together with opening a file.
-const FIRST_BYTES: usize = 256 * 1024;
-/// Files that are opened ahead, so that their round trips overlap.
-const AHEAD: usize = 32;
 
 /// Arguments of `cat`.
 #[derive(clap::Args)]
@@ -39,13 +36,12 @@ pub(crate) fn run(args: &Args) -> ExitCode {
     let remotes = Remotes::default();
     // Unbuffered: the pieces are large, and a line buffer would only copy them.
     let mut out = io::stdout().lock();
-    let mut started = VecDeque::new();
-    for (index, url) in args.urls.iter().enumerate() {
+    let mut openings = Openings::new(&remotes, args.urls.iter().map(String::as_str));
+    for url in &args.urls {
         let place = remotes.place(url);
-        start_ahead(&remotes, &args.urls[index..], &mut started);
-        let ahead = started.pop_front().flatten();
+        let ahead = openings.next();
         let result = place.and_then(|place| {
-            let (file, first) = open(&place, ahead)?;
+            let (file, first) = ahead.map_or_else(|| open(&place), Ok)?;
             let mut sink = |data: &[u8]| {
                 report.output(out.write_all(data));
                 Ok(())
@@ -65,26 +61,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
     report.status()
 }
 
-/// Starts to open the next files, the one that is due among them. `started` has an operation, or none, for each
-/// of the first URLs.
-fn start_ahead(
-    remotes: &Remotes,
-    urls: &[String],
-    started: &mut VecDeque<Option<Operation<Begun>>>,
-) {
-    started.resize_with(urls.len().min(AHEAD), || None);
-    for (url, started) in urls.iter().zip(started).filter(|(_, started)| started.is_none()) {
-        // A server that nobody has connected to may keep this waiting.
-        let Some(place) = remotes.place_if_open(url) else { continue };
-        *started = place.base.start_open_reading(place.path(), 0, FIRST_BYTES).ok();
-    }
-}
-
-fn open(place: &Place, ahead: Option<Operation<Begun>>) -> Outcome<Begun> {
-    if let Some(Ok(opened)) = ahead.map(Operation::wait) {
-        return Ok(opened);
-    }
-    // What failed ahead of its turn may succeed by now.
+fn open(place: &Place) -> Outcome<Begun> {
     let mut first = vec![0; FIRST_BYTES];
     let (file, read) = place.base.open_reading(place.path(), 0, 0, &mut first)?;
     first.truncate(read.unwrap_or(0));

@@ -4,12 +4,13 @@ use crate::remote::{Place, Remotes};
 use crate::report::{Failure, Outcome, Report};
 use crate::text::{self, Owners, escaped, human, json_attr, json_name, shown};
 use crate::time::{Zone, now};
+use crate::walk::Walk;
 use clap::ArgAction;
 use serde_json::{Map, Value};
 use std::collections::VecDeque;
 use std::io::{self, BufWriter, IsTerminal, StdoutLock, Write};
 use std::process::ExitCode;
-use towline_client::{Attr, DirEntry, Errno, Operation, Url};
+use towline_client::{Attr, Batch, DirEntry, Errno, Operation, Url};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -18,9 +19,6 @@ Examples:
   towline ls -lR --json towline://host/data  one JSON object a line
 
 Exit status: 0 all listed, 1 something was not, 2 wrong usage.";
-
-/// Directories of a tree that are requested ahead, so that their round trips overlap.
-const AHEAD: usize = 16;
 
 /// Arguments of `ls`.
 #[derive(clap::Args)]
@@ -62,12 +60,6 @@ impl Args {
     fn needs_attributes(&self) -> bool {
         self.long || self.json || self.recursive
     }
-}
-
-/// A directory still to be listed, and its listing if it was started.
-struct Pending {
-    place: Place,
-    started: Option<Operation<(Vec<DirEntry>, bool)>>,
 }
 
 struct Listing<'a> {
@@ -169,41 +161,31 @@ impl Listing<'_> {
 
     /// Lists a directory and, if requested, all directories below it in order.
     fn tree(&mut self, place: Place, headings: bool) {
-        let mut stack = vec![Pending { place, started: None }];
-        while !stack.is_empty() {
-            self.start_ahead(&mut stack);
-            let Some(pending) = stack.pop() else { break };
-            let place = pending.place.clone();
-            match self.directory(pending, headings) {
-                Ok(below) => {
-                    let below = below.into_iter().rev();
-                    stack.extend(below.map(|place| Pending { place, started: None }));
-                }
+        let attributes = self.args.needs_attributes();
+        let start = |place: &mut Place| {
+            *place = place.clone().shortened(0).ok()?;
+            place.base.start_list_path(place.path(), 0, attributes).ok()
+        };
+        let mut walk = Walk::new(place);
+        while let Some((place, started)) = walk.take(start) {
+            match self.directory(&place, started, headings) {
+                Ok(below) => walk.enter(below),
                 Err(failure) => self.report.error(&place, failure),
             }
         }
     }
 
-    /// Starts the next listings ahead of time. For a single directory there is nothing to gain.
-    fn start_ahead(&mut self, stack: &mut [Pending]) {
-        let busy = stack.iter().filter(|pending| pending.started.is_some()).count();
-        let room = (2 * AHEAD).saturating_sub(busy);
+    fn directory(
+        &mut self,
+        place: &Place,
+        started: Option<Operation<Batch>>,
+        heading: bool,
+    ) -> Outcome<Vec<Place>> {
+        let place = place.clone().shortened(0)?;
         let attributes = self.args.needs_attributes();
-        let next = stack.iter_mut().rev().take(AHEAD);
-        for pending in next.filter(|pending| pending.started.is_none()).take(room) {
-            let Ok(place) = pending.place.clone().shortened(0) else { continue };
-            // A listing that cannot be started now fails again in its turn, and is reported then.
-            pending.started = place.base.start_list_path(place.path(), attributes).ok();
-            pending.place = place;
-        }
-    }
-
-    fn directory(&mut self, pending: Pending, heading: bool) -> Outcome<Vec<Place>> {
-        let place = pending.place.shortened(0)?;
-        let attributes = self.args.needs_attributes();
-        let operation = match pending.started {
+        let operation = match started {
             Some(operation) => operation,
-            None => place.base.start_list_path(place.path(), attributes)?,
+            None => place.base.start_list_path(place.path(), 0, attributes)?,
         };
         let (mut entries, mut end) = operation.wait()?;
         if heading && !self.args.json {

@@ -23,6 +23,7 @@ mod interrupt;
 #[cfg(launch)]
 mod launch;
 mod ls;
+mod openings;
 mod progress;
 mod remote;
 mod remove;
@@ -35,6 +36,7 @@ mod stats;
 mod sum;
 mod text;
 mod time;
+mod walk;
 mod workers;
 
 use clap::{Args, FromArgMatches, Parser, Subcommand};

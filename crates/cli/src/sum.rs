@@ -1,11 +1,14 @@
 //! `towline sum`: checksums of file contents, remote or local, to compare copies.
 
 use crate::cat::read_through;
-use crate::copy::end::{End, Reading, Status};
+use crate::copy::end::{End, Listed, Listing, Reading, Status};
 use crate::copy::handle::Handle;
+use crate::openings::{FIRST_BYTES, Openings};
 use crate::remote::Remotes;
 use crate::report::{Failure, Outcome, Report};
 use crate::text::shown;
+use crate::walk::Walk;
+use std::collections::VecDeque;
 use std::ffi::OsString;
 use std::io::{self, IsTerminal, Write};
 use std::ops::Range;
@@ -48,9 +51,20 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> ExitCode {
     let report = Report::new("sum");
     let remotes = Remotes::default();
+    // With -r they are most likely directories.
+    let names = args.files.iter().filter(|_| !args.recursive);
+    let names = names.map(|file| file.to_str().unwrap_or_default());
+    let mut openings = Openings::new(&remotes, names);
     for file in &args.files {
         let text = file.to_string_lossy();
-        let result = End::parse(&remotes, file).and_then(|end| {
+        let end = End::parse(&remotes, file);
+        let ahead = openings.next().filter(|(file, _)| !file.attr().is_directory());
+        let result = end.and_then(|end| {
+            if let Some((open, first)) = ahead {
+                let sum = sum_open(&Handle::Remote(open), first.as_deref())?;
+                line(&sum, file.as_bytes(), &report);
+                return Ok(());
+            }
             let status = end.status(true)?;
             if !status.attr.is_directory() {
                 line(&sum(&end, &status, None)?, file.as_bytes(), &report);
@@ -59,65 +73,99 @@ pub(crate) fn run(args: &Args) -> ExitCode {
             if !args.recursive {
                 return Err(Failure::from(Errno::EISDIR).with("use -r"));
             }
-            tree(end, &report)
+            tree(end, &report);
+            Ok(())
         });
         report.check(text, result);
     }
     report.status()
 }
 
-/// A file or directory of a tree that is still to be summed up.
-struct Pending {
+/// A regular file of a tree.
+struct Found {
     end: End,
     /// Its path from the top of the tree.
     path: Vec<u8>,
-    /// The status of a file; `None` for a directory.
-    file: Option<Status>,
-    /// Its contents, if they were requested ahead.
-    started: Option<Reading>,
+    status: Status,
 }
 
-/// Sums up all regular files below a directory. Links are not followed.
-fn tree(top: End, report: &Report) -> Outcome<()> {
-    let mut stack = vec![Pending { end: top, path: Vec::new(), file: None, started: None }];
+/// A regular file or a directory of a tree, in its place in the order.
+enum Next {
+    File(Box<Found>),
+    /// The next one of [`Tree::directories`].
+    Directory,
+}
+
+/// The regular files of a tree that are still to be summed up. Links are not followed.
+struct Tree<'a> {
+    /// The next one is the last.
+    stack: Vec<Next>,
+    /// With their paths from the top of the tree.
+    directories: Walk<(End, Vec<u8>), Listing>,
+    report: &'a Report,
+}
+
+/// Sums up all regular files below a directory.
+fn tree(top: End, report: &Report) {
+    let directories = Walk::new((top, Vec::new()));
+    let mut tree = Tree { stack: vec![Next::Directory], directories, report };
+    let mut files = VecDeque::new();
     loop {
-        start_ahead(&mut stack);
-        let Some(Pending { end, path, file, started }) = stack.pop() else { return Ok(()) };
-        if let Some(status) = file {
-            if let Some(sum) = report.check(&end, sum(&end, &status, started)) {
-                line(&sum, &path, report);
-            }
-            continue;
+        while let Some(found) = (files.len() < AHEAD).then(|| tree.next()).flatten() {
+            let started = whole(&found.status)
+                .and_then(|length| found.end.start_read_start(found.status.is_followed, length));
+            files.push_back((found, started));
         }
-        // For the argument itself, a link may have been followed.
-        let follow = path.is_empty();
-        let listed = end
-            .clone()
-            .shortened(follow)
-            .and_then(|end| Ok((end.list(follow, |failure| report.error(&end, failure))?, end)));
-        let Some((mut listed, end)) = report.check(&end, listed) else { continue };
-        listed.sort_unstable_by(|a, b| b.name.cmp(&a.name));
-        for entry in listed {
-            let attr = entry.status.attr;
-            if attr.is_directory() || attr.is_file() {
-                let path = crate::remote::join(&path, &entry.name);
-                let file = attr.is_file().then_some(entry.status);
-                stack.push(Pending { end: end.child(&entry.name), path, file, started: None });
-            }
+        let Some((Found { end, path, status }, started)) = files.pop_front() else { return };
+        if let Some(sum) = report.check(&end, sum(&end, &status, started)) {
+            line(&sum, &path, report);
         }
     }
 }
 
-/// Starts to read the next files, as far as each is read in one piece. Not those behind a directory: what it
-/// contains comes first, and might wait for them.
-fn start_ahead(stack: &mut [Pending]) {
-    for pending in stack.iter_mut().rev().take(AHEAD) {
-        let Some(status) = pending.file else { return };
-        if pending.started.is_none()
-            && let Some(length) = whole(&status)
-        {
-            pending.started = pending.end.start_read_start(status.is_followed, length);
+impl Tree<'_> {
+    fn next(&mut self) -> Option<Found> {
+        loop {
+            match self.stack.pop()? {
+                Next::File(found) => return Some(*found),
+                Next::Directory => self.list(),
+            }
         }
+    }
+
+    /// Lists the next directory.
+    fn list(&mut self) {
+        // For the argument itself, a link may have been followed.
+        let start = |(end, path): &mut (End, Vec<u8>)| {
+            let follow = path.is_empty();
+            *end = end.clone().shortened(follow).ok()?;
+            end.start_list(follow)
+        };
+        let Some(((end, path), started)) = self.directories.take(start) else { return };
+        let follow = path.is_empty();
+        let listed = end.clone().shortened(follow).and_then(|end| {
+            let failed = |failure| self.report.error(&end, failure);
+            let listed = match started {
+                Some(listing) => listing.wait(failed),
+                None => end.list(follow, failed),
+            }?;
+            Ok((listed, end))
+        });
+        let Some((mut listed, end)) = self.report.check(&end, listed) else { return };
+        listed.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+        let mut below = Vec::new();
+        let mut next = Vec::new();
+        for Listed { name, status } in listed {
+            let (end, path) = (end.child(&name), crate::remote::join(&path, &name));
+            if status.attr.is_directory() {
+                below.push((end, path));
+                next.push(Next::Directory);
+            } else if status.attr.is_file() {
+                next.push(Next::File(Box::new(Found { end, path, status })));
+            }
+        }
+        self.directories.enter(below);
+        self.stack.extend(next.into_iter().rev());
     }
 }
 
@@ -193,23 +241,34 @@ fn sum(end: &End, seen: &Status, started: Option<Reading>) -> Outcome<Sum> {
         }
     }
     let handle = if seen.attr.is_file() { end.open_regular(seen.is_followed) } else { end.open() }?;
+    sum_open(&handle, None)
+}
+
+/// Sums up an open file, whose first [`FIRST_BYTES`] may have been read: fewer if there are no more.
+fn sum_open(handle: &Handle, first: Option<&[u8]>) -> Outcome<Sum> {
     let attr = handle.opened()?;
     let mut sum = Sum::default();
+    if let Some(first) = first {
+        sum.add(first);
+        if attr.is_file() && first.len() < FIRST_BYTES && sum.bytes == attr.size {
+            return Ok(sum);
+        }
+    }
     if attr.is_file() && is_sparse(&attr) {
         // Holes are not read.
         while sum.bytes < attr.size {
             let data = handle.data(sum.bytes)?.unwrap_or(attr.size).min(attr.size);
             sum.add_zeros(data.saturating_sub(sum.bytes));
             let end = handle.hole(data)?.unwrap_or(attr.size).clamp(data, attr.size);
-            sum.read(&handle, data..end)?;
+            sum.read(handle, data..end)?;
             if sum.bytes < end {
                 break;
             }
         }
         // Data appended meanwhile.
-        sum.read(&handle, attr.size..attr.size + 1)?;
+        sum.read(handle, attr.size..attr.size + 1)?;
     } else {
-        sum.read(&handle, 0..u64::MAX)?;
+        sum.read(handle, sum.bytes..u64::MAX)?;
     }
     // Files that the kernel generates when they are read have no blocks and a meaningless size.
     let is_made_up = || Ok::<_, Failure>(attr.blocks == 0 && handle.opened()?.size == attr.size);

@@ -86,6 +86,58 @@ fn files_are_written_in_order_whatever_their_size() {
     assert!(told[2].contains("no export"), "{complaint}");
 }
 
+#[test]
+fn named_files_are_opened_and_summed_together() {
+    let world = World::new();
+    let far = Far::new(&world, 32, opens_and_reads);
+    let (mut remote, mut local) = (vec!["sum".to_owned()], vec!["sum".to_owned()]);
+    for index in 0..60 {
+        let path = world.local(&format!("served/{index}"));
+        fs::write(&path, noise(index * 4000, index as u32)).unwrap();
+        remote.push(far.url(&format!("dir/{index}")));
+        local.push(path.display().to_string());
+    }
+    assert_eq!(sums(&text(&remote)), sums(&text(&local)));
+    // Another one for the root of the export.
+    assert_eq!(far.requests(), 60 + 1);
+}
+
+/// Checksums and lengths, without the names.
+fn sums(lines: &str) -> Vec<&str> {
+    lines.lines().map(|line| line.rsplit_once("  ").unwrap().0).collect()
+}
+
+#[test]
+fn named_files_are_summed_whatever_their_size() {
+    let world = World::new();
+    let (mut remote, mut local) = (vec!["sum".to_owned()], vec!["sum".to_owned()]);
+    let first = 256 << 10;
+    for (index, length) in [0, 1, first - 1, first, first + 1, 3 << 20].into_iter().enumerate() {
+        // The last bytes of one are behind a hole that begins in what is read with opening it.
+        for hole in [0, 1 << 20] {
+            let path = world.local(&format!("served/{index}-{hole}"));
+            let file = fs::File::create(&path).unwrap();
+            file.write_all_at(&noise(length, index as u32), 0).unwrap();
+            file.write_all_at(&noise(5 * hole.min(1), 7), (length + hole) as u64).unwrap();
+            remote.push(world.url(&format!("dir/{index}-{hole}")));
+            local.push(path.display().to_string());
+        }
+    }
+    assert_eq!(sums(&text(&remote)), sums(&text(&local)));
+    // What cannot be summed is told, and the rest is summed.
+    remote.insert(2, world.url("dir/none"));
+    remote.insert(4, world.url("dir"));
+    remote.insert(5, world.local("none").display().to_string());
+    let output = run(&remote);
+    assert_eq!(sums(std::str::from_utf8(&output.stdout).unwrap()), sums(&text(&local)));
+    let complaint = bad(1, &remote);
+    let told: Vec<&str> = complaint.lines().collect();
+    assert_eq!(told.len(), 3, "{complaint}");
+    assert!(told[0].contains("/dir/none: no such file"), "{complaint}");
+    assert!(told[1].contains("use -r"), "{complaint}");
+    assert!(told[2].contains("no such file"), "{complaint}");
+}
+
 /// A tree of 40 directories with two files each, half of them two levels deep.
 fn many_directories(world: &World) -> PathBuf {
     let tree = world.local("served/tree");
@@ -129,4 +181,18 @@ fn the_files_of_a_directory_are_removed_together() {
     good(&["rm", "-r", &far.url("dir/tree")]);
     assert!(!tree.exists());
     assert_eq!(far.requests(), 2 + 40 + 3);
+}
+
+#[test]
+fn directories_are_listed_together_to_be_summed() {
+    let world = World::new();
+    let tree = many_directories(&world);
+    let far = Far::new(&world, 16, |requests| match requests {
+        [Request::Open { path, .. }, Request::ReadDir { .. }, ..] => path.starts_with(b"tree/"),
+        _ => false,
+    });
+    let local = text(&["sum", "-r", tree.to_str().unwrap()]);
+    assert_eq!(text(&["sum", "-r", &far.url("dir/tree")]), local);
+    // For the tree also one for the root of the export, and its status.
+    assert_eq!(far.requests(), 41 + 80 + 2);
 }

@@ -100,7 +100,10 @@ impl File {
     }
 
     /// Completes a batch from the start of the directory, without `.` and `..`.
-    fn list_rest(&self, first: Batch, attributes: bool) -> Result<Vec<DirEntry>, Error> {
+    ///
+    /// # Errors
+    /// As `getdents64(2)`.
+    pub fn list_rest(&self, first: Batch, attributes: bool) -> Result<Vec<DirEntry>, Error> {
         let (mut all, mut end) = first;
         while !end {
             let cookie = all.last().map_or(0, |entry| entry.cookie);
@@ -166,7 +169,7 @@ impl File {
         cookie: u64,
         attributes: bool,
     ) -> Result<(Attr, Batch), Error> {
-        let requests = self.list_path_requests(path, cookie, attributes)?;
+        let requests = self.list_path_requests(path, 0, cookie, attributes)?;
         let mut listing = self.core.listings.take();
         let outcome = self.core.call(&requests, &[], &mut listing);
         let found = outcome.and_then(|outcome| {
@@ -183,27 +186,30 @@ impl File {
     fn list_path_requests<'a>(
         &self,
         path: &'a [u8],
+        flags: u32,
         cookie: u64,
         attributes: bool,
     ) -> Result<[Request<'a>; 3], Error> {
+        let flags = flags | 0o200_000; // O_DIRECTORY
         Ok([
-            Request::Open { base: self.handle, flags: 0o200_000, mode: 0, path: check(path)? },
+            Request::Open { base: self.handle, flags, mode: 0, path: check(path)? },
             self.listing(CURRENT, cookie, attributes),
             Request::Close { handle: CURRENT },
         ])
     }
 
-    /// Opens, lists and closes a directory, completed later. Yields at most 128 KiB of entries, and
-    /// whether there are no more.
+    /// Opens a directory with these flags, lists and closes it, completed later. Yields at most
+    /// 128 KiB of entries, and whether there are no more; [`File::list_rest`] has the others.
     ///
     /// # Errors
     /// If it cannot be started.
     pub fn start_list_path(
         &self,
         path: &[u8],
+        flags: u32,
         attributes: bool,
     ) -> Result<Operation<Batch>, Error> {
-        let requests = self.list_path_requests(path, 0, attributes)?;
+        let requests = self.list_path_requests(path, flags, 0, attributes)?;
         let core = self.core.clone();
         let listing = self.core.listings.take();
         self.core.start(&requests, Vec::new(), listing, move |outcome, listing| {

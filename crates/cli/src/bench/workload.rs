@@ -230,7 +230,7 @@ impl Worker {
         self.pipeline(
             Some(end),
             |this| match directories.next() {
-                Some(path) => this.root.start_list_path(&path, true).map(Some),
+                Some(path) => this.root.start_list_path(&path, 0, true).map(Some),
                 None => Ok(None),
             },
             |this, took, outcome| match outcome {
@@ -257,9 +257,10 @@ impl Worker {
             Some(end),
             |this| {
                 let mut list = || match directories.next() {
-                    Some(path) => {
-                        this.root.start_list_path(&path, false).map(|listing| Some((path, listing)))
-                    }
+                    Some(path) => this
+                        .root
+                        .start_list_path(&path, 0, false)
+                        .map(|listing| Some((path, listing))),
                     None => Ok(None),
                 };
                 while names.is_empty() {

@@ -8,7 +8,7 @@ use std::ffi::OsStr;
 use std::fmt;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
-use towline_client::{Attr, Errno, Operation, SetAttr, Timestamp, Url};
+use towline_client::{Attr, Batch, DirEntry, Errno, Error, Operation, SetAttr, Timestamp, Url};
 
 /// The most symbolic links followed to find the real place of a target.
 const LINKS_MAX: u32 = 40;
@@ -116,6 +116,54 @@ impl Reading {
     }
 }
 
+/// A listing of a remote directory that was started ahead.
+pub(crate) struct Listing {
+    place: Place,
+    follow: bool,
+    operation: Operation<Batch>,
+}
+
+impl Listing {
+    fn start(place: &Place, follow: bool) -> Outcome<Self> {
+        let operation = place.base.start_list_path(place.path(), no_follow(follow), true)?;
+        Ok(Self { place: place.clone(), follow, operation })
+    }
+
+    /// Returns what [`End::list`] does.
+    pub(crate) fn wait(self, mut failed: impl FnMut(Failure)) -> Outcome<Vec<Listed>> {
+        let Self { place, follow, operation } = self;
+        let about = |error: Error| about_listed(follow, error.into());
+        let (mut entries, end) = operation.wait().map_err(about)?;
+        let is_dots = |entry: &DirEntry| entry.name == b"." || entry.name == b"..";
+        let mut directory = None;
+        if !end || entries.iter().any(|entry| entry.attr.is_none() && !is_dots(entry)) {
+            let flags = flag::DIRECTORY | no_follow(follow);
+            let open = place.base.open(place.path(), flags, 0).map_err(about)?;
+            entries = open.list_rest((entries, end), true).map_err(about)?;
+            directory = Some(open);
+        }
+        entries.retain(|entry| !is_dots(entry));
+        let look = |name: &[u8]| match &directory {
+            Some(open) => open.stat_path(name, false),
+            None => Err(Errno::ENOENT.into()),
+        };
+        let mut listed = Vec::with_capacity(entries.len());
+        for entry in entries {
+            let attr = match entry.attr.map_or_else(|| look(&entry.name), Ok) {
+                Ok(attr) => attr,
+                // It was removed since it was listed.
+                Err(error) if error.errno() == Errno::ENOENT => continue,
+                Err(error) => {
+                    failed(Failure::from(error).about(place.child(&entry.name)));
+                    continue;
+                }
+            };
+            listed.push(Listed { status: Status::remote(&place, attr, false), name: entry.name });
+        }
+        Ok(listed)
+    }
+}
+
 impl End {
     /// Parses an argument. Text that looks like a Towline URL is remote.
     pub(crate) fn parse(remotes: &Remotes, argument: &OsStr) -> Outcome<Self> {
@@ -195,15 +243,18 @@ impl End {
     /// followed only if links were followed then ([`Status::is_followed`]).
     pub(crate) fn list(&self, follow: bool, failed: impl FnMut(Failure)) -> Outcome<Vec<Listed>> {
         match self {
-            Self::Local(local) => local.list(follow, failed),
-            Self::Remote(place) => list_remote(place, follow, failed),
-        }
-        .map_err(|failure| match failure {
-            failure if follow || !(failure.is(Errno::ENOTDIR) || failure.is(Errno::ELOOP)) => {
-                failure
+            Self::Local(local) => {
+                local.list(follow, failed).map_err(|failure| about_listed(follow, failure))
             }
-            failure => failure.with("it was replaced after it was listed"),
-        })
+            Self::Remote(place) => Listing::start(place, follow)?.wait(failed),
+        }
+    }
+
+    /// Starts [`End::list`] of a remote directory. Returns `None` for a local one, and if it cannot be started
+    /// now: it fails again when it is listed in its turn.
+    pub(crate) fn start_list(&self, follow: bool) -> Option<Listing> {
+        let Self::Remote(place) = self else { return None };
+        Listing::start(place, follow).ok()
     }
 
     /// Returns the same directory with a short path, which leaves room for names below it. Follows links like
@@ -450,30 +501,12 @@ fn about_link(follow: bool, failure: Failure) -> Failure {
     failure
 }
 
-fn list_remote(
-    place: &Place,
-    follow: bool,
-    mut failed: impl FnMut(Failure),
-) -> Outcome<Vec<Listed>> {
-    let flags = flag::DIRECTORY | no_follow(follow);
-    let (directory, entries) = place.base.open_list_all(place.path(), flags, true)?;
-    let mut listed = Vec::new();
-    for entry in entries {
-        let attr = match entry.attr {
-            Some(attr) => attr,
-            None => match directory.stat_path(&entry.name, false) {
-                Ok(attr) => attr,
-                // It was removed since it was listed.
-                Err(error) if error.errno() == Errno::ENOENT => continue,
-                Err(error) => {
-                    failed(Failure::from(error).about(place.child(&entry.name)));
-                    continue;
-                }
-            },
-        };
-        listed.push(Listed { name: entry.name, status: Status::remote(place, attr, false) });
+/// Explains the failure to list what was a directory when it was looked at.
+fn about_listed(follow: bool, failure: Failure) -> Failure {
+    if follow || !(failure.is(Errno::ENOTDIR) || failure.is(Errno::ELOOP)) {
+        return failure;
     }
-    Ok(listed)
+    failure.with("it was replaced after it was listed")
 }
 
 impl fmt::Display for End {

@@ -110,7 +110,7 @@ pub(super) fn remote(plan: &Plan, root: &Place) -> Outcome<Figures> {
 }
 
 fn list_remote(directory: &Place) -> Outcome<()> {
-    let (entries, end) = directory.base.start_list_path(directory.path(), true)?.wait()?;
+    let (entries, end) = directory.base.start_list_path(directory.path(), 0, true)?.wait()?;
     if !end {
         let cookie = entries.last().map_or(0, |entry| entry.cookie);
         let open = directory.base.open(directory.path(), crate::remote::flag::DIRECTORY, 0)?;
@@ -135,7 +135,7 @@ fn scan_remote(directories: &[Place]) -> Outcome<()> {
     loop {
         while under_way.len() < AHEAD {
             let Some(directory) = next.next() else { break };
-            let started = directory.base.start_list_path(directory.path(), true)?;
+            let started = directory.base.start_list_path(directory.path(), 0, true)?;
             under_way.push_back((directory, started));
         }
         let Some((directory, operation)) = under_way.pop_front() else { return Ok(()) };
