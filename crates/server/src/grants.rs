@@ -1,10 +1,11 @@
 //! Requests under way, and the grants with which the server fetches their data.
 //!
-//! Each fragment of at most 256 KiB that a client may send has a buffer of the core's bounded pool. A
-//! transfer has at most two of them at a time, and transfers take turns. So memory is bounded whatever the
-//! number of clients, and no byte is sent that has no place to land. While buffers are plentiful, the reply
-//! to a write reserves one for the client's next write (an advance grant, [`Leave`]). The first fragment of
-//! that write then comes with the request: one round trip instead of two.
+//! Each fragment of at most 256 KiB that a client may send has a buffer of the core's bounded pool. Transfers
+//! take turns. So memory is bounded whatever the number of clients, and no byte is sent that has no place to
+//! land. While buffers are plentiful, a whole transfer may be on its way, so that far clients write as fast as they
+//! read; otherwise two fragments of it ([`Running::grants_max`]). And the reply to a write reserves a buffer for the
+//! client's next write (an advance grant, [`Leave`]). The first fragment of that write then comes with the request:
+//! one round trip instead of two.
 
 use crate::elsewhere::Errand;
 use crate::native::SessionDisks;
@@ -22,6 +23,10 @@ use towline_wire::{Header, Kind};
 
 /// Maximum number of advance grants of a session: enough for this many requests under way.
 const LEAVES_MAX: usize = 8;
+/// Fragments that a transfer has on their way when buffers are scarce: one is written while the next arrives.
+pub(crate) const GRANTS_SCARCE: usize = 2;
+/// Fragments on their way over one lane from which on its transfers get no more than that: 16 MiB in a round trip.
+const LANE_GRANTS_MAX: usize = 64;
 
 /// A fragment that the client was told to send.
 pub(crate) struct Grant {
@@ -112,12 +117,19 @@ impl Running {
         self.compound.missing().is_some()
     }
 
-    /// Returns offset and length of the next fragment to grant, if one may be granted.
-    pub(crate) fn next_grant(&self) -> Option<(u64, usize)> {
+    /// Returns how many of its fragments may be on their way over a lane that has `granted` of all requests.
+    pub(crate) fn grants_max(&self, is_low: bool, granted: usize, pool: &Pool) -> usize {
+        let is_limited = is_low || self.meter.is_some() || granted >= LANE_GRANTS_MAX;
+        if is_limited || !pool.is_plentiful() { GRANTS_SCARCE } else { GRANTS_MAX }
+    }
+
+    /// Returns offset and length of the next fragment to grant, if it is one of the `most` that may be on their
+    /// way.
+    pub(crate) fn next_grant(&self, most: usize) -> Option<(u64, usize)> {
         let (done, missing) = self.compound.missing()?;
         let end = done + missing;
         // While a fragment is written by another thread, the request is away and cannot receive the next one.
-        let most = if self.compound.writes_elsewhere().is_some() { 1 } else { GRANTS_MAX };
+        let most = if self.compound.writes_elsewhere().is_some() { 1 } else { most };
         if self.grants.len() >= most || self.granted >= end {
             return None;
         }

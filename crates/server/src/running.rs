@@ -2,7 +2,7 @@
 
 use crate::core::{Core, elapsed_ns, nanoseconds};
 use crate::elsewhere::{SHARE_OF_BUFFERS, Task};
-use crate::grants::{Grant, Running, grant_message};
+use crate::grants::{GRANTS_SCARCE, Grant, Running, grant_message};
 use crate::guarded::guarded;
 use crate::lane::Lane;
 use crate::mailbox::Mail;
@@ -113,7 +113,7 @@ impl Core {
                 let lane = served.lane.and_then(|lane| self.lanes.get_mut(lane as usize)?.as_mut());
                 if let (Some((buffer, length)), Some(lane)) = (ahead, lane)
                     && let Some((offset, _)) =
-                        running.next_grant().filter(|(_, most)| length <= *most)
+                        running.next_grant(GRANTS_SCARCE).filter(|(_, most)| length <= *most)
                 {
                     running.grants.push_back(Grant {
                         offset,
@@ -126,7 +126,7 @@ impl Core {
                     lane.note_grant(now);
                     self.ticking = true;
                 }
-                if running.next_grant().is_some() {
+                if running.next_grant(GRANTS_SCARCE).is_some() {
                     self.grant_queue.push(served.is_low, (session, slot));
                 }
             }
@@ -340,7 +340,8 @@ impl Core {
             let Some(index) = served.lane.map(|lane| lane as usize) else { continue };
             let Some(Some(lane)) = self.lanes.get_mut(index) else { continue };
             let Some(running) = served.running[usize::from(slot)].as_mut() else { continue };
-            let Some((offset, length)) = running.next_grant() else { continue };
+            let most = running.grants_max(low, lane.granted, &self.pool);
+            let Some((offset, length)) = running.next_grant(most) else { continue };
             let elsewhere = running.compound.writes_elsewhere().is_some();
             let scarce = || {
                 let most = self.pool.bytes() / SHARE_OF_BUFFERS;
@@ -366,7 +367,7 @@ impl Core {
             self.ticking = true;
             lane.send_header(&header);
             self.dirty.push(index);
-            if running.next_grant().is_some() {
+            if running.next_grant(most).is_some() {
                 self.grant_queue.push(low, (session, slot));
             }
         }

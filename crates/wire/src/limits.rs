@@ -19,7 +19,7 @@ pub const PARTS_MAX: usize = 1024;
 /// Largest payload of one data message, and the most one grant allows.
 pub const FRAGMENT_BYTES_MAX: usize = 256 * 1024;
 /// Most grants of one write whose data may be outstanding at once.
-pub const GRANTS_MAX: usize = 2;
+pub const GRANTS_MAX: usize = TRANSFER_BYTES_MAX / FRAGMENT_BYTES_MAX;
 /// Largest read or write in one request.
 pub const TRANSFER_BYTES_MAX: usize = 8 * 1024 * 1024;
 /// Largest directory listing in one reply.

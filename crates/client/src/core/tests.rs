@@ -158,10 +158,11 @@ fn grants_are_bounded_by_what_may_be_on_its_way() {
     drop(state);
     let mut completing =
         Completing { core: &core, link: &link, state: None, answers: Vec::new(), bulk: false };
+    let part = FRAGMENT_BYTES_MAX / 16;
     let mut grant = |number: usize| {
         let mut header = Header::new(Kind::Grant, slot.slot, slot.sequence);
-        header.offset = (number * FRAGMENT_BYTES_MAX) as u64;
-        header.word_a = FRAGMENT_BYTES_MAX as u32;
+        header.offset = (number * part) as u64;
+        header.word_a = part as u32;
         completing.message(&header, &[], &[])
     };
     for number in 1..=2 * GRANTS_MAX {

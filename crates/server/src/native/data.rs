@@ -2,12 +2,11 @@
 
 use super::{Granted, Kind, Writing};
 use crate::core::{Core, Ticket};
-use crate::grants::grant_message;
+use crate::grants::{GRANTS_SCARCE, grant_message};
 use std::time::Instant;
 use towline_block::{Engine, Short};
 use towline_net::Target;
 use towline_wire::header::data_flag;
-use towline_wire::limits::GRANTS_MAX;
 use towline_wire::{Errno, Header, ProtocolError};
 
 impl Writing {
@@ -42,7 +41,7 @@ impl Writing {
 impl Core {
     /// Gives buffers to writes that wait for data, in turn.
     pub(crate) fn grant_disks(&mut self) {
-        for _ in 0..GRANTS_MAX * self.disk_grants.len() {
+        for _ in 0..GRANTS_SCARCE * self.disk_grants.len() {
             let Some((low, (session, slot))) = self.disk_grants.pop() else { return };
             let Some(served) = self.sessions.get_mut(session) else { continue };
             let index = served.lane.map(|lane| lane as usize);
@@ -74,7 +73,7 @@ impl Core {
                 continue;
             }
             if write.failed.is_some()
-                || write.grants.len() >= GRANTS_MAX
+                || write.grants.len() >= GRANTS_SCARCE
                 || write.granted >= write.length
             {
                 continue;
