@@ -1,6 +1,6 @@
 //! `towline cat`: file contents on standard output.
 
-use crate::openings::{FIRST_BYTES, Openings};
+use crate::ahead::{Ahead, FIRST_BYTES, start_open};
 use crate::remote::{Place, Remotes};
 use crate::report::{Outcome, Report};
 use std::collections::VecDeque;
@@ -36,7 +36,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
     let remotes = Remotes::default();
     // Unbuffered: the pieces are large, and a line buffer would only copy them.
     let mut out = io::stdout().lock();
-    let mut openings = Openings::new(&remotes, args.urls.iter().map(String::as_str));
+    let mut openings = Ahead::new(&remotes, args.urls.iter().map(String::as_str), start_open);
     for url in &args.urls {
         let place = remotes.place(url);
         let ahead = openings.next();

@@ -7,6 +7,7 @@
 // The std macros panic if the output cannot be written; `report::note` does not.
 #![cfg_attr(not(test), deny(clippy::print_stderr, clippy::print_stdout))]
 
+mod ahead;
 mod allocator;
 mod attach;
 mod bench;
@@ -23,7 +24,6 @@ mod interrupt;
 #[cfg(launch)]
 mod launch;
 mod ls;
-mod openings;
 mod progress;
 mod remote;
 mod remove;

@@ -1,5 +1,6 @@
 //! `towline stat`: all attributes of files.
 
+use crate::ahead::Ahead;
 use crate::remote::{Place, Remotes};
 use crate::report::{Outcome, Report};
 use crate::text::{self, Owners, json_attr, json_name, shown};
@@ -38,9 +39,15 @@ pub(crate) fn run(args: &Args) -> ExitCode {
     let (owners, zone) = (Owners::load(false), Zone::local());
     let mut out = io::stdout().lock();
     let terminal = out.is_terminal();
+    let follow = args.dereference;
+    let mut looks = Ahead::new(&remotes, args.urls.iter().map(String::as_str), |place| {
+        place.base.start_stat_path(place.path(), follow)
+    });
     for url in &args.urls {
-        let Some((place, attr, target)) = report.check(url, look(&remotes, url, args.dereference))
-        else {
+        let place = remotes.place(url);
+        let ahead = looks.next();
+        let looked = place.and_then(|place| look(place, ahead, follow));
+        let Some((place, attr, target)) = report.check(url, looked) else {
             continue;
         };
         let text = if args.json {
@@ -54,9 +61,12 @@ pub(crate) fn run(args: &Args) -> ExitCode {
     report.status()
 }
 
-fn look(remotes: &Remotes, url: &str, follow: bool) -> Outcome<(Place, Attr, Option<Vec<u8>>)> {
-    let place = remotes.place(url)?;
-    let attr = place.base.stat_path(place.path(), follow)?;
+fn look(
+    place: Place,
+    ahead: Option<Attr>,
+    follow: bool,
+) -> Outcome<(Place, Attr, Option<Vec<u8>>)> {
+    let attr = ahead.map_or_else(|| place.base.stat_path(place.path(), follow), Ok)?;
     let target = if attr.is_symlink() { Some(place.base.read_link(place.path())?) } else { None };
     Ok((place, attr, target))
 }

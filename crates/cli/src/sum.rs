@@ -1,9 +1,9 @@
 //! `towline sum`: checksums of file contents, remote or local, to compare copies.
 
+use crate::ahead::{Ahead, FIRST_BYTES, start_open};
 use crate::cat::read_through;
 use crate::copy::end::{End, Listed, Listing, Reading, Status};
 use crate::copy::handle::Handle;
-use crate::openings::{FIRST_BYTES, Openings};
 use crate::remote::Remotes;
 use crate::report::{Failure, Outcome, Report};
 use crate::text::shown;
@@ -54,7 +54,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
     // With -r they are most likely directories.
     let names = args.files.iter().filter(|_| !args.recursive);
     let names = names.map(|file| file.to_str().unwrap_or_default());
-    let mut openings = Openings::new(&remotes, names);
+    let mut openings = Ahead::new(&remotes, names, start_open);
     for file in &args.files {
         let text = file.to_string_lossy();
         let end = End::parse(&remotes, file);

@@ -196,3 +196,25 @@ fn directories_are_listed_together_to_be_summed() {
     // For the tree also one for the root of the export, and its status.
     assert_eq!(far.requests(), 41 + 80 + 2);
 }
+
+#[test]
+fn named_files_are_looked_at_together() {
+    let world = World::new();
+    let far = Far::new(&world, 32, |requests| matches!(requests, [Request::Stat { .. }]));
+    let mut arguments = vec!["stat".to_owned(), "--json".to_owned()];
+    for index in 0..60 {
+        fs::write(world.local(&format!("served/{index}")), "").unwrap();
+        arguments.push(far.url(&format!("dir/{index}")));
+    }
+    let looked = text(&arguments);
+    for (index, line) in looked.lines().enumerate() {
+        assert!(line.contains(&format!("\"name\":\"{index}\"")), "{line}");
+    }
+    // Another one for the root of the export.
+    assert_eq!((looked.lines().count(), far.requests()), (60, 60 + 1));
+    // What cannot be looked at is told, and the rest is shown.
+    let (first, none, last) = (world.url("dir/0"), world.url("dir/none"), world.url("dir/1"));
+    let output = run(&["stat", "--json", &first, &none, &last]);
+    assert_eq!(output.stdout.iter().filter(|byte| **byte == b'\n').count(), 2);
+    assert!(bad(1, &["stat", &first, &none, &last]).contains("/dir/none: no such file"));
+}
