@@ -1,6 +1,7 @@
 //! The interface between the queues of a device and the connection to the server.
 
 use crate::Error;
+use std::fmt::Display;
 use std::os::fd::RawFd;
 use std::time::Instant;
 
@@ -51,6 +52,21 @@ impl Geometry {
                 self.block_minimum.max(512)
             ))),
             bytes => Ok(bytes),
+        }
+    }
+
+    /// Checks that several connections may be used together. Otherwise a read on one could miss what was written
+    /// on another, and a flush on one would not cover it. `what` names the server in the error.
+    ///
+    /// # Errors
+    /// If the server does not announce that they see the same disk.
+    pub fn shareable(&self, what: impl Display) -> Result<(), Error> {
+        match self.connections {
+            true => Ok(()),
+            false => Err(Error::Refused(format!(
+                "{what}: the server does not announce that several connections see the same data, as it did \
+                 before: let it do so, or detach with --force and attach again"
+            ))),
         }
     }
 

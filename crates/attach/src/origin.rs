@@ -76,18 +76,20 @@ impl Origin {
         }
     }
 
-    /// Connects on behalf of a queue, see [`Lane::connect`] and [`Native::connect`].
+    /// Connects on behalf of a queue, `shared` if the device has several, see [`Lane::connect`] and
+    /// [`Native::connect`]. All connections to a Towline server see the same disk.
     ///
     /// # Errors
-    /// When the server cannot be reached or has no such disk.
+    /// When the server cannot be reached, has no such disk, or does not allow several connections.
     pub fn backend(
         &self,
+        shared: bool,
         patience: Option<Duration>,
         depth: u16,
         tell: Sender<Event>,
     ) -> Result<Box<dyn Backend>, Error> {
         Ok(match self {
-            Self::Nbd(source) => Box::new(Lane::connect(source, patience, tell)?),
+            Self::Nbd(source) => Box::new(Lane::connect(source, shared, patience, tell)?),
             Self::Towline(url) => Box::new(Native::connect(url, patience, depth, tell)?),
         })
     }

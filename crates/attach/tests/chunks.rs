@@ -1,19 +1,21 @@
 //! What a caller makes of a server that answers in chunks, of legal ones and of others.
 #![allow(clippy::unwrap_used)] // a test that cannot go on should say where
 
+mod support;
+
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
+use support::{HAS_FLAGS, handshake, words};
 use tempfile::TempDir;
 use towline_attach::nbd::{CallError, Caller, Source};
 
 const SIZE: u64 = 1 << 20;
 /// What a read of so many bytes at an offset is answered with, which has this cookie.
 type Answer<'a> = dyn Fn(u64, u32, &[u8]) -> Vec<u8> + 'a;
-const OPTION_MAGIC: u64 = 0x4948_4156_454f_5054;
 
 /// What is sent as the body of a chunk.
 fn chunk(flags: u16, kind: u16, cookie: &[u8], body: &[u8]) -> Vec<u8> {
@@ -32,10 +34,6 @@ fn data(flags: u16, cookie: &[u8], offset: u64, bytes: &[u8]) -> Vec<u8> {
 
 fn hole(flags: u16, cookie: &[u8], offset: u64, length: u32) -> Vec<u8> {
     chunk(flags, 2, cookie, &[&offset.to_be_bytes()[..], &length.to_be_bytes()].concat())
-}
-
-fn words(words: &[u32]) -> Vec<u8> {
-    words.iter().flat_map(|word| word.to_be_bytes()).collect()
 }
 
 /// Serves connections until told to stop, and yields how many there were; `read` says what a read is answered with.
@@ -60,34 +58,7 @@ fn server(
 }
 
 fn serve(stream: &mut UnixStream, read: &Answer<'_>) -> std::io::Result<()> {
-    let mut greeting = b"NBDMAGIC".to_vec();
-    greeting.extend(OPTION_MAGIC.to_be_bytes());
-    greeting.extend(3_u16.to_be_bytes());
-    stream.write_all(&greeting)?;
-    stream.read_exact(&mut [0; 4])?;
-    loop {
-        let mut head = [0; 16];
-        stream.read_exact(&mut head)?;
-        let option = u32::from_be_bytes(head[8..12].try_into().unwrap());
-        let mut body = vec![0; u32::from_be_bytes(head[12..].try_into().unwrap()) as usize];
-        stream.read_exact(&mut body)?;
-        let mut answer = |kind: u32, body: &[u8]| {
-            let mut out = 0x0003_e889_0455_65a9_u64.to_be_bytes().to_vec();
-            out.extend(words(&[option, kind, body.len() as u32]));
-            out.extend(body);
-            stream.write_all(&out)
-        };
-        match option {
-            // SET_META_CONTEXT, GO.
-            10 => answer(4, &[&[0, 0, 0, 9], &b"base:allocation"[..]].concat())?,
-            7 => answer(3, &[&[0, 0], &SIZE.to_be_bytes()[..], &[0, 1]].concat())?,
-            _ => {}
-        }
-        answer(1, &[])?;
-        if option == 7 {
-            break;
-        }
-    }
+    handshake(stream, SIZE, HAS_FLAGS)?;
     loop {
         let mut request = [0; 28];
         stream.read_exact(&mut request)?;

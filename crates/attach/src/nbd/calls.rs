@@ -91,7 +91,10 @@ impl Caller {
     ) -> Result<Self, Error> {
         let reconnects = patience.is_some();
         let tell = mpsc::channel().0;
-        let lane = Lane::adopting(source, connection, Some(patience.unwrap_or_default()), tell)?;
+        let patience = Some(patience.unwrap_or_default());
+        // Others may come beside this one.
+        let shared = connection.geometry.connections;
+        let lane = Lane::adopting(source, connection, shared, patience, tell)?;
         let geometry = lane.geometry();
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|error| Error::system(source)(error.into()))?;

@@ -129,7 +129,9 @@ impl Kernel {
         let transfer_maximum = geometry.transfer_bytes(u32::MAX)?;
         let wanted = if geometry.connections { usize::from(options.connections) } else { 1 };
         while connections.len() < wanted {
-            connections.push(source.connect()?);
+            let another = source.connect()?;
+            another.geometry.shareable(source)?;
+            connections.push(another);
         }
         let mut attributes = Attributes::default();
         if let Some(number) = options.number {
@@ -285,6 +287,9 @@ impl Kernel {
         let (old, new) = (self.geometry, connection.geometry);
         if new.block_minimum > old.block_minimum || new.read_only != old.read_only {
             return Err(Error::Refused(format!("{}: another disk now", self.source)));
+        }
+        if self.connections > 1 {
+            new.shareable(&self.source)?;
         }
         let longest = sysfs::length(&format!("nbd{}", self.number), LONGEST)?;
         takes(&self.source, new.transfer_maximum, longest)?;

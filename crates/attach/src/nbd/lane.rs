@@ -57,6 +57,8 @@ enum Reading {
 pub struct Lane {
     source: Source,
     geometry: Geometry,
+    /// There are, or may be, other connections for the same device or the same callers.
+    shared: bool,
     tell: Sender<Event>,
     socket: Option<OwnedFd>,
     /// Structured replies were negotiated, and will be again on the next connection.
@@ -90,28 +92,37 @@ impl std::fmt::Debug for Lane {
 
 impl Lane {
     /// Connects. While the server is away, requests wait for `patience`, then they fail until it is
-    /// back; without a limit they wait for ever. Changes of the disk's size are reported through `tell`.
+    /// back; without a limit they wait for ever. A lane that is `shared`, one of several for the same device,
+    /// takes a server for away that does not announce that all of them see the same data. Changes of the disk's
+    /// size are reported through `tell`.
     ///
     /// # Errors
-    /// If the server cannot be reached or has no such disk.
+    /// If the server cannot be reached, has no such disk, or makes no such announcement to a shared lane.
     pub fn connect(
         source: &Source,
+        shared: bool,
         patience: Option<Duration>,
         tell: Sender<Event>,
     ) -> Result<Self, Error> {
-        Self::adopting(source, source.connect()?, patience, tell)
+        let connection = source.connect()?;
+        if shared {
+            connection.geometry.shareable(source)?;
+        }
+        Self::adopting(source, connection, shared, patience, tell)
     }
 
     /// Uses an existing connection, otherwise like [`Lane::connect`].
     pub(super) fn adopting(
         source: &Source,
         connection: Connection,
+        shared: bool,
         patience: Option<Duration>,
         tell: Sender<Event>,
     ) -> Result<Self, Error> {
         let mut lane = Self {
             source: source.clone(),
             geometry: connection.geometry,
+            shared,
             tell,
             socket: None,
             chunks: connection.chunks,
@@ -202,6 +213,9 @@ impl Lane {
             let (old, new) = (self.geometry, connection.geometry);
             if new.read_only && !old.read_only || new.block_minimum > old.block_minimum {
                 return Err(Error::Refused(format!("{}: another disk now", self.source)));
+            }
+            if self.shared {
+                new.shareable(&self.source)?;
             }
             if new.size != old.size {
                 log::warn!("{}: {} bytes now, were {}", self.source, new.size, old.size);

@@ -87,7 +87,7 @@ pub(super) fn resume(args: &Args, record: &Record) -> Outcome<()> {
     let origin = origin(&record.url)?;
     let record = Record { process: std::process::id(), ..record.clone() };
     let claim = record.claim().map_err(|error| failure(&error))?;
-    let Found { geometry, identity, .. } = wait_for(&origin)?;
+    let Found { geometry, identity, .. } = wait_for(&origin, record.connections > 1)?;
     if identity != record.identity {
         return Err(Failure::new("the disk's contents have changed; detach it with --force"));
     }
@@ -110,11 +110,16 @@ pub(super) fn resume(args: &Args, record: &Record) -> Outcome<()> {
     }
 }
 
-/// Finds out what the disk is like. Tries for a while, because the server may be starting, too.
-fn wait_for(origin: &Origin) -> Outcome<Found> {
+/// Finds out what the disk is like. Tries for a while, because the server may be starting, too. A `shared` disk,
+/// one with several connections, is waited for until the server announces that they see the same data.
+fn wait_for(origin: &Origin, shared: bool) -> Outcome<Found> {
     let mut tries = 50;
     loop {
-        match origin.look() {
+        let looked = origin.look().and_then(|found| match shared {
+            true => found.geometry.shareable(origin).map(|()| found),
+            false => Ok(found),
+        });
+        match looked {
             Ok(found) => return Ok(found),
             Err(error) if tries == 0 => return Err(failure(&error)),
             Err(_) => {
@@ -151,7 +156,7 @@ fn serve(
 ) -> Result<(), Error> {
     let patience = record.patience.map(Duration::from_secs);
     let origin = origin.clone();
-    let depth = device.information().depth;
+    let (queues, depth) = (device.information().queues, device.information().depth);
     let served = device.serve(
         &mut control,
         move |queue, tell| {
@@ -159,7 +164,7 @@ fn serve(
                 let tell = tell.clone();
                 watch_size(&origin, move |size| tell.send(Event::Resized(size)).is_ok())?;
             }
-            origin.backend(patience, depth, tell)
+            origin.backend(queues > 1, patience, depth, tell)
         },
         || announce(args, record, made),
     );
