@@ -309,3 +309,33 @@ flock nbd1048575.json \"$0\" attach --resume=nbd1048575
     assert_eq!(said.matches("served already").count(), 1, "{said}");
     assert!(status == 0 && said.ends_with("served already\nnbd1048575.json.new\n"), "{said}");
 }
+
+/// Opening a device waits in the kernel while its server is away; here opening a file waits for whoever has a lease
+/// on it.
+#[test]
+fn a_detach_that_waits_can_be_interrupted() {
+    if !have("python3") {
+        return println!("SKIPPED: python3 is not installed");
+    }
+    let script = "mount -t tmpfs none /run && mkdir -p /run/towline/attached /run/dev && touch /run/dev/null &&
+mount --bind /dev/null /run/dev/null && mount --rbind /run/dev /dev && cd /run/towline/attached || exit
+touch /dev/ublkc5 /dev/ublkb5
+owner=$(stat -c %i /dev/ublkc5)
+echo '{\"kind\":\"ublk\",\"number\":5,\"url\":\"nbd://127.0.0.1:1/x\",\"process\":999999,\"size\":1048576,
+\"connections\":1,\"patience\":null,\"identity\":null,\"owner\":\"OWNER\"}' | sed s/OWNER/$owner/ >ublkb5.json
+exec python3 -c 'import fcntl, os, signal, subprocess, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGIO])
+record = open(\"ublkb5.json\")
+fcntl.flock(record, fcntl.LOCK_EX)
+device = open(\"/dev/ublkb5\", \"r+\")
+fcntl.fcntl(device, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+unblock = lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGIO])
+detach = subprocess.Popen([sys.argv[1], \"detach\", \"ublkb5\", \"ublkb6\"], preexec_fn=unblock)
+signal.sigwait([signal.SIGIO])
+detach.terminate()
+print(detach.wait(60), os.listdir(\".\"))' \"$0\"";
+    let Some((status, said)) = apart(script, &[]) else { return };
+    let interrupted =
+        "towline: detach: ublkb5: interrupted while waiting for its server; it stays attached\n";
+    assert_eq!((status, said), (0, format!("{interrupted}-15 ['ublkb5.json']\n")));
+}
