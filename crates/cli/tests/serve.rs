@@ -274,6 +274,43 @@ fn directories_that_were_replaced_are_opened_again() {
 }
 
 #[test]
+fn disks_whose_file_is_gone_or_another_are_told() {
+    let directory = TempDir::new().unwrap();
+    let path = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
+    fs::write(path("image"), [1; 4096]).unwrap();
+    let mut server = Serving::new(
+        Command::new(TOWLINE)
+            .args(["serve", "--disk", &format!("d={}", path("image")), "--listen"])
+            .arg(format!("unix://{}", path("socket")))
+            .stdin(Stdio::null()),
+    );
+    server.says("listening on unix://");
+    let url = format!("towline+unix:///d?socket={}", path("socket"));
+    let holds = |byte: u8| {
+        good(&["disk", "copy", &url, &path("back")]);
+        assert_eq!(fs::read(path("back")).unwrap(), [byte; 4096]);
+        fs::remove_file(path("back")).unwrap();
+    };
+    fs::rename(path("image"), path("gone")).unwrap();
+    server.signal(rustix::process::Signal::HUP);
+    let said = server.says("serving what was opened before");
+    assert!(said.contains(&format!("disk \"d\": {}: No such file", path("image"))), "{said}");
+    server.says("read the configuration again");
+    holds(1);
+    fs::write(path("image"), [2; 4096]).unwrap();
+    holds(1);
+    server.signal(rustix::process::Signal::HUP);
+    let said = server.says("New clients get it");
+    assert!(
+        said.contains(&format!("disk \"d\": another file is at {} now", path("image"))),
+        "{said}"
+    );
+    server.says("read the configuration again");
+    holds(2);
+    server.end();
+}
+
+#[test]
 fn a_disk_with_other_options_is_the_same_disk() {
     let directory = TempDir::new().unwrap();
     let path = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();

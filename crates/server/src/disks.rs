@@ -144,11 +144,15 @@ impl Disks {
 
     /// Makes these the current disks; those with a failed flush may be changed again.
     pub(crate) fn replace(&self, NextDisks(next): NextDisks) {
-        for Active { export, disk, .. } in &next {
-            disk.forgive();
-            disk.set_limit(export.limit);
+        let mut active = self.active.write();
+        for new in &next {
+            new.disk.forgive();
+            new.disk.set_limit(new.export.limit);
+            if let Some(old) = active.iter().find(|old| old.export.name == new.export.name) {
+                tell_replaced(old, new);
+            }
         }
-        *self.active.write() = next;
+        *active = next;
     }
 
     /// Returns the disk of this name; for the empty name, the default disk or else the first one.
@@ -228,14 +232,45 @@ fn is_same(old: &Active, export: &DiskExport) -> bool {
     };
     kinds
         && (export.read_only || !old.disk.store.geometry().read_only)
-        && !is_replaced(&old.files, &export.kind)
+        && !is_replaced(&export.name, &old.files, &export.kind)
 }
 
-/// Returns true if another file is at one of the paths, because of a rename or a changed link.
-fn is_replaced(then: &[Option<Inode>], kind: &DiskKind) -> bool {
-    let kind = kind.clone();
-    let now = in_time(move || files_of(&kind)).unwrap_or_default();
-    now.iter().zip(then).any(|(now, then)| now.is_some() && now != then)
+/// Returns true if something else is at one of the paths, because of a rename or a changed link. A file system
+/// that does not answer in time is taken to be unchanged. If nothing is there, the open file stays, and a warning
+/// says so: the next start would fail, and a deleted file ends with the server.
+fn is_replaced(name: &str, then: &[Option<Inode>], kind: &DiskKind) -> bool {
+    let paths = paths_of(kind).to_vec();
+    let look = || paths.into_iter().map(|path| (file_at(&path), path)).collect::<Vec<_>>();
+    let mut is_replaced = false;
+    for ((now, path), then) in in_time(look).unwrap_or_default().into_iter().zip(then) {
+        match now {
+            Ok(now) => is_replaced |= now != *then,
+            Err(error) => log::warn!(
+                "disk \"{name}\": {}: {error}; serving what was opened before. If it was deleted, it is lost \
+                 when the server ends: copy the disk; otherwise put it back before the next start",
+                path.display()
+            ),
+        }
+    }
+    is_replaced
+}
+
+/// Tells which files of a disk are not the ones that its clients have.
+fn tell_replaced(old: &Active, new: &Active) {
+    if old.export.kind != new.export.kind {
+        return;
+    }
+    let files = old.files.iter().zip(&new.files);
+    for (path, (before, now)) in paths_of(&new.export.kind).iter().zip(files) {
+        if before != now {
+            log::warn!(
+                "disk \"{}\": another file is at {} now. New clients get it; those that are connected keep the \
+                 former one until they connect again",
+                new.export.name,
+                path.display()
+            );
+        }
+    }
 }
 
 /// Returns the name of another disk through which one of these files can be written, if this one can be
@@ -313,14 +348,24 @@ fn inode(path: &Path) -> Option<Inode> {
     std::fs::metadata(path).ok().map(|found| (found.dev(), found.ino()))
 }
 
-/// Returns the files of a disk, one for each path; `None` for a device, whose node may be created again.
-fn files_of(kind: &DiskKind) -> Vec<Option<Inode>> {
-    let paths = match kind {
+/// Returns the paths of files and devices that a disk is made of.
+fn paths_of(kind: &DiskKind) -> &[PathBuf] {
+    match kind {
         DiskKind::File(path, _) => std::slice::from_ref(path),
         DiskKind::Stripe(_, paths, _) => paths,
         _ => &[],
-    };
-    paths.iter().map(|path| inode(path).filter(|_| path.is_file())).collect()
+    }
+}
+
+/// Returns the file at a path; `None` for a device, whose node may be created again.
+fn file_at(path: &Path) -> io::Result<Option<Inode>> {
+    let found = std::fs::metadata(path)?;
+    Ok(found.is_file().then(|| (found.dev(), found.ino())))
+}
+
+/// Returns the files of a disk, one for each path.
+fn files_of(kind: &DiskKind) -> Vec<Option<Inode>> {
+    paths_of(kind).iter().map(|path| file_at(path).ok().flatten()).collect()
 }
 
 fn memory(name: &str, size: u64) -> io::Result<Arc<MemoryDisk>> {
