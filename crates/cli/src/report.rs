@@ -30,12 +30,20 @@ impl Failure {
         Self { subject: None, errno: None, text: text.into() }
     }
 
-    /// Names the object, unless it has been named already. An empty name is shown as `""`.
+    /// Names the object, unless it has been named already. A text that begins with the same name loses it, so that
+    /// it is printed once. An empty name is shown as `""`.
     pub(crate) fn about(mut self, subject: impl Display) -> Self {
-        self.subject.get_or_insert_with(|| match subject.to_string() {
-            empty if empty.is_empty() => "\"\"".to_owned(),
-            name => name,
-        });
+        if self.subject.is_none() {
+            let name = match subject.to_string() {
+                empty if empty.is_empty() => "\"\"".to_owned(),
+                name => name,
+            };
+            let begins = [format!("{name}: "), format!("URL \"{name}\": ")];
+            if let Some(rest) = begins.iter().find_map(|begin| self.text.strip_prefix(begin)) {
+                self.text = rest.to_owned();
+            }
+            self.subject = Some(name);
+        }
         self
     }
 
@@ -223,6 +231,14 @@ mod tests {
         assert_eq!(failure.to_string(), "a: no such file or directory; look elsewhere");
         assert!(failure.is(Errno::ENOENT) && !failure.is_refusal());
         assert_eq!(Failure::new("gone").about("").about("a").to_string(), "\"\": gone");
+        for text in ["nbd://h/a: refused", "URL \"nbd://h/a\": refused", "refused"] {
+            let once = Failure::new(text).about("nbd://h/a").to_string();
+            assert_eq!(once, "nbd://h/a: refused");
+        }
+        assert_eq!(
+            Failure::new("nbd://h/ab: x").about("nbd://h/a").to_string(),
+            "nbd://h/a: nbd://h/ab: x"
+        );
         let failure = Failure::from(rustix::io::Errno::PERM);
         assert!(failure.is_refusal());
         assert_eq!(failure.to_string(), "operation not permitted");

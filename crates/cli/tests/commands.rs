@@ -477,6 +477,8 @@ fn every_command_has_help_with_examples_and_refuses_nonsense() {
         let attach = bad(1, &["attach", wrong]);
         assert!(attach.contains(wrong) && !attach.contains("/dev/ublk"), "{attach}");
     }
+    let attach = bad(1, &["attach", "nbd://host:x/vm1"]);
+    assert_eq!(attach.matches("nbd://host:x/vm1").count(), 1, "{attach}");
 }
 
 #[test]

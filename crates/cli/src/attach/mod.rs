@@ -127,7 +127,7 @@ fn attach(args: &Args, url: &str, report: &Report) -> Outcome<()> {
     let kind = kind(args)?;
     fits(args, kind)?;
     if args.foreground {
-        serve::attach(args, &origin, kind)
+        serve::attach(args, &origin, kind).map_err(|failure| failure.about(&origin))
     } else {
         start(args, url, kind, report)
     }

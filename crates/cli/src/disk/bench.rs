@@ -44,7 +44,7 @@ pub(super) fn run(args: &Args) -> Outcome<String> {
     };
     let span = args.span.unwrap_or(u64::MAX);
     let asked = Asked { requests: &args.requests, threads: None, span, secs: args.secs };
-    let found = put(&on, &asked, |_| Ok(())).map_err(|text| end::bare(&args.disk, &text))?;
+    let found = put(&on, &asked, |_| Ok(())).map_err(Failure::new)?;
     Ok(if args.json { format!("{found}\n") } else { text(&found, args.requests.write) })
 }
 

@@ -450,14 +450,9 @@ pub(super) fn named(url: &Url) -> Outcome<()> {
     }
 }
 
-/// Explains an error of an NBD server, without naming the server twice.
+/// Explains an error of an NBD server.
 pub(super) fn failed(source: &Source, error: &towline_attach::Error) -> Failure {
-    bare(source, &error.to_string()).about(source)
-}
-
-/// Returns a text without the name of its object, which is printed in front of it anyway.
-pub(super) fn bare(object: impl Display, text: &str) -> Failure {
-    Failure::new(text.strip_prefix(&format!("{object}: ")).unwrap_or(text))
+    Failure::new(error.to_string()).about(source)
 }
 
 fn local(path: &Path, writes: bool) -> Outcome<Arc<FileDisk>> {
