@@ -494,3 +494,131 @@ fn a_process_that_locks_before_it_maps_sees_what_another_run_has_stored() {
     assert_eq!(said.next().as_deref(), Some("7"));
     assert!(first.wait().unwrap().success());
 }
+
+/// Defines `ends(touch)`: whether `SIGBUS` ends a child that touches memory.
+const ENDS: &str = r"
+import errno, mmap, os, signal, sys
+def ends(touch):
+    child = os.fork()
+    if child == 0:
+        touch()
+        os._exit(0)
+    status = os.waitpid(child, 0)[1]
+    return os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGBUS
+";
+
+/// Renames a file while the server is away, so that programs lose it, and starts the server again.
+fn lose(world: &mut World, name: &str, new: &str) {
+    world.stop();
+    fs::rename(world.local("served").join(name), world.local("served").join(new)).unwrap();
+    world.restart();
+}
+
+/// The second file is read when it is touched, where that is possible.
+const LENGTHS: [(&str, usize); 2] = [("small", 8192), ("large", 1 << 20)];
+
+/// Their keeper learns it.
+#[test]
+fn programs_that_only_look_at_a_file_lost_in_a_restart_get_sigbus() {
+    let mut world = World::new();
+    for (name, length) in LENGTHS {
+        for name in [name, "other"] {
+            fs::write(world.local("served").join(name), vec![b'a'; length]).unwrap();
+        }
+        let script = format!(
+            r"{ENDS}
+os.chdir('{PREFIX}')
+lost, other = [open(name, 'r+b') for name in ('{name}', 'other')]
+m, there = [mmap.mmap(file.fileno(), 0) for file in (lost, other)]
+private = mmap.mmap(lost.fileno(), 0, flags=mmap.MAP_PRIVATE)
+assert m[0] == private[0] == there[0] == ord('a')
+ready, to_parent = os.pipe()
+to_child, go = os.pipe()
+child = os.fork()
+if child == 0:
+    # Without any mapping by the parent's addresses.
+    own = mmap.mmap(lost.fileno(), 0)
+    own[5000] = ord('b')
+    os.write(to_parent, b'x')
+    os.read(to_child, 1)
+    own[0]
+    os._exit(0)
+os.read(ready, 1)
+assert m[5000] == ord('b')
+print('ready', flush=True)
+sys.stdin.readline()
+os.write(go, b'x')
+status = os.waitpid(child, 0)[1]
+assert os.WTERMSIG(status) == signal.SIGBUS, status
+assert ends(lambda: m[5000]) and ends(lambda: m.__setitem__(0, 1))
+assert private[0] == there[0] == ord('a')
+there[1] = ord('c')
+there.flush()
+try: m.flush()
+except OSError as error: assert error.errno == errno.ESTALE, error
+else: assert False, 'what was stored is lost'
+print('done')
+"
+        );
+        let mut child = python(&world.through("unix", "dir"), &script);
+        assert_eq!(touched(&mut child), "ready\n");
+        lose(&mut world, name, "gone");
+        let complaints = child.stderr.take().unwrap();
+        let (tell, told) = mpsc::channel();
+        std::thread::spawn(move || {
+            let mut complaints = BufReader::new(complaints);
+            let mut line = String::new();
+            complaints.read_line(&mut line).unwrap();
+            tell.send((line, complaints.into_inner()))
+        });
+        let Ok((told, complaints)) = told.recv_timeout(PATIENCE) else {
+            child.kill().unwrap();
+            panic!("nobody was told that {name} is lost");
+        };
+        assert!(told.contains(&format!("{PREFIX}/{name} was lost in a restart")), "{told}");
+        assert!(told.contains("stored there and not written is lost"), "{told}");
+        child.stderr = Some(complaints);
+        child.stdin.as_mut().unwrap().write_all(b"\n").unwrap();
+        let (status, said, complaint) = ended(child);
+        assert_eq!(said, "done\n", "{name}: {status}: {complaint}");
+        assert_eq!(fs::read(world.local("served/other")).unwrap()[..3], *b"aca", "{name}");
+    }
+}
+
+/// Without the help of their keeper.
+#[test]
+fn programs_that_use_a_file_lost_in_a_restart_lose_its_mapping() {
+    let mut world = World::new();
+    fs::write(world.local("served/old"), vec![b'a'; 8192]).unwrap();
+    let script = format!(
+        r"{ENDS}
+os.chdir('{PREFIX}')
+file = open('old', 'r+b')
+m = mmap.mmap(file.fileno(), 0)
+m[5000] = ord('b')
+print('ready', flush=True)
+sys.stdin.readline()
+# Of the same inode, by another name.
+again = open('new', 'r+b')
+fresh = mmap.mmap(again.fileno(), 0)
+assert fresh[5000] == ord('a')
+fresh[1] = ord('c')
+fresh.flush()
+assert ends(lambda: m[0])
+try: os.pread(file.fileno(), 1, 0)
+except OSError as error: assert error.errno == errno.ESTALE, error
+else: assert False, 'the file is lost'
+assert ends(lambda: m[0]) and not ends(lambda: fresh[0])
+print('done')
+"
+    );
+    let mut child = python(&world.through("unix", "dir"), &script);
+    assert_eq!(touched(&mut child), "ready\n");
+    let keeper = keeper(child.id()).unwrap();
+    assert!(Command::new("kill").args(["-9", &keeper]).status().unwrap().success());
+    lose(&mut world, "old", "new");
+    child.stdin.as_mut().unwrap().write_all(b"\n").unwrap();
+    let (status, said, complaint) = ended(child);
+    assert_eq!(said, "done\n", "{status}: {complaint}");
+    assert_eq!(fs::read(world.local("served/new")).unwrap()[..3], *b"aca");
+}

@@ -299,6 +299,12 @@ impl Client {
         self.core.forget(handle);
     }
 
+    /// True if this open file was lost: the server was restarted, and the file could not be reopened.
+    #[must_use]
+    pub fn is_lost(&self, handle: u64) -> bool {
+        self.core.state.lock().files.is_lost(handle)
+    }
+
     /// True if locks taken through this client on an open file are still held.
     #[must_use]
     pub fn has_locked(&self, handle: u64) -> bool {

@@ -7,6 +7,9 @@
 //! first. A process holds the file's [`Turn`] while it reads pages in, changes them other than by stores,
 //! or writes them back. Each process that maps the file holds a shared lock on it (`flock`); the first one
 //! clears the file.
+//!
+//! If the remote file is lost in a restart of its server, the memory is taken away ([`lose`]), and its name is
+//! removed: who maps the file again gets new memory.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -18,7 +21,7 @@ use towline_wire::parts::fit_together;
 /// Maximum length of a file, 256 GiB: a multiple of all page sizes.
 pub const BYTES_MAX: u64 = 256 << 30;
 /// Maximum number of pages: that of the smallest page size.
-pub const PAGES_MAX: u64 = (64 << 20) - 3;
+pub const PAGES_MAX: u64 = (64 << 20) - 4;
 /// Offset of the byte that tells whether originals are kept.
 pub const KEEPS_AT: u64 = PAGES_MAX;
 /// Offset of the byte that tells whether the file is locked by programs that map it. Others may then change
@@ -26,8 +29,10 @@ pub const KEEPS_AT: u64 = PAGES_MAX;
 pub const IS_LOCKED_AT: u64 = PAGES_MAX + 1;
 /// Offset of the byte that tells whether a process has locked the file and not read it again since.
 pub const IS_OLD_AT: u64 = PAGES_MAX + 2;
+/// Offset of the byte that tells whether the memory was taken away.
+pub const IS_LOST_AT: u64 = PAGES_MAX + 3;
 /// Offset of the originals.
-pub const ORIGINALS_AT: u64 = PAGES_MAX + 3;
+pub const ORIGINALS_AT: u64 = PAGES_MAX + 4;
 /// Offset of the pages.
 pub const PAGES_AT: u64 = ORIGINALS_AT + BYTES_MAX;
 
@@ -35,6 +40,13 @@ pub const PAGES_AT: u64 = ORIGINALS_AT + BYTES_MAX;
 #[must_use]
 pub fn name(mount: u32, inode: u64) -> String {
     format!("{mount}-{inode}")
+}
+
+/// Returns mount and inode of the file that has this [`name`].
+#[must_use]
+pub fn parse_name(name: &str) -> Option<(u32, u64)> {
+    let (mount, inode) = name.split_once('-')?;
+    Some((mount.parse().ok()?, inode.parse().ok()?))
 }
 
 /// Yields the runs of pages that differ, as byte ranges. Both slices are equally long; the last page may be
@@ -134,6 +146,12 @@ pub trait Access {
     /// # Errors
     /// Those of the file.
     fn put(&self, at: u64, bytes: &[u8]) -> Result<(), Self::Error>;
+
+    /// Sets the length of the file.
+    ///
+    /// # Errors
+    /// Those of the file.
+    fn set_length(&self, length: u64) -> Result<(), Self::Error>;
 }
 
 /// Returns true if the byte at this offset, such as [`KEEPS_AT`], says so.
@@ -274,6 +292,34 @@ pub fn write_back<E>(
     Ok(())
 }
 
+/// Takes the memory away, as its remote file is lost: all processes get `SIGBUS` when they touch mappings of it.
+/// Returns whether some of these `pages` were stored to and not written back. The caller holds the file's
+/// [`Turn`], removes the file's name, and from then on nobody reads pages in or writes them back.
+///
+/// # Errors
+/// Those of the file.
+pub fn lose<E>(memory: &impl Access<Error = E>, pages: usize) -> Result<bool, E> {
+    let mut is_unwritten = false;
+    if !is_set(memory, IS_LOST_AT)? && is_set(memory, KEEPS_AT)? {
+        let mut known = vec![0; pages];
+        memory.get(0, &mut known)?;
+        let (mut now, mut was) = (vec![0; AT_ONCE * page_bytes()], vec![0; AT_ONCE * page_bytes()]);
+        for run in runs(&known, |known| known != 0) {
+            let (length, at) = (run.len() * page_bytes(), (run.start * page_bytes()) as u64);
+            memory.get(PAGES_AT + at, &mut now[..length])?;
+            memory.get(ORIGINALS_AT + at, &mut was[..length])?;
+            if now[..length] != was[..length] {
+                is_unwritten = true;
+                break;
+            }
+        }
+    }
+    // First, as this process may be killed in between: without its pages the memory must not be used.
+    memory.put(IS_LOST_AT, &[1])?;
+    memory.set_length(ORIGINALS_AT)?;
+    Ok(is_unwritten)
+}
+
 /// Right to read pages in or write them back. It belongs to an opening of the file; the kernel releases it
 /// when the process dies.
 pub struct Turn<'a>(BorrowedFd<'a>);
@@ -345,6 +391,10 @@ mod tests {
 
         fn put(&self, at: u64, bytes: &[u8]) -> io::Result<()> {
             self.write_all_at(bytes, at)
+        }
+
+        fn set_length(&self, length: u64) -> io::Result<()> {
+            self.set_len(length)
         }
     }
 
@@ -477,6 +527,33 @@ mod tests {
         assert_eq!(file.1.take(), [(300 * page + 5, 1), (1000, 2), (10, 1), (12, 1)]);
         write_back(&memory, &file, 0..pages as usize).unwrap();
         assert_eq!(file.1.take(), [], "nothing has changed since");
+    }
+
+    #[test]
+    fn memory_that_is_taken_away_is_gone_and_tells_what_was_not_written() {
+        let flags = rustix::fs::MemfdFlags::CLOEXEC;
+        let (pages, page) = (600, page_bytes() as u64);
+        for (stored, wanted) in [(None, false), (Some(0), true), (Some(599 * page), true)] {
+            let memory = std::fs::File::from(rustix::fs::memfd_create("memory", flags).unwrap());
+            memory.set_len(PAGES_AT + pages * page).unwrap();
+            memory.put(0, &vec![1; pages as usize]).unwrap();
+            memory.put(KEEPS_AT, &[1]).unwrap();
+            if let Some(at) = stored {
+                memory.put(PAGES_AT + at, b"stored").unwrap();
+            }
+            assert_eq!(lose(&memory, pages as usize).unwrap(), wanted, "{stored:?}");
+            assert!(is_set(&memory, IS_LOST_AT).unwrap());
+            assert!(memory.metadata().unwrap().len() <= ORIGINALS_AT);
+            assert!(!lose(&memory, 0).unwrap(), "told once");
+        }
+    }
+
+    #[test]
+    fn names_are_understood() {
+        assert_eq!(parse_name(&name(3, u64::MAX)), Some((3, u64::MAX)));
+        for wrong in ["", "3", "3-", "-3", "a-3", "3-4-5"] {
+            assert_eq!(parse_name(wrong), None, "{wrong}");
+        }
     }
 
     #[test]

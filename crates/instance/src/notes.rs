@@ -38,6 +38,13 @@ pub enum Note {
         /// The program.
         program: Vec<u8>,
     },
+    /// A mapped file was lost in a restart of its server.
+    Lost {
+        /// Something was stored to the mapping and not written back.
+        is_unwritten: bool,
+        /// Its absolute path; empty if it is not open any more.
+        path: Vec<u8>,
+    },
     /// A remote file was opened.
     Opened {
         /// Flags of `open`.
@@ -62,6 +69,8 @@ impl Note {
             Self::Armed { program } => vec![b"armed", program],
             Self::Untrapped { program } => vec![b"untrapped", program],
             Self::Thread { program } => vec![b"thread", program],
+            Self::Lost { is_unwritten: false, path } => vec![b"lost", path],
+            Self::Lost { is_unwritten: true, path } => vec![b"unwritten", path],
             Self::Opened { flags, path } => {
                 let flags = flags.to_string();
                 return line(&[b"opened", flags.as_bytes(), path]);
@@ -92,6 +101,8 @@ impl Note {
             b"armed" => Self::Armed { program: first },
             b"untrapped" => Self::Untrapped { program: first },
             b"thread" => Self::Thread { program: first },
+            b"lost" => Self::Lost { is_unwritten: false, path: first },
+            b"unwritten" => Self::Lost { is_unwritten: true, path: first },
             _ => {
                 let second = fields.next()?.to_vec();
                 match kind {
@@ -129,6 +140,8 @@ mod tests {
             Note::Armed { program: program.clone() },
             Note::Untrapped { program: program.clone() },
             Note::Thread { program: program.clone() },
+            Note::Lost { is_unwritten: false, path: program.clone() },
+            Note::Lost { is_unwritten: true, path: Vec::new() },
             Note::Opened { flags: 0o102, path: program },
             Note::Functions(vec!["open".to_owned(), "read".to_owned()]),
         ] {

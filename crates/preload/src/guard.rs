@@ -1,6 +1,7 @@
 //! The border between the program and our code: errno, signals, panics, re-entry, raw system calls.
 
 use crate::handlers;
+use crate::hooks::lost;
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, compiler_fence};
@@ -258,6 +259,7 @@ pub(crate) fn inside<T>(work: impl FnOnce() -> Result<T, i32>) -> Result<T, i32>
     }
     let result = catch_unwind(AssertUnwindSafe(work)).unwrap_or(Err(libc::EIO));
     if !outer {
+        let _ = catch_unwind(lost::look); // a panic leaves mappings as they are
         GATE.fetch_sub(1, Ordering::Release);
     }
     let _ = INSIDE.try_with(|inside| inside.set(outer));

@@ -4,6 +4,7 @@
 //! leaves its parent's sessions alone and opens its own.
 
 use crate::descriptors::{self, Open, Own};
+use crate::hooks::lost;
 use crate::start::{self, Target};
 use crate::{closing, fresh, guard, known, limits, opened, own, process};
 use std::sync::Mutex;
@@ -215,6 +216,11 @@ fn met(mount: usize) -> Option<&'static Client> {
     session.map(|session| &session.client)
 }
 
+/// Returns true if this process knows that an open file was lost in a restart of the server.
+pub(crate) fn is_lost(mount: usize, handle: u64) -> bool {
+    met(mount).is_some_and(|client| client.is_lost(handle))
+}
+
 /// Drops the parent's sessions in the child of a fork.
 pub(crate) fn disown() {
     let_go();
@@ -290,6 +296,9 @@ fn work_with<T>(
     let client = client(mount)?;
     let closes = closing::close_left(mount, client);
     let result = client.with_handle(handle, flags, work).map_err(number);
+    if matches!(result, Err(libc::ESTALE)) {
+        lost::suspect();
+    }
     if closes {
         // In case `work` sent nothing.
         client.flush();

@@ -39,8 +39,9 @@ impl Connections {
         watched.map(|fd| PollFd::new(fd, PollFlags::RDHUP))
     }
 
-    /// Starts to replace the connections that are lost. Does not wait.
-    pub(super) fn work(&mut self) {
+    /// Starts to replace the connections that are lost. Does not wait. Returns true if some have been replaced.
+    pub(super) fn work(&mut self) -> bool {
+        let mut is_replaced = false;
         for connection in &mut self.0 {
             if connection.watched.take_if(|fd| peer_closed(fd.as_fd())).is_some() {
                 connection.watched = connection.client.fd().ok();
@@ -50,9 +51,12 @@ impl Connections {
                         Ok(()) => replace(connection.client.clone()),
                         Err(_) => None,
                     };
+                } else {
+                    is_replaced = true;
                 }
             }
         }
+        is_replaced
     }
 }
 

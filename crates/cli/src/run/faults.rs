@@ -1,18 +1,15 @@
 //! Answers the page faults of one process.
 
+use super::memory::Memory;
 use super::pager::Run;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 use rustix::process::{PidfdFlags, pidfd_open};
-use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use towline_client::Client;
-use towline_instance::memory::{Access, Turn};
 use towline_instance::pager::{MESSAGE_BYTES, Message};
 use towline_instance::userfault;
 use towline_instance::{Taken, memory};
@@ -67,79 +64,13 @@ impl memory::Remote for Source {
     }
 }
 
-/// The local file with the memory that all processes of the run share for a remote file.
-struct Memory {
-    path: PathBuf,
-    file: File,
-}
-
-impl Memory {
-    fn open(path: PathBuf) -> io::Result<Self> {
-        let file = File::options().read(true).write(true).open(&path)?;
-        Ok(Self { path, file })
-    }
-
-    /// Writes stored data back to the remote file, unless a process still maps the memory: such processes
-    /// write back themselves.
-    fn write_back(&self, source: &impl memory::Remote<Error = io::Error>) -> io::Result<()> {
-        // First the turn, then the lock, as processes do that begin to map the file: they must not wait for
-        // each other, nor take this for another process that maps it.
-        let _turn = Turn::take(self.file.as_fd())?;
-        // Open the file anew, because a lock belongs to an open file description. The lock ends before the
-        // turn does.
-        let alone = File::options().read(true).write(true).open(&self.path)?;
-        if rustix::fs::flock(&alone, FlockOperation::NonBlockingLockExclusive).is_err()
-            || !memory::is_set(self, memory::KEEPS_AT)?
-        {
-            return Ok(());
-        }
-        let length = alone.metadata()?.len().saturating_sub(memory::PAGES_AT);
-        memory::write_back(self, source, 0..(length / page_bytes() as u64) as usize)
-    }
-
-    /// Records that pages have been filled with `data`. To be called in the same turn as filling them.
-    fn read_in(&self, offset: u64, data: &[u8]) -> io::Result<()> {
-        if memory::is_set(self, memory::KEEPS_AT)? {
-            let mut known = vec![0; data.len()];
-            self.get(memory::ORIGINALS_AT + offset, &mut known)?;
-            // Write only what differs, so that holes stay holes.
-            for run in memory::changed(data, &known) {
-                self.put(memory::ORIGINALS_AT + offset + run.start as u64, &data[run])?;
-            }
-        }
-        self.put(offset / page_bytes() as u64, &vec![1; data.len() / page_bytes()])
-    }
-}
-
-impl memory::Access for Memory {
-    type Error = io::Error;
-
-    fn get(&self, at: u64, to: &mut [u8]) -> io::Result<()> {
-        let mut done = 0;
-        while done < to.len() {
-            match self.file.read_at(&mut to[done..], at + done as u64)? {
-                0 => {
-                    to[done..].fill(0);
-                    break;
-                }
-                read => done += read,
-            }
-        }
-        Ok(())
-    }
-
-    fn put(&self, at: u64, bytes: &[u8]) -> io::Result<()> {
-        self.file.write_all_at(bytes, at)
-    }
-}
-
 /// A range of the process's memory that maps a file.
 pub(super) struct Range {
     at: u64,
     length: u64,
     offset: u64,
-    source: std::sync::Arc<Source>,
-    memory: Option<Memory>,
+    source: Arc<Source>,
+    memory: Option<Arc<Memory>>,
     /// Where the last bytes read end, and their number.
     last: (u64, u64),
 }
@@ -150,20 +81,16 @@ impl Range {
     }
 
     /// Returns the part of the range between two addresses, or `None` if they do not overlap.
-    fn part(&self, from: u64, to: u64) -> io::Result<Option<Self>> {
+    fn part(&self, from: u64, to: u64) -> Option<Self> {
         let (at, end) = (from.max(self.at), to.min(self.end()));
-        if at >= end {
-            return Ok(None);
-        }
-        let memory = self.memory.as_ref().map(|memory| Memory::open(memory.path.clone()));
-        Ok(Some(Self {
+        (at < end).then(|| Self {
             at,
             length: end - at,
             offset: self.offset + (at - self.at),
             source: self.source.clone(),
-            memory: memory.transpose()?,
+            memory: self.memory.clone(),
             last: (0, 0),
-        }))
+        })
     }
 
     /// Returns the start and length of the memory to fill when this page is touched.
@@ -337,8 +264,8 @@ impl<'a> Process<'a> {
                 let begun =
                     with.pop().ok_or_else(|| strange("a mapping of no file")).and_then(|open| {
                         let (source, memory) = self.open(entry, open, is_shared)?;
-                        self.remove(at, length)?;
-                        let source = std::sync::Arc::new(source);
+                        self.remove(at, length);
+                        let (source, memory) = (Arc::new(source), memory.map(Arc::new));
                         self.ranges.push(Range {
                             at,
                             length,
@@ -357,26 +284,24 @@ impl<'a> Process<'a> {
                 }
             }
             Message::End { at, length } => {
-                self.remove(at, length)?;
+                self.remove(at, length);
                 // Threads that still wait there look again and see that the mapping is gone.
                 userfault::wake(&self.userfault, at, length)?;
             }
             Message::Resized { from, old, to, new } => {
-                let parts = self.ranges.iter().map(|range| range.part(from, from + old));
-                let part = parts.collect::<io::Result<Vec<_>>>()?.into_iter().flatten().next();
+                let part = self.ranges.iter().find_map(|range| range.part(from, from + old));
                 let Some(mut range) = part.filter(|part| part.length == old) else {
                     return Err(strange("a mapping that nobody knows has moved").into());
                 };
-                self.remove(from, old)?;
-                self.remove(to, new)?;
+                self.remove(from, old);
+                self.remove(to, new);
                 (range.at, range.length) = (to, new);
                 self.ranges.push(range);
                 userfault::wake(&self.userfault, from, old)?;
             }
             Message::Fork { token } => {
-                let parts = self.ranges.iter().map(|range| range.part(0, u64::MAX));
-                let parts = parts.collect::<io::Result<Vec<_>>>()?;
-                self.run.announce(token, parts.into_iter().flatten().collect());
+                let parts = self.ranges.iter().filter_map(|range| range.part(0, u64::MAX));
+                self.run.announce(token, parts.collect());
             }
             Message::Hello { .. } => return Err(strange("hello twice").into()),
         }
@@ -411,24 +336,18 @@ impl<'a> Process<'a> {
     }
 
     /// Removes this memory from the ranges that map files.
-    fn remove(&mut self, at: u64, length: u64) -> io::Result<()> {
+    fn remove(&mut self, at: u64, length: u64) {
         let (from, to) = (at, at + length);
         let mut left = Vec::new();
-        let mut error = Ok(());
         self.ranges.retain(|range| {
             if range.end() <= from || to <= range.at {
                 return true;
             }
-            for part in [range.part(0, from), range.part(to, u64::MAX)] {
-                match part {
-                    Ok(part) => left.extend(part),
-                    Err(new) => error = Err(new),
-                }
-            }
+            left.extend(range.part(0, from));
+            left.extend(range.part(to, u64::MAX));
             false
         });
         self.ranges.append(&mut left);
-        error
     }
 
     /// Fills pages that threads are waiting for.
@@ -477,7 +396,7 @@ fn fill(
     let (start, length) = range.window(page);
     let offset = range.offset + (start - range.at);
     let buffer = &mut buffer[..length as usize];
-    let _turn = range.memory.as_ref().map(|m| Turn::take(m.file.as_fd())).transpose()?;
+    let _turn = range.memory.as_ref().map(|memory| memory.turn()).transpose()?;
     let source = &range.source;
     let read = read_around(buffer, (page - start) as usize, |to, at| {
         source.with(|file| file.read_at(to, offset + at))

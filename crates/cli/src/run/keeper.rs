@@ -7,6 +7,7 @@
 use super::connections::Connections;
 use super::directory::RunDirectory;
 use super::holders::Holders;
+use super::lost::Losses;
 use super::pager::Pager;
 use super::reach::Notices;
 use super::watches::Watches;
@@ -57,6 +58,7 @@ pub(super) struct Keeper {
     /// By mount number.
     clients: Vec<Client>,
     connections: Connections,
+    losses: Losses,
     notices: Notices,
     /// How many more times to look for answers.
     settling: u32,
@@ -93,6 +95,7 @@ impl Keeper {
         notices.print();
         let clients: Vec<Client> = servers.iter().map(|(client, _)| client.clone()).collect();
         let connections = Connections::of(&servers);
+        let losses = Losses::new(directory.path(), Arc::clone(&state), &servers);
         let watches = Watches::new(directory, Arc::clone(&state), servers.clone());
         let pager = Pager::start(directory, Arc::clone(&state), servers);
         let pager = pager.inspect_err(|error| log::warn!("cannot listen for mappings: {error}"));
@@ -108,6 +111,7 @@ impl Keeper {
             watches,
             clients,
             connections,
+            losses,
             notices,
             settling: 0,
             awaited: None,
@@ -151,7 +155,9 @@ impl Keeper {
             self.events = Some(events);
             self.state.keep(true);
         }
-        self.connections.work();
+        if self.connections.work() {
+            self.losses.work();
+        }
         let mut buffer = [const { MaybeUninit::uninit() }; 16 * 1024];
         let queue = self.events.as_ref();
         let mut reader = queue.map(|queue| inotify::Reader::new(queue, &mut buffer));

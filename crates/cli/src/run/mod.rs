@@ -12,6 +12,8 @@ mod faults;
 mod fork;
 mod holders;
 mod keeper;
+mod lost;
+mod memory;
 mod others;
 mod pager;
 mod program;

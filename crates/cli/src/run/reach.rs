@@ -142,6 +142,10 @@ impl Notices {
             let line: Vec<u8> = self.rest.drain(..=end).collect();
             let (obstacle, program, is_refused) = match Note::parse(&line[..end]) {
                 Some(Note::Refused { obstacle, program }) => (obstacle, program, true),
+                Some(Note::Lost { path, is_unwritten }) => {
+                    super::lost::tell(&path, is_unwritten);
+                    continue;
+                }
                 Some(Note::Unreached { obstacle, program }) if self.told.insert(line) => {
                     (obstacle, program, false)
                 }

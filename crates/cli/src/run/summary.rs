@@ -92,6 +92,8 @@ fn gather(directory: &Path) -> std::io::Result<Summary> {
             }
             Note::Began { program } => (&mut summary.programs, text(&program)),
             Note::Armed { program } => (&mut summary.armed, text(&program)),
+            // Told at once.
+            Note::Lost { .. } => continue,
             Note::Opened { path, .. } => (&mut summary.files, text(&path)),
             Note::Refused { obstacle, program } => {
                 summary.slip(Slip::Refused(known(&obstacle)), &program);

@@ -7,6 +7,7 @@
 //! before this process reads that part of the file. Changes that processes of the run make with other calls
 //! reach the shared memory at once.
 
+use super::lost;
 use super::shared::{self, Handle, Shared};
 use super::touched::{self, Wish, whole_pages};
 use crate::descriptors::{self, Open};
@@ -239,8 +240,10 @@ pub(super) fn read_from(open: Open, to: &mut [u8], offset: i64) -> Result<usize,
 
 /// Returns the memory of a file's shared mappings, and whether this process has no mapping of it yet.
 fn shared_of(open: Open) -> Result<(Arc<Shared>, bool), i32> {
+    lost::take_away(|map| map.is_of(which(open)));
     let known = with_maps(None, |maps| {
-        Ok(maps.iter().filter(|map| map.is_of(which(open))).find_map(|map| map.shared.clone()))
+        let of_file = maps.iter().filter(|map| map.is_of(which(open)));
+        Ok(of_file.filter_map(|map| map.shared.clone()).find(|shared| !shared.is_lost()))
     })?;
     match known {
         Some(shared) => Ok((shared, false)),
@@ -567,7 +570,8 @@ pub(super) fn locking(
     let found = with_maps(None, |maps| {
         let of_file = maps.iter().filter(|map| map.is_of(which(open)));
         let shared = of_file.filter_map(|map| Some((map.shared.clone()?, map.handle.clone())));
-        Ok(shared.max_by_key(|(_, handle)| handle.is_some()))
+        let there = shared.filter(|(shared, _)| !shared.is_lost());
+        Ok(there.max_by_key(|(_, handle)| handle.is_some()))
     })?;
     if let Some((shared, handle)) = found {
         return shared.locking(open, handle.as_deref(), is_old, call);
@@ -618,7 +622,7 @@ pub(crate) fn end_all() {
     write_back_all();
     let _ = with_maps((), |maps| {
         for map in maps {
-            map.handle = map.handle.take().map(|own| Arc::new(own.lent(map.lent)));
+            map.handle = map.handle.take().map(|own| Arc::new(own.lent()));
         }
         Ok(())
     });
@@ -636,7 +640,7 @@ pub(crate) fn disown() {
         std::mem::forget(others);
         for map in &mut kept {
             if let Some(own) = map.handle.take() {
-                map.handle = Some(Arc::new(own.lent(map.lent)));
+                map.handle = Some(Arc::new(own.lent()));
                 std::mem::forget(own);
             }
             map.parent = Some(parent);

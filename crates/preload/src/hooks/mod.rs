@@ -14,6 +14,7 @@ pub(crate) mod identity;
 pub(crate) mod io;
 pub(crate) mod libraries;
 pub(crate) mod locks;
+pub(crate) mod lost;
 pub(crate) mod maps;
 pub(crate) mod messages;
 pub(crate) mod misc;

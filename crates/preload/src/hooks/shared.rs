@@ -26,6 +26,8 @@ pub(crate) struct Shared {
     fd: AtomicI32,
     mount: usize,
     inode: u64,
+    /// The inode of the memory itself: after a loss, there is another memory of the same name.
+    number: u64,
     /// Held by the thread that has the turn.
     mine: Mutex<()>,
 }
@@ -46,9 +48,11 @@ const RENEWED_BYTES_MAX: usize = 64 << 20;
 /// An open file through which mappings are written back: the program may close its descriptor at once.
 pub(super) struct Handle {
     mount: usize,
-    number: u64,
-    /// For a handle that others close: another one of the file, which may stay open for longer.
-    or: Option<u64>,
+    /// Its handles, of which any serves as long as it is open: one of its own and the program's, the one first
+    /// that is likelier to be.
+    numbers: [u64; 2],
+    /// Closes the first one at the end.
+    is_own: bool,
 }
 
 impl Handle {
@@ -57,7 +61,7 @@ impl Handle {
         let again = |file: &File| file.open(b"", libc::O_RDWR as u32, 0).map(File::into_handle);
         let number = remote::with(open, again)?;
         let mount = open.entry.mount.load(Ordering::Relaxed) as usize;
-        Ok(Self { mount, number, or: None })
+        Ok(Self { mount, numbers: [number, open.handle], is_own: true })
     }
 
     /// Waits until what was written to the file is safe.
@@ -68,17 +72,31 @@ impl Handle {
     /// Returns what takes the place of this handle where it is not this process's own any more: the
     /// program's handle of the file, which the pager keeps open while it fills the mapping, else whoever
     /// has a descriptor of it. After that, this one.
-    pub(super) fn lent(&self, program: u64) -> Self {
-        Self { mount: self.mount, number: program, or: Some(self.number) }
+    pub(super) fn lent(&self) -> Self {
+        let [own, program] =
+            if self.is_own { self.numbers } else { [self.numbers[1], self.numbers[0]] };
+        Self { mount: self.mount, numbers: [program, own], is_own: false }
+    }
+
+    /// Returns true if this process knows that the file of its own handle was lost in a restart of the server.
+    pub(super) fn is_lost(&self) -> bool {
+        remote::is_lost(self.mount, self.numbers[usize::from(!self.is_own)])
     }
 
     fn with<T>(
         &self,
         mut work: impl FnMut(&File) -> Result<T, towline_client::Error>,
     ) -> Result<T, i32> {
-        match (remote::with_handle(self.mount, self.number, &mut work), self.or) {
-            (Err(libc::EBADF), Some(other)) => remote::with_handle(self.mount, other, work),
-            (done, _) => done,
+        let [first, second] = self.numbers;
+        match remote::with_handle(self.mount, first, &mut work) {
+            // Closed by others, or opened by a path that has changed, so that it was not found again.
+            Err(error @ (libc::EBADF | libc::ESTALE)) => {
+                match remote::with_handle(self.mount, second, work) {
+                    Err(libc::EBADF) => Err(error),
+                    done => done,
+                }
+            }
+            done => done,
         }
     }
 }
@@ -119,10 +137,10 @@ impl memory::Remote for Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        if self.or.is_none()
+        if self.is_own
             && let Ok(client) = remote::client(self.mount)
         {
-            client.close_handle(self.number);
+            client.close_handle(self.numbers[0]);
         }
     }
 }
@@ -131,7 +149,14 @@ impl Shared {
     /// Opens the memory of a file, and makes it if needed.
     pub(crate) fn of(open: Open) -> Result<Self, i32> {
         let (mount, inode) = which(open);
-        let shared = Self::named(mount, inode, libc::O_CREAT)?;
+        let shared = loop {
+            let shared = Self::named(mount, inode, libc::O_CREAT)?;
+            if !shared.is_lost() {
+                break shared;
+            }
+            // Whoever takes it away is doing so now, or was killed.
+            shared.lose()?;
+        };
         if let Some(state) = crate::start::state() {
             state.mapped().store(1, Ordering::Release);
         }
@@ -140,29 +165,39 @@ impl Shared {
 
     /// Opens the memory of a file. Fails with `ENOENT` if no process of the run has mapped it.
     pub(crate) fn existing((mount, inode): Which) -> Result<Self, i32> {
-        Self::named(mount, inode, 0)
+        let shared = Self::named(mount, inode, 0)?;
+        if shared.is_lost() { Err(libc::ENOENT) } else { Ok(shared) }
     }
 
     /// Opens the memory of mappings that a child has from its parent, which still maps it.
-    pub(super) fn again(mount: usize, inode: u64) -> Result<Self, i32> {
-        let shared = Self::named(mount, inode, 0)?;
+    pub(super) fn again(&self) -> Result<Self, i32> {
+        let shared = Self::named(self.mount, self.inode, 0)?;
+        if shared.number != self.number {
+            return Err(libc::ESTALE);
+        }
         shared.call(libc::SYS_flock, libc::LOCK_SH as usize, 0, 0)?;
         Ok(shared)
     }
 
-    pub(super) fn is_of(&self, mount: usize, inode: u64) -> bool {
-        self.mount == mount && self.inode == inode
+    /// Returns true if both are the same memory.
+    pub(super) fn is(&self, other: &Self) -> bool {
+        self.number == other.number
     }
 
-    fn named(mount: usize, inode: u64, create: c_int) -> Result<Self, i32> {
+    fn path(mount: usize, inode: u64) -> Vec<u8> {
         let mut path = crate::start::directory().to_vec();
         let name = memory::name(mount as u32, inode);
         path.extend_from_slice(format!("/{}/{name}\0", towline_instance::MAPPINGS).as_bytes());
+        path
+    }
+
+    fn named(mount: usize, inode: u64, create: c_int) -> Result<Self, i32> {
+        let path = Self::path(mount, inode);
         let flags = libc::O_RDWR | create | libc::O_CLOEXEC;
         let arguments =
             [libc::AT_FDCWD as usize, path.as_ptr() as usize, flags as usize, 0o600, 0, 0];
         // SAFETY: the path ends with a zero byte; the first descriptor is closed again.
-        unsafe {
+        let fd = unsafe {
             let fd = checked(libc::SYS_openat, arguments)?;
             if create != 0 {
                 // If another user has made it, this fails, and that user has done it already.
@@ -170,8 +205,11 @@ impl Shared {
             }
             let own = own::duplicate(fd as c_int, Own::Memory);
             checked(libc::SYS_close, [fd, 0, 0, 0, 0, 0])?;
-            own.map(|fd| Self { fd: fd.into(), mount, inode, mine: Mutex::new(()) })
-        }
+            own?
+        };
+        let mut shared = Self { fd: fd.into(), mount, inode, number: 0, mine: Mutex::new(()) };
+        shared.number = shared.status()?.st_ino;
+        Ok(shared)
     }
 
     fn fd(&self) -> c_int {
@@ -195,13 +233,42 @@ impl Shared {
     }
 
     /// Waits until no other thread or process reads the memory in or writes it back.
-    fn turn(&self) -> Result<(MutexGuard<'_, ()>, Turn<'_>), i32> {
-        // The turn belongs to the open file description, which threads share.
+    ///
+    /// # Errors
+    /// `ESTALE` if the memory was taken away.
+    fn turn(&self) -> Result<(Turn<'_>, MutexGuard<'_, ()>), i32> {
+        let turn = self.turn_in_any_case()?;
+        if self.is_lost() { Err(libc::ESTALE) } else { Ok(turn) }
+    }
+
+    /// The turn belongs to the open file description, which threads share: it ends before the lock does.
+    fn turn_in_any_case(&self) -> Result<(Turn<'_>, MutexGuard<'_, ()>), i32> {
         let mine = self.mine.lock().map_err(|_| libc::EIO)?;
         // SAFETY: the descriptor is the library's, and open as long as `self` lives.
         let fd = unsafe { BorrowedFd::borrow_raw(self.fd()) };
         let turn = Turn::take(fd).map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))?;
-        Ok((mine, turn))
+        Ok((turn, mine))
+    }
+
+    /// Returns true if the memory was taken away.
+    pub(super) fn is_lost(&self) -> bool {
+        // If its own file cannot be read, nobody has taken it away.
+        memory::is_set(self, memory::IS_LOST_AT) == Ok(true)
+    }
+
+    /// Takes the memory away, see [`memory::lose`]. Returns whether something that was stored is lost with it,
+    /// or `None` if the memory was taken away before.
+    pub(super) fn lose(&self) -> Result<Option<bool>, i32> {
+        let _turn = self.turn_in_any_case()?;
+        let was_lost = self.is_lost();
+        let is_unwritten = memory::lose(self, self.pages()?)?;
+        if self.status()?.st_nlink > 0 {
+            let path = Self::path(self.mount, self.inode);
+            let arguments = [libc::AT_FDCWD as usize, path.as_ptr() as usize, 0, 0, 0, 0];
+            // SAFETY: the path ends with a zero byte.
+            unsafe { checked(libc::SYS_unlinkat, arguments)? };
+        }
+        Ok((!was_lost).then_some(is_unwritten))
     }
 
     /// Reads in the pages of a new mapping that no process has read yet. [`Shared::place`] must follow.
@@ -258,7 +325,7 @@ impl Shared {
         self.call(libc::SYS_flock, libc::LOCK_SH as usize, 0, 0)?;
         let end = PAGES_AT + end;
         if self.length()? < end {
-            self.call(libc::SYS_ftruncate, end, 0, 0)?;
+            self.set_length(end as u64)?;
         }
         Ok(())
     }
@@ -454,10 +521,14 @@ impl Shared {
 
     /// Returns the length of the file that holds the memory, in bytes.
     fn length(&self) -> Result<usize, i32> {
+        Ok(self.status()?.st_size as usize)
+    }
+
+    fn status(&self) -> Result<libc::stat, i32> {
         // SAFETY: all zero is a valid `stat`, and the call fills it.
         let mut status: libc::stat = unsafe { std::mem::zeroed() };
         self.call(libc::SYS_fstat, &raw mut status as usize, 0, 0)?;
-        Ok(status.st_size as usize)
+        Ok(status)
     }
 }
 
@@ -491,6 +562,10 @@ impl Access for Shared {
             done += self.call(libc::SYS_pwrite64, rest.as_ptr() as usize, rest.len(), to)?;
         }
         Ok(())
+    }
+
+    fn set_length(&self, length: u64) -> Result<(), i32> {
+        self.call(libc::SYS_ftruncate, length as usize, 0, 0).map(drop)
     }
 }
 

@@ -151,9 +151,10 @@ pub(crate) fn after_fork() {
 }
 
 fn set_inherited<'a>(maps: impl Iterator<Item = &'a Map>, are: bool) {
-    // Shared mappings are never inherited: a child that touched one before `in_child` would put zeros into
-    // the memory of all processes.
-    for map in maps.filter(|map| map.shared.is_none()) {
+    // Shared mappings are not inherited: a child that touched one before `in_child` would put zeros into
+    // the memory of all processes. Not so if that was taken away.
+    let is_meant = |map: &&Map| map.shared.as_ref().is_none_or(|shared| shared.is_lost());
+    for map in maps.filter(is_meant) {
         let _ = demand::inherit(map.at, map.length, are);
     }
 }
@@ -187,19 +188,17 @@ pub(crate) fn in_child() {
     });
 }
 
-/// Opens the memory of a shared mapping again.
+/// Opens the memory of a shared mapping again. Fails with `ESTALE` if it was taken away.
 fn open_again(map: &mut Map, opened: &mut Vec<Arc<Shared>>) -> Result<Arc<Shared>, i32> {
+    let old = map.shared.take().ok_or(libc::EIO)?;
+    let known = opened.iter().find(|shared| shared.is(&old)).cloned();
+    let shared = known.map_or_else(|| old.again().map(Arc::new), Ok);
     // The parent's descriptors are closed already: dropping the old value would close others.
-    std::mem::forget(map.shared.take());
-    let known = opened.iter().find(|shared| shared.is_of(map.mount, map.inode)).cloned();
-    let shared = match known {
-        Some(shared) => shared,
-        None => {
-            let shared = Arc::new(Shared::again(map.mount, map.inode)?);
-            opened.push(shared.clone());
-            shared
-        }
-    };
+    std::mem::forget(old);
+    let shared = shared?;
+    if !opened.iter().any(|known| Arc::ptr_eq(known, &shared)) {
+        opened.push(shared.clone());
+    }
     map.shared = Some(shared.clone());
     Ok(shared)
 }
