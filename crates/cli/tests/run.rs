@@ -463,3 +463,42 @@ fn a_program_that_writes_from_a_bad_address_ends() {
     }
     assert_eq!(fs::metadata(world.local("served/f")).unwrap().len(), 0);
 }
+
+/// As from the kernel: what comes before the bad address, or `EFAULT`. The connection is not taken for a lost one.
+#[test]
+fn a_program_that_reads_to_an_address_that_turns_bad_gets_what_fits() {
+    let world = World::new();
+    fs::write(world.local("served/f"), support::noise(4 << 20, 5)).unwrap();
+    for transport in ["tcp", "unix"] {
+        for length in [40_000, 200_000, 3 << 20] {
+            let script = format!(
+                "import ctypes, errno, os\n\
+                 libc, length = ctypes.CDLL(None, use_errno=True), {length}\n\
+                 libc.mmap.restype = ctypes.c_void_p\n\
+                 size = ctypes.c_size_t\n\
+                 half = length // 2 // 4096 * 4096 + 8192\n\
+                 at = libc.mmap(None, size(length + 4096), 3, 0x22, -1, 0)\n\
+                 assert libc.munmap(ctypes.c_void_p(at + half), size(length + 4096 - half)) == 0\n\
+                 fd = os.open('{PREFIX}/f', os.O_RDONLY)\n\
+                 # Nothing is read ahead there.\n\
+                 content = os.pread(fd, {length}, 300_000)\n\
+                 for _ in range(3):\n\
+                 \x20   read = libc.pread(fd, ctypes.c_void_p(at), size(length), ctypes.c_long(300_000))\n\
+                 \x20   if read == -1:\n\
+                 \x20       assert ctypes.get_errno() == errno.EFAULT, ctypes.get_errno()\n\
+                 \x20   else:\n\
+                 \x20       assert 0 < read <= half, read\n\
+                 \x20       assert ctypes.string_at(at, read) == content[:read]\n\
+                 \x20   assert os.pread(fd, {length}, 300_000) == content\n\
+                 print('done')"
+            );
+            let output = Command::new(TOWLINE)
+                .args(["run", "--at", &format!("{PREFIX}={}", world.through(transport, "dir"))])
+                .args(["--", "python3", "-c", &script])
+                .output()
+                .unwrap();
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(output.stdout, b"done\n", "{transport} {length}: {}: {said}", output.status);
+        }
+    }
+}

@@ -39,6 +39,13 @@ pub trait Sink {
     /// Reports how many bytes were put where [`Sink::place`] said.
     fn placed(&mut self, _header: &Header, _count: usize) {}
 
+    /// Reports that nothing can be stored in the memory that [`Sink::place`] has named behind `done` bytes, as
+    /// it is not mapped, for one. True: the sink names no more memory for this message, and the rest is
+    /// discarded. False: the lane fails.
+    fn is_refused(&mut self, _header: &Header, _done: usize) -> bool {
+        false
+    }
+
     /// Like [`Sink::message`], for a request over shared memory whose payload, of the given length, is
     /// still where its sender put it. True: the payload goes to [`Sink::land`]. False: the whole message
     /// goes to [`Sink::message`].
@@ -283,8 +290,18 @@ impl Input {
                     ahead = &mut scratch[..AHEAD_BYTES];
                 }
                 let received = match ahead.is_empty() {
-                    true => receive(link, &mut target, wait, true, counters)?,
-                    false => some(link.receive_ahead(&mut target, ahead, counters))?,
+                    true => receive(link, &mut target, wait, true, counters),
+                    false => some(link.receive_ahead(&mut target, ahead, counters)),
+                };
+                let received = match received {
+                    // The socket still has what it could not store.
+                    Err(error)
+                        if error.raw_os_error() == Some(libc::EFAULT)
+                            && sink.is_refused(&bulk.header, bulk.done) =>
+                    {
+                        return Ok(Incoming::Progress);
+                    }
+                    received => received?,
                 };
                 let count = received.unwrap_or(0).min(wanted);
                 Counters::add(&counters.bytes_received_placed, count as u64);

@@ -121,6 +121,9 @@ fn place_of<'a>(
     // sends.
     let slot = current(state, header).filter(|slot| matches!(slot.status, Status::Waiting))?;
     let from = usize::try_from(header.offset).ok()?.checked_add(done)?;
+    if slot.failed.is_some_and(|(at, _)| from as u64 >= at) {
+        return None; // nobody gets what follows a failure
+    }
     let part = slot.target.part_mut(from, rest)?;
     slot.received = slot.received.max(from + rest);
     Some(exclusive(part))
@@ -268,6 +271,18 @@ impl Sink for Completing<'_, '_> {
             None => place_of(&mut self.core.state.lock(), header, done, rest),
         };
         place.map(Target::Own)
+    }
+
+    fn is_refused(&mut self, header: &Header, done: usize) -> bool {
+        // Memory of a caller that passes on what others gave it, as under `towline run`.
+        let core = self.core;
+        let state = self.state.get_or_insert_with(|| core.state.lock());
+        let Some(slot) = current(state, header) else { return false };
+        let from = header.offset + done as u64;
+        if slot.failed.is_none_or(|(at, _)| from < at) {
+            slot.failed = Some((from, Errno::EFAULT));
+        }
+        true
     }
 
     fn expects_bulk(&self) -> bool {
