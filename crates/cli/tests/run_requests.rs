@@ -6,7 +6,9 @@ mod support;
 
 use std::fs;
 use std::process::Command;
+use support::far::{Far, Meant};
 use support::{TOWLINE, World, have, under_run};
+use towline_wire::Request;
 
 /// Returns how many operations of a kind the server has received.
 fn operations(world: &World, kind: &str) -> u64 {
@@ -70,6 +72,30 @@ fn short_reads_in_order_are_few_requests() {
     // On a busy machine, data read ahead may be too old when it is used.
     let in_order = "dd if=$AT/f bs=4k of=/dev/null status=none";
     assert!((0..50).any(|_| asked(&world, "Read", in_order) < 20));
+}
+
+/// A program that has to wait for what is read ahead gets more of it at a time.
+#[test]
+fn far_files_are_read_by_several_requests_together() {
+    let world = World::new();
+    let content = support::noise(4 << 20, 7);
+    fs::write(world.local("served/f"), &content).unwrap();
+    // From the third long piece on, which is behind 16 KiB that come with the open, and 192, 384 and 512 KiB.
+    let is_meant: Meant =
+        |requests| matches!(requests, [Request::Read { offset: 1_130_496.., length: 524_288, .. }]);
+    let is_together = || {
+        let far = Far::new(&world, 2, is_meant);
+        let at = format!("{}={}", world.local("at").display(), far.url("dir"));
+        let output = Command::new(TOWLINE)
+            .args(["run", "--at", &at, "--", "dd", "bs=64k", "status=none"])
+            .arg(format!("if={}/f", world.local("at").display()))
+            .output()
+            .unwrap();
+        assert!(output.stdout == content, "{}", String::from_utf8_lossy(&output.stderr));
+        far.came_together()
+    };
+    // On a busy machine, data read ahead may be too old when it is used; then there is less of it.
+    assert!((0..5).any(|_| is_together()));
 }
 
 /// In a very long directory, data from the beginning of the listing may be too old before the end is used.

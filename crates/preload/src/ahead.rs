@@ -1,22 +1,37 @@
-//! Reading ahead: a process that reads a file sequentially in short pieces gets them from longer ones, each
-//! fetched by one request.
+//! Reading ahead: a process that reads a file sequentially in short pieces gets them from longer ones. The first
+//! ones are requested when they are wanted, each with one request. Once the reader has used up the longest kind,
+//! the next ones are requested before: ever more of them, as long as it has to wait for them, so that a far
+//! server sends without a pause.
 //!
-//! Data read ahead is used only for a moment ([`VALID`]) and until any process of the run changes something
-//! or takes a lock, like data from opening (`opened.rs`). The end of a file is not remembered: a read there
-//! asks the server.
+//! Data read ahead is used only for a moment and until any process of the run changes something or takes a lock,
+//! like data from opening (`opened.rs`). The end of a file is not remembered: a read there asks the server.
+//!
+//! **Age.** Data that a reader has waited for may be used for [`VALID`] after it has arrived. When data arrives
+//! that nobody waits for is unknown, as the library has no threads. So it is taken to have been on its way for as
+//! long as the fastest answer that was waited for ([`Reader::trip`]): it may be used for that time and
+//! [`VALID`] after it was requested. In both cases it is at most [`VALID`] older than what a read would return.
 
 use crate::descriptors::Open;
 use crate::known::{changes, lock};
-use crate::opened::FIRST_BYTES;
+use crate::opened::{self, FIRST_BYTES};
 use crate::remote;
+use std::collections::VecDeque;
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::Mutex;
 use std::sync::atomic::Ordering;
+use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
+use towline_client::{Error, Operation};
 
-/// How long data read ahead may be used.
+/// How much older than an answer that has just arrived data may be.
 const VALID: Duration = Duration::from_millis(100);
-/// Bytes requested at first, and at most; reads of more than half the maximum are not extended.
+/// Bytes of a piece at first, and at most; reads of more than half the maximum are not extended.
 const WINDOW_BYTES: std::ops::RangeInclusive<usize> = 32 * 1024..=512 * 1024;
+/// Maximum number of pieces that a file has at a time, 4 MiB in all.
+const PIECES_MAX: usize = 8;
+/// Longest trip that counts: one that takes longer may have been held up.
+const TRIP_MAX: Duration = Duration::from_secs(1);
 /// Number of sequential reads before more is requested than they want.
 const IN_ORDER: i32 = 2;
 /// Start value of that count after most of a piece was not used: this many more sequential reads are
@@ -37,116 +52,243 @@ struct Readers {
 struct Reader {
     mount: usize,
     handle: u64,
+    /// The size that the file had when it was opened, if that is known: nothing is requested early beyond it.
+    size: u64,
     /// Where the last read ended.
     next: u64,
     /// Number of previous successive reads that each began where the one before ended.
     in_order: i32,
     /// Number of bytes to request next.
     window: usize,
-    piece: Option<Piece>,
+    /// How many pieces to have at a time, and the most that have turned out to be of use.
+    depth: usize,
+    depth_max: usize,
+    /// The shortest time that a piece took to arrive for which the reader waited, with no other one under way.
+    trip: Duration,
+    /// Data read ahead, each piece beginning where the one before ends.
+    pieces: VecDeque<Piece>,
 }
 
 /// Data read ahead.
 struct Piece {
-    /// Memory whose first `length` bytes are the file's.
-    memory: Vec<u8>,
-    length: usize,
     from: u64,
-    /// End of the furthest read from it, in bytes.
-    used: usize,
-    /// The file ended at its end.
-    is_last: bool,
-    when: Instant,
+    /// Number of bytes requested.
+    wanted: usize,
+    data: Data,
+    asked: Instant,
+    /// When it is too old.
+    until: Instant,
     /// Number of changes before it was requested.
     changes: u64,
+    /// The reader had to wait for it.
+    is_awaited: bool,
+    /// End of the furthest read from it, in bytes.
+    used: usize,
+}
+
+enum Data {
+    /// Memory whose first bytes, of this number, are the file's.
+    Here(Vec<u8>, usize),
+    /// Under way.
+    Asked(Operation<(usize, Vec<u8>)>),
+}
+
+impl Data {
+    fn memory(self) -> Option<Vec<u8>> {
+        if let Self::Here(memory, _) = self { Some(memory) } else { None }
+    }
 }
 
 impl Piece {
+    fn is_old(&self) -> bool {
+        Instant::now() > self.until
+    }
+
     fn is_valid(&self) -> bool {
-        self.changes == changes() && self.when.elapsed() <= VALID
+        self.changes == changes() && !self.is_old()
+    }
+
+    /// Returns where the data ends, or would end.
+    fn end(&self) -> u64 {
+        let length = if let Data::Here(_, length) = self.data { length } else { self.wanted };
+        self.from + length as u64
+    }
+
+    /// True if the file ended at its end.
+    fn is_last(&self) -> bool {
+        matches!(self.data, Data::Here(_, length) if length < self.wanted)
     }
 
     /// Copies the data from `offset` on and returns its length.
     fn copy_to(&mut self, target: &mut [u8], offset: u64) -> usize {
+        let Data::Here(memory, length) = &self.data else { return 0 };
         let at = offset.checked_sub(self.from).and_then(|at| usize::try_from(at).ok());
-        let Some(at) = at.filter(|at| *at < self.length) else { return 0 };
-        let count = target.len().min(self.length - at);
-        target[..count].copy_from_slice(&self.memory[at..at + count]);
+        let Some(at) = at.filter(|at| at < length) else { return 0 };
+        let count = target.len().min(length - at);
+        target[..count].copy_from_slice(&memory[at..at + count]);
         self.used = self.used.max(at + count);
         count
     }
+
+    /// Waits until it is here.
+    fn arrive(&mut self) -> Result<(), Error> {
+        let Data::Asked(operation) = &mut self.data else { return Ok(()) };
+        let looked = Pin::new(&mut *operation).poll(&mut Context::from_waker(Waker::noop()));
+        self.is_awaited = looked.is_pending();
+        let arrived = match looked {
+            Poll::Ready(arrived) => arrived,
+            Poll::Pending => {
+                let nothing = Data::Here(Vec::new(), 0);
+                let Data::Asked(operation) = std::mem::replace(&mut self.data, nothing) else {
+                    return Ok(());
+                };
+                operation.wait()
+            }
+        };
+        arrived.map(|(length, memory)| self.data = Data::Here(memory, length))
+    }
 }
 
-/// What a read still needs from the server.
-enum Rest {
-    /// Nothing.
-    Nothing,
-    /// Only the bytes that it wants.
-    Itself,
-    /// This many bytes, read ahead into this memory.
-    Ahead(usize, Vec<u8>),
+/// What a read does next.
+enum Next {
+    /// It is over.
+    End,
+    /// Reads the bytes that it wants.
+    Read,
+    /// Reads this many bytes.
+    ReadAhead(usize),
+    /// Requests another piece, which begins here, and goes on.
+    Ask(u64),
+    /// Waits for this piece, and goes on.
+    Wait(Piece),
 }
 
 impl Reader {
     /// Starts with a file whose first bytes may have come with opening it.
     fn new(mount: usize, handle: u64) -> Self {
-        let (next, in_order) = (FIRST_BYTES as u64, IN_ORDER - 1);
-        Self { mount, handle, next, in_order, window: *WINDOW_BYTES.start(), piece: None }
+        Self {
+            mount,
+            handle,
+            size: opened::attr(mount, handle).map_or(u64::MAX, |attr| attr.size),
+            next: FIRST_BYTES as u64,
+            in_order: IN_ORDER - 1,
+            window: *WINDOW_BYTES.start(),
+            depth: 1,
+            depth_max: PIECES_MAX,
+            trip: TRIP_MAX,
+            pieces: VecDeque::new(),
+        }
     }
 
     fn is(&self, mount: usize, handle: u64) -> bool {
         self.handle == handle && self.mount == mount
     }
 
-    /// Starts a read: copies the data that is there and returns its length and what to do next.
-    fn begin(
+    /// Notes a read.
+    fn reads(&mut self, offset: u64, length: usize) {
+        self.in_order = if offset == self.next { self.in_order.saturating_add(1) } else { 0 };
+        self.next = offset.saturating_add(length as u64);
+    }
+
+    /// Goes on with a read: copies the data that is there and returns its length and what to do next.
+    fn go_on(
         &mut self,
         target: &mut [u8],
         offset: u64,
         spare: &mut Option<Vec<u8>>,
-    ) -> (usize, Rest) {
-        self.in_order = if offset == self.next { self.in_order.saturating_add(1) } else { 0 };
-        self.next = offset.saturating_add(target.len() as u64);
+    ) -> (usize, Next) {
         let mut done = 0;
-        if let Some(piece) = self.piece.as_mut().filter(|piece| piece.is_valid()) {
-            done = piece.copy_to(target, offset);
-            // At the end of the file a read is short; the next one asks whether the file still ends there.
-            if done == target.len() || (done > 0 && piece.is_last) {
-                return (done, Rest::Nothing);
+        while let Some(mut first) = self.pieces.pop_front() {
+            let at = offset + done as u64;
+            if !first.is_valid() || at < first.from || at > first.end() {
+                self.pieces.push_front(first);
+                self.drop_all(spare);
+                break;
             }
-        }
-        if let Some(piece) = self.piece.take() {
-            self.judge(&piece);
-            *spare = Some(piece.memory);
+            if let Data::Asked(_) = first.data {
+                let next = self.pieces.back().map_or(first.end(), Piece::end);
+                if 1 + self.pieces.len() < self.depth && next < self.size {
+                    self.pieces.push_front(first);
+                    return (done, Next::Ask(next));
+                }
+                return (done, Next::Wait(first));
+            }
+            done += first.copy_to(&mut target[done..], at);
+            let is_last = first.is_last();
+            // At the end of the file a read is short; the next one asks whether the file still ends there.
+            if done == target.len() || (done > 0 && is_last) {
+                self.pieces.push_front(first);
+                return (done, Next::End);
+            }
+            self.judge(first, spare);
+            if is_last {
+                self.drop_all(spare);
+            }
         }
         let wanted = target.len() - done;
         if self.in_order < IN_ORDER || wanted > *WINDOW_BYTES.end() / 2 {
-            return (done, Rest::Itself);
+            return (done, Next::Read);
+        }
+        if self.depth > 1 && self.next <= self.size {
+            return (done, Next::Ask(offset + done as u64));
         }
         self.window = self.window.max(4 * wanted).min(*WINDOW_BYTES.end());
-        let memory = spare.take().or_else(new_memory);
-        (done, memory.map_or(Rest::Itself, |memory| Rest::Ahead(self.window, memory)))
+        (done, Next::ReadAhead(self.window))
     }
 
-    /// Adapts to how much of a piece was used.
-    fn judge(&mut self, piece: &Piece) {
-        if piece.used == piece.length {
+    /// Adds a piece that was requested, unless another thread has added others.
+    fn add(&mut self, piece: Piece) {
+        if self.pieces.back().is_none_or(|last| last.end() == piece.from) {
+            self.pieces.push_back(piece);
+        }
+    }
+
+    /// Puts back a piece that was waited for, unless another thread has added others.
+    fn put_back(&mut self, piece: Piece) {
+        if self.pieces.front().is_none_or(|next| next.from == piece.from + piece.wanted as u64) {
+            self.pieces.push_front(piece);
+        }
+    }
+
+    /// Begins anew with a piece that was waited for while no other one was under way.
+    fn begin(&mut self, piece: Piece) {
+        if piece.wanted == *WINDOW_BYTES.end() {
+            self.trip = self.trip.min(piece.asked.elapsed());
+        }
+        self.pieces = VecDeque::from([piece]);
+    }
+
+    /// Adapts to how much of a piece was used, and takes its memory.
+    fn judge(&mut self, piece: Piece, spare: &mut Option<Vec<u8>>) {
+        let length = (piece.end() - piece.from) as usize;
+        if piece.used == length {
+            let is_long = self.window == *WINDOW_BYTES.end();
             self.window = (2 * self.window).min(*WINDOW_BYTES.end());
+            // The more pieces there are, the older they are when they are used.
+            let age = piece.asked.elapsed().saturating_sub(self.trip);
+            if is_long && piece.is_awaited && age <= VALID / 4 {
+                self.depth = (2 * self.depth).min(self.depth_max);
+            }
+        } else if self.depth > 1 && piece.changes == changes() && piece.is_old() {
+            // Perhaps because there were so many.
+            self.depth_max = self.depth / 2;
+            self.depth = self.depth_max;
         } else {
             self.window = *WINDOW_BYTES.start();
-            if piece.used < piece.length / 2 {
+            self.depth = 1;
+            if piece.used < length / 2 {
                 self.in_order = IN_VAIN;
             }
         }
+        *spare = piece.data.memory().or(spare.take());
     }
-}
 
-/// Allocates memory for the longest piece; pages that are not touched cost nothing. Returns `None` if out
-/// of memory.
-fn new_memory() -> Option<Vec<u8>> {
-    let mut memory = Vec::new();
-    memory.try_reserve_exact(*WINDOW_BYTES.end()).ok()?;
-    Some(memory)
+    /// Forgets all pieces. Those behind the first one are not judged: they are unused because of it.
+    fn drop_all(&mut self, spare: &mut Option<Vec<u8>>) {
+        if let Some(first) = std::mem::take(&mut self.pieces).pop_front() {
+            self.judge(first, spare);
+        }
+    }
 }
 
 fn find(all: &mut Vec<Reader>, mount: usize, handle: u64) -> &mut Reader {
@@ -161,7 +303,8 @@ fn find(all: &mut Vec<Reader>, mount: usize, handle: u64) -> &mut Reader {
     &mut all[place]
 }
 
-/// Called in a process that uses its parent's memory: starts empty and leaves the original untouched.
+/// Called in a process that uses its parent's memory, or has the parent's connections no more: starts empty and
+/// leaves the original untouched.
 pub(crate) fn leave_to_parent() {
     if let Some(mut readers) = lock(&READERS) {
         let all = std::mem::take(&mut readers.all);
@@ -173,9 +316,10 @@ pub(crate) fn leave_to_parent() {
 pub(crate) fn forget(mount: usize, handle: u64) {
     if let Some(mut readers) = lock(&READERS)
         && let Some(place) = readers.all.iter().position(|reader| reader.is(mount, handle))
-        && let Some(piece) = readers.all.remove(place).piece
     {
-        readers.spare = Some(piece.memory);
+        let pieces = readers.all.remove(place).pieces;
+        let memory = pieces.into_iter().find_map(|piece| piece.data.memory());
+        readers.spare = memory.or(readers.spare.take());
     }
 }
 
@@ -185,26 +329,54 @@ fn is_followed(open: Open) -> bool {
     !is_direct && open.entry.mode.load(Ordering::Relaxed) & libc::S_IFMT == libc::S_IFREG
 }
 
+/// Runs `work` with the reader of a file; returns `None` if others have its lock for long.
+fn with_reader<T>(
+    (mount, handle): (usize, u64),
+    work: impl FnOnce(&mut Reader, &mut Option<Vec<u8>>) -> T,
+) -> Option<T> {
+    let mut readers = lock(&READERS)?;
+    let Readers { all, spare } = &mut *readers;
+    Some(work(find(all, mount, handle), spare))
+}
+
 /// Reads an open file at an offset.
 pub(crate) fn read_at(open: Open, target: &mut [u8], offset: u64) -> Result<usize, i32> {
-    let mount = open.entry.mount.load(Ordering::Relaxed) as usize;
-    let handle = open.handle;
-    let readers = is_followed(open).then(|| lock(&READERS)).flatten();
-    let (done, rest) = readers.map_or((0, Rest::Itself), |mut readers| {
-        let Readers { all, spare } = &mut *readers;
-        find(all, mount, handle).begin(target, offset, spare)
-    });
-    let (target, offset) = (&mut target[done..], offset + done as u64);
-    let read = match rest {
-        Rest::Nothing => Ok(0),
-        Rest::Itself => remote::with(open, |file| file.read_at(target, offset)),
-        Rest::Ahead(window, memory) => read_piece(open, window, memory, offset).map(|mut piece| {
-            let count = piece.copy_to(target, offset);
-            if let Some(mut readers) = lock(&READERS) {
-                find(&mut readers.all, mount, handle).piece = Some(piece);
-            }
+    if !is_followed(open) {
+        return remote::with(open, |file| file.read_at(target, offset));
+    }
+    let file = (open.entry.mount.load(Ordering::Relaxed) as usize, open.handle);
+    let _ = with_reader(file, |reader, _| reader.reads(offset, target.len()));
+    let mut done = 0;
+    let read = loop {
+        let (rest, at) = (&mut target[done..], offset + done as u64);
+        let next = with_reader(file, |reader, spare| reader.go_on(rest, at, spare));
+        let (count, next) = next.unwrap_or((0, Next::Read));
+        done += count;
+        let (rest, at) = (&mut target[done..], offset + done as u64);
+        let window = match next {
+            Next::End => break Ok(0),
+            Next::Read => None,
+            Next::ReadAhead(window) => Some(window),
+            Next::Ask(from) if ask(open, file, from) => continue,
+            // Another way to ask is to read.
+            Next::Ask(_) => None,
+            Next::Wait(mut piece) => match piece.arrive() {
+                Ok(()) => {
+                    let _ = with_reader(file, |reader, _| reader.put_back(piece));
+                    continue;
+                }
+                // The read itself reports it.
+                Err(_) => None,
+            },
+        };
+        let Some((window, memory)) = window.and_then(|window| Some((window, memory()?))) else {
+            break remote::with(open, |file| file.read_at(rest, at));
+        };
+        break read_piece(open, window, memory, at).map(|mut piece| {
+            let count = piece.copy_to(rest, at);
+            let _ = with_reader(file, |reader, _| reader.begin(piece));
             count
-        }),
+        });
     };
     match read {
         Ok(count) => Ok(done + count),
@@ -213,11 +385,111 @@ pub(crate) fn read_at(open: Open, target: &mut [u8], offset: u64) -> Result<usiz
     }
 }
 
+/// Returns memory for a piece, or `None` if out of memory. Pages that are not touched cost nothing.
+fn memory() -> Option<Vec<u8>> {
+    if let Some(spare) = lock(&READERS).and_then(|mut readers| readers.spare.take()) {
+        return Some(spare);
+    }
+    let mut memory = Vec::new();
+    memory.try_reserve_exact(*WINDOW_BYTES.end()).ok()?;
+    Some(memory)
+}
+
+/// Reads a piece and waits for it.
 fn read_piece(open: Open, window: usize, mut memory: Vec<u8>, from: u64) -> Result<Piece, i32> {
-    let (when, changes) = (Instant::now(), changes());
+    let (asked, changes) = (Instant::now(), changes());
     if memory.len() < window {
         memory.resize(window, 0);
     }
     let length = remote::with(open, |file| file.read_at(&mut memory[..window], from))?;
-    Ok(Piece { memory, length, from, used: 0, is_last: length < window, when, changes })
+    let (data, until) = (Data::Here(memory, length), Instant::now() + VALID);
+    Ok(Piece { from, wanted: window, data, asked, until, changes, is_awaited: true, used: 0 })
+}
+
+/// Requests a piece. Returns false if that is not possible.
+fn ask(open: Open, file: (usize, u64), from: u64) -> bool {
+    let (asked, changes) = (Instant::now(), changes());
+    let wanted = *WINDOW_BYTES.end();
+    let Some(mut memory) = memory() else { return false };
+    memory.resize(wanted, 0);
+    let Ok(operation) = remote::with(open, |file| file.start_read_at(memory, from)) else {
+        return false;
+    };
+    let add = |reader: &mut Reader, _: &mut _| {
+        let until = asked + reader.trip + VALID;
+        let (data, is_awaited) = (Data::Asked(operation), false);
+        reader.add(Piece { from, wanted, data, asked, until, changes, is_awaited, used: 0 });
+    };
+    with_reader(file, add).is_some()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)] // a test that cannot go on should say where
+
+    use super::*;
+
+    const LONG: usize = *WINDOW_BYTES.end();
+    const LATER: Duration = Duration::from_secs(3600);
+
+    /// A piece that was waited for.
+    fn piece(from: usize) -> Piece {
+        Piece {
+            from: from as u64,
+            wanted: LONG,
+            data: Data::Here(vec![0; LONG], LONG),
+            asked: Instant::now(),
+            until: Instant::now() + LATER,
+            changes: changes(),
+            is_awaited: true,
+            used: 0,
+        }
+    }
+
+    /// A reader that has used up all but the last byte of the first of these pieces.
+    fn reader(mut pieces: Vec<Piece>) -> Reader {
+        let mut reader = Reader::new(0, 0);
+        (reader.window, reader.trip, reader.depth) = (LONG, LATER, pieces.len());
+        (reader.next, reader.in_order) = (LONG as u64 - 1, IN_ORDER);
+        pieces[0].used = LONG - 1;
+        reader.pieces = pieces.into();
+        reader
+    }
+
+    /// Reads 64 KiB from the last of `used` bytes on, and returns how many were there and what comes next.
+    fn read(reader: &mut Reader, used: usize) -> (usize, Next) {
+        let (mut target, offset) = (vec![0; 64 * 1024], used as u64 - 1);
+        reader.reads(offset, target.len());
+        reader.go_on(&mut target, offset, &mut None)
+    }
+
+    #[test]
+    fn who_waits_for_pieces_gets_more_of_them() {
+        let mut one = reader(vec![piece(0)]);
+        assert!(matches!(read(&mut one, LONG), (1, Next::Ask(from)) if from == LONG as u64));
+        assert_eq!(one.depth, 2);
+        let mut none_more = reader(vec![piece(0)]);
+        none_more.depth_max = 1;
+        assert!(matches!(read(&mut none_more, LONG), (1, Next::ReadAhead(LONG))));
+        // These were there in time.
+        let mut fast = reader(vec![Piece { is_awaited: false, ..piece(0) }]);
+        assert!(matches!(read(&mut fast, LONG), (1, Next::ReadAhead(LONG))));
+        let mut short = reader(vec![piece(0)]);
+        short.size = LONG as u64 + 1;
+        assert!(matches!(read(&mut short, LONG), (1, Next::ReadAhead(LONG))), "near the end");
+    }
+
+    #[test]
+    fn pieces_that_are_old_when_it_is_their_turn_are_fewer_from_then_on() {
+        let past = Instant::now().checked_sub(Duration::from_nanos(1)).unwrap();
+        let in_time = Piece { is_awaited: false, ..piece(0) };
+        let old = Piece { until: past, ..piece(LONG) };
+        let mut four = reader(vec![in_time, old, piece(2 * LONG), piece(3 * LONG)]);
+        assert!(matches!(read(&mut four, LONG), (1, Next::Ask(from)) if from == LONG as u64));
+        assert_eq!((four.depth, four.depth_max, four.pieces.len()), (2, 2, 0));
+        // Not so if the reader is elsewhere.
+        let mut two = reader(vec![piece(0), piece(LONG)]);
+        assert!(matches!(read(&mut two, 9 * LONG), (0, Next::Read)));
+        assert_eq!((two.depth, two.depth_max, two.pieces.len()), (1, PIECES_MAX, 0));
+    }
 }

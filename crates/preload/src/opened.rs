@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use towline_client::DirEntry;
 use towline_wire::Attr;
 
-/// How long data from opening may be used.
+/// How long data from opening may be used after it has arrived.
 const VALID_OPENED: Duration = Duration::from_millis(100);
 /// Maximum number of opened files whose data is kept.
 const OPENED_MAX: usize = 16;
@@ -74,7 +74,9 @@ impl First {
 pub(crate) struct Opened {
     pub(crate) mount: usize,
     pub(crate) handle: u64,
+    /// When it was asked for.
     pub(crate) when: Instant,
+    pub(crate) arrived: Instant,
     /// Number of changes before the file was opened.
     pub(crate) changes: u64,
     pub(crate) attr: Attr,
@@ -129,7 +131,7 @@ fn with_opened<T>(
     let mut kept = lock(&OPENED)?;
     let place = kept.place(mount, handle)?;
     let one = &mut kept.all[place];
-    if one.changes != changes() || one.when.elapsed() > VALID_OPENED {
+    if one.changes != changes() || one.arrived.elapsed() > VALID_OPENED {
         kept.remove(place);
         return None;
     }

@@ -6,7 +6,7 @@
 use crate::descriptors::{self, Open, Own};
 use crate::hooks::lost;
 use crate::start::{self, Target};
-use crate::{closing, fresh, guard, known, limits, opened, own, process};
+use crate::{ahead, closing, fresh, guard, known, limits, opened, own, process};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::time::{Duration, Instant};
@@ -233,6 +233,7 @@ pub(crate) fn let_go() {
         session.store(std::ptr::null_mut(), Ordering::Release);
     }
     HAS_PROCESS_LOCKS.store(false, Ordering::Relaxed);
+    ahead::leave_to_parent();
     closing::disown();
     fresh::disown();
     crate::pool::disown();

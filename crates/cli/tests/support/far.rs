@@ -64,6 +64,12 @@ impl Far {
         format!("towline+tcp://127.0.0.1:{}/{path}", self.port)
     }
 
+    /// Returns whether those that were meant came together.
+    pub(crate) fn came_together(&self) -> bool {
+        let counts = self.state.counts.lock().unwrap();
+        !counts.in_vain && counts.meant >= self.state.together
+    }
+
     /// Returns how many requests other than closes were made; fails if those that were meant did not come
     /// together.
     pub(crate) fn requests(&self) -> usize {

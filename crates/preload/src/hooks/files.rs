@@ -65,6 +65,7 @@ pub(crate) fn open_remote(at: &At, flags: c_int, mode: mode_t) -> Result<c_int, 
         let attr = *file.attr();
         Ok((file.into_handle(), attr))
     })?;
+    let arrived = Instant::now();
     // The changes made by the open itself do not invalidate what came with it.
     let changes = changes + if open_flag::alters(sent) { 2 } else { 0 };
     let mount = at.mount;
@@ -75,7 +76,8 @@ pub(crate) fn open_remote(at: &At, flags: c_int, mode: mode_t) -> Result<c_int, 
             return Err(error);
         }
     };
-    opened::keep(at, Opened { mount, handle, when, changes, attr, data, listing, end: None });
+    let end = None;
+    opened::keep(at, Opened { mount, handle, when, arrived, changes, attr, data, listing, end });
     let path = place::tidy(&at.below());
     let new = New {
         mount: at.mount,
