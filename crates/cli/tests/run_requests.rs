@@ -95,7 +95,7 @@ fn far_files_are_read_by_several_requests_together() {
         far.came_together()
     };
     // On a busy machine, data read ahead may be too old when it is used; then there is less of it.
-    assert!((0..5).any(|_| is_together()));
+    assert!((0..3).any(|_| is_together()));
 }
 
 /// In a very long directory, data from the beginning of the listing may be too old before the end is used.
