@@ -536,6 +536,7 @@ ready, to_parent = os.pipe()
 to_child, go = os.pipe()
 child = os.fork()
 if child == 0:
+    os.close(go)
     # Without any mapping by the parent's addresses.
     own = mmap.mmap(lost.fileno(), 0)
     own[5000] = ord('b')
