@@ -108,20 +108,23 @@ fn bytes(
 /// What to do after the remote file was read again, byte by byte.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Renewal {
-    /// Changed in the file, and not stored to: belongs into the pages and the originals.
+    /// Changed in the file: belongs into the pages and the originals, also if it differs from both. A process
+    /// that was killed may have written back what it had stored, or read the file, without noting that in the
+    /// originals; what others stored under later locks counts.
     pub new: Vec<Range<usize>>,
     /// Stored to, and the same in the file: belongs into the originals.
     pub same: Vec<Range<usize>>,
 }
 
 impl Renewal {
-    /// Compares what the file holds (`new`) with the memory (`now`) and its originals (`was`), all equally
-    /// long.
+    /// Compares what a file that is locked holds (`new`) with the memory (`now`) and its originals (`was`), all
+    /// equally long. What was stored under a lock and is not in the file yet stays: nobody else can have changed
+    /// it in the file.
     #[must_use]
     pub fn of(new: &[u8], now: &[u8], was: &[u8]) -> Self {
         let mut renewal = Self::default();
         for pages in changed(new, now) {
-            renewal.new.extend(bytes(pages, |at| now[at] == was[at] && new[at] != now[at]));
+            renewal.new.extend(bytes(pages, |at| new[at] != was[at] && new[at] != now[at]));
         }
         for pages in changed(now, was) {
             renewal.same.extend(bytes(pages, |at| now[at] != was[at] && new[at] == now[at]));
@@ -564,8 +567,10 @@ mod tests {
         (new[1], now[2], new[3], now[3]) = (1, 1, 1, 2);
         (new[page_bytes() + 4], now[page_bytes() + 4]) = (1, 1);
         let renewal = Renewal::of(&new, &now, &was);
-        let single = |at| Vec::from_iter(Some(at..at + 1));
-        assert_eq!(renewal, Renewal { new: single(1), same: single(page_bytes() + 4) });
+        let single = |at| at..at + 1;
+        let wanted =
+            Renewal { new: vec![single(1), single(3)], same: vec![single(page_bytes() + 4)] };
+        assert_eq!(renewal, wanted);
         assert_eq!(Renewal::of(&was, &was, &was), Renewal::default());
     }
 }
