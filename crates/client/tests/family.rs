@@ -133,6 +133,8 @@ fn who_lost_its_connection_waits_on_when_it_is_back() {
         // Once this is answered, the lock request waits.
         waiter.stat().unwrap();
         rustix::net::shutdown(lost.fd().unwrap(), rustix::net::Shutdown::Both).unwrap();
+        // On a busy machine, the end of the connection takes a while to reach the server.
+        std::thread::sleep(std::time::Duration::from_millis(200));
         holder.lock(&unlock, false).unwrap();
         third.lock(&range, false).unwrap();
         let granted = std::thread::spawn(move || waits.wait());
