@@ -296,14 +296,16 @@ pub fn write_back<E>(
 }
 
 /// Takes the memory away, as its remote file is lost: all processes get `SIGBUS` when they touch mappings of it.
-/// Returns whether some of these `pages` were stored to and not written back. The caller holds the file's
-/// [`Turn`], removes the file's name, and from then on nobody reads pages in or writes them back.
+/// Returns whether some of these `pages` were stored to and not written back, or `None` if the memory was taken
+/// away before. The caller holds the file's [`Turn`], removes the file's name, and from then on nobody reads
+/// pages in or writes them back.
 ///
 /// # Errors
 /// Those of the file.
-pub fn lose<E>(memory: &impl Access<Error = E>, pages: usize) -> Result<bool, E> {
+pub fn lose<E>(memory: &impl Access<Error = E>, pages: usize) -> Result<Option<bool>, E> {
+    let was_lost = is_set(memory, IS_LOST_AT)?;
     let mut is_unwritten = false;
-    if !is_set(memory, IS_LOST_AT)? && is_set(memory, KEEPS_AT)? {
+    if !was_lost && is_set(memory, KEEPS_AT)? {
         let mut known = vec![0; pages];
         memory.get(0, &mut known)?;
         let (mut now, mut was) = (vec![0; AT_ONCE * page_bytes()], vec![0; AT_ONCE * page_bytes()]);
@@ -320,7 +322,7 @@ pub fn lose<E>(memory: &impl Access<Error = E>, pages: usize) -> Result<bool, E>
     // First, as this process may be killed in between: without its pages the memory must not be used.
     memory.put(IS_LOST_AT, &[1])?;
     memory.set_length(ORIGINALS_AT)?;
-    Ok(is_unwritten)
+    Ok((!was_lost).then_some(is_unwritten))
 }
 
 /// Right to read pages in or write them back. It belongs to an opening of the file; the kernel releases it
@@ -544,10 +546,10 @@ mod tests {
             if let Some(at) = stored {
                 memory.put(PAGES_AT + at, b"stored").unwrap();
             }
-            assert_eq!(lose(&memory, pages as usize).unwrap(), wanted, "{stored:?}");
+            assert_eq!(lose(&memory, pages as usize).unwrap(), Some(wanted), "{stored:?}");
             assert!(is_set(&memory, IS_LOST_AT).unwrap());
             assert!(memory.metadata().unwrap().len() <= ORIGINALS_AT);
-            assert!(!lose(&memory, 0).unwrap(), "told once");
+            assert_eq!(lose(&memory, 0).unwrap(), None, "told once");
         }
     }
 

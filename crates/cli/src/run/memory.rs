@@ -42,16 +42,14 @@ impl Memory {
         Ok((Turn::take(self.file.as_fd())?, mine))
     }
 
-    /// Takes the memory away, see [`memory::lose`]. Returns whether something that was stored is lost with it,
-    /// or `None` if the memory was taken away before.
+    /// Takes the memory away and removes its name, see [`memory::lose`].
     pub(super) fn lose(&self) -> io::Result<Option<bool>> {
         let _turn = self.turn_in_any_case()?;
-        let was_lost = memory::is_set(self, memory::IS_LOST_AT)?;
         let is_unwritten = memory::lose(self, self.pages()?)?;
         if self.file.metadata()?.nlink() > 0 {
             std::fs::remove_file(&self.path)?;
         }
-        Ok((!was_lost).then_some(is_unwritten))
+        Ok(is_unwritten)
     }
 
     /// Returns the number of pages that the memory has room for.

@@ -256,11 +256,9 @@ impl Shared {
         memory::is_set(self, memory::IS_LOST_AT) == Ok(true)
     }
 
-    /// Takes the memory away, see [`memory::lose`]. Returns whether something that was stored is lost with it,
-    /// or `None` if the memory was taken away before.
+    /// Takes the memory away and removes its name, see [`memory::lose`].
     pub(super) fn lose(&self) -> Result<Option<bool>, i32> {
         let _turn = self.turn_in_any_case()?;
-        let was_lost = self.is_lost();
         let is_unwritten = memory::lose(self, self.pages()?)?;
         if self.status()?.st_nlink > 0 {
             let path = Self::path(self.mount, self.inode);
@@ -268,7 +266,7 @@ impl Shared {
             // SAFETY: the path ends with a zero byte.
             unsafe { checked(libc::SYS_unlinkat, arguments)? };
         }
-        Ok((!was_lost).then_some(is_unwritten))
+        Ok(is_unwritten)
     }
 
     /// Reads in the pages of a new mapping that no process has read yet. [`Shared::place`] must follow.
