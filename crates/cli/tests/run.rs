@@ -437,6 +437,15 @@ fn a_program_that_becomes_another_user_is_reported() {
     assert_eq!(report["files"][prefix.join("file").to_str().unwrap()], 1, "{report}");
 }
 
+/// Runs a script of Python with the export at the prefix, over this transport.
+fn python(world: &World, transport: &str, script: &str) -> std::process::Output {
+    Command::new(TOWLINE)
+        .args(["run", "--at", &format!("{PREFIX}={}", world.through(transport, "dir"))])
+        .args(["--", "python3", "-c", script])
+        .output()
+        .unwrap()
+}
+
 /// As a store to that address would end it: the connection is not taken for a lost one.
 #[test]
 fn a_program_that_writes_from_a_bad_address_ends() {
@@ -451,11 +460,7 @@ fn a_program_that_writes_from_a_bad_address_ends() {
                      length, at = ctypes.c_size_t({length}), ctypes.c_void_p(8192)\n\
                      print(libc.{call})"
                 );
-                let output = Command::new(TOWLINE)
-                    .args(["run", "--at", &format!("{PREFIX}={}", world.through(transport, "dir"))])
-                    .args(["--", "python3", "-c", &script])
-                    .output()
-                    .unwrap();
+                let output = python(&world, transport, &script);
                 let said = String::from_utf8_lossy(&output.stderr);
                 assert_eq!(output.status.signal(), Some(libc::SIGSEGV), "{call} {length}: {said}");
             }
@@ -492,11 +497,7 @@ fn a_program_that_reads_to_an_address_that_turns_bad_gets_what_fits() {
                  \x20   assert os.pread(fd, {length}, 300_000) == content\n\
                  print('done')"
             );
-            let output = Command::new(TOWLINE)
-                .args(["run", "--at", &format!("{PREFIX}={}", world.through(transport, "dir"))])
-                .args(["--", "python3", "-c", &script])
-                .output()
-                .unwrap();
+            let output = python(&world, transport, &script);
             let said = String::from_utf8_lossy(&output.stderr);
             assert_eq!(output.stdout, b"done\n", "{transport} {length}: {}: {said}", output.status);
         }

@@ -66,6 +66,22 @@ fn writing(slot: u16, sequence: u32, handle: u64) -> Vec<u8> {
     message(Header::new(Kind::Request, slot, sequence), &body, b"written")
 }
 
+/// Sends a write, with the fourth request of the peer, that a thread of this gate's store begins and cannot end.
+/// `more` follows in the same message.
+fn write_held_up(gate: &Gate, peer: &mut Raw, handle: u64, more: &[u8]) {
+    peer.send(&[&writing(0, 4, handle), more].concat());
+    eventually("a thread writes", || gate.knocks.load(Ordering::Relaxed) > 0);
+}
+
+/// Asks for a lock, from the fourth request of the peer on, until it is granted.
+fn eventually_locks(what: &str, peer: &mut Raw, lock: Request<'static>) {
+    let mut sequence = 3;
+    eventually(what, || {
+        sequence += 1;
+        ask(peer, sequence, &[lock]).is_ok()
+    });
+}
+
 /// Reports the end of the process in the third request, and returns once the server has begun with that.
 fn report(keeper: &mut Raw) {
     let ended = Request::ProcessEnded { owner: PROCESS };
@@ -89,8 +105,7 @@ fn a_killed_process_has_its_locks_until_threads_have_done_its_writes() {
         ask(&mut process, 3, &[locking(handle, lock::PROCESS)]).unwrap();
         let gate = &world.gates[0];
         let closed = gate.lock.lock().unwrap();
-        process.send(&writing(0, 4, handle));
-        eventually("a thread writes", || gate.knocks.load(Ordering::Relaxed) > 0);
+        write_held_up(gate, &mut process, handle, b"");
         drop(process);
         report(&mut keeper);
         let lock = locking(others, lock::PROCESS);
@@ -165,18 +180,12 @@ fn a_session_that_ends_has_its_locks_until_threads_have_done_its_writes() {
         let gate = &world.gates[0];
         let closed = gate.lock.lock().unwrap();
         // Both are read before the core looks at another connection.
-        ending.send(
-            &[writing(0, 4, handle), Header::new(Kind::Goodbye, 0, 0).to_bytes().into()].concat(),
-        );
-        eventually("a thread writes", || gate.knocks.load(Ordering::Relaxed) > 0);
+        let goodbye = Header::new(Kind::Goodbye, 0, 0).to_bytes();
+        write_held_up(gate, &mut ending, handle, &goodbye);
         let lock = locking(others, lock::PROCESS);
         assert_eq!(ask(&mut stranger, 3, &[lock]), Err(Errno::EAGAIN));
         drop(closed);
-        let mut sequence = 3;
-        eventually("the session ends", || {
-            sequence += 1;
-            ask(&mut stranger, sequence, &[lock]).is_ok()
-        });
+        eventually_locks("the session ends", &mut stranger, lock);
         world.server.stop();
     }
 }
@@ -195,18 +204,13 @@ fn a_file_that_is_closed_has_its_locks_until_threads_have_done_its_writes() {
         ask(&mut process, 3, &[locking(handle, family)]).unwrap();
         let gate = &world.gates[0];
         let closed = gate.lock.lock().unwrap();
-        process.send(&writing(0, 4, handle));
-        eventually("a thread writes", || gate.knocks.load(Ordering::Relaxed) > 0);
+        write_held_up(gate, &mut process, handle, b"");
         drop(process);
         assert_eq!(ask(&mut keeper, 3, &[Request::Close { handle }]), Ok(0));
         let lock = locking(others, family);
         assert_eq!(ask(&mut stranger, 3, &[lock]), Err(Errno::EAGAIN));
         drop(closed);
-        let mut sequence = 3;
-        eventually("the file is closed", || {
-            sequence += 1;
-            ask(&mut stranger, sequence, &[lock]).is_ok()
-        });
+        eventually_locks("the file is closed", &mut stranger, lock);
         world.server.stop();
     }
 }
