@@ -221,6 +221,25 @@ signal.pause()
     }
 }
 
+/// Such a mapping is read when it is made, and nobody fills it.
+#[test]
+fn what_a_killed_program_stored_to_a_short_mapping_is_written() {
+    let world = World::new();
+    let path = world.local("served/big");
+    fs::write(&path, [1; 5000]).unwrap();
+    let script = r"
+import mmap, os, signal, sys
+with open(sys.argv[1], 'r+b') as file:
+    mmap.mmap(file.fileno(), 0)[4500] = 2
+    os.kill(os.getpid(), signal.SIGKILL)
+";
+    let (status, _, complaint) = ended(python(&world.url("dir"), script));
+    assert_eq!(status.signal(), Some(libc::SIGKILL), "{status}: {complaint}");
+    // The keeper writes it after the program has ended.
+    wait_until("what was stored is written", || fs::read(&path).unwrap()[4500] == 2);
+    assert_eq!(fs::metadata(&path).unwrap().len(), 5000);
+}
+
 /// Maps the file, touches a page, prints a line, waits for a line, and touches another page.
 const TOUCHES_TWICE: &str = r"
 import mmap, os, sys
@@ -365,134 +384,6 @@ fn what_is_mapped_behind_the_end_of_a_file_takes_no_memory() {
     let (status, said, told) = ended(child);
     assert!(status.success(), "{status}: {told}");
     assert_eq!(said, "b'bytes\\x00'\nlittle\n", "{told}");
-}
-
-/// Runs a script in several runs, each with the name and one of the numbers as its arguments. Each prints a line,
-/// and goes on once all have done so.
-fn run_together<const RUNS: usize>(world: &World, script: &str, name: &str, numbers: [u8; RUNS]) {
-    let mut children = numbers.map(|number| {
-        Command::new(TOWLINE)
-            .args(["run", "--at", &format!("{PREFIX}={}", world.url("dir"))])
-            .args(["--", "python3", "-c", script, name, &format!("{number}")])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap()
-    });
-    for child in &mut children {
-        BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut String::new()).unwrap();
-    }
-    for child in &mut children {
-        child.stdin.as_mut().unwrap().write_all(b"\n").unwrap();
-    }
-    for mut child in children {
-        assert!(child.wait().unwrap().success());
-    }
-}
-
-/// Like two machines. Each run has its own memory for the mapping.
-#[test]
-fn runs_that_lock_a_file_share_its_mapping() {
-    const ROUNDS: u64 = 100;
-    let world = World::new();
-    let script = format!(
-        "import fcntl, mmap, struct, sys\n\
-         file = open('{PREFIX}/' + sys.argv[1], 'r+b')\n\
-         writes = open(file.name, 'ab')\n\
-         memory, own = mmap.mmap(file.fileno(), 0), int(sys.argv[2])\n\
-         def count(at, form='<Q'):\n\
-         \x20   struct.pack_into(form, memory, at, struct.unpack_from(form, memory, at)[0] + 1)\n\
-         print(flush=True)\n\
-         input()\n\
-         for _ in range({ROUNDS}):\n\
-         \x20   fcntl.lockf(file, fcntl.LOCK_EX, 1, 0)\n\
-         \x20   count(0)\n\
-         \x20   fcntl.lockf(file, fcntl.LOCK_UN, 1, 0)\n\
-         \x20   fcntl.lockf(file, fcntl.LOCK_EX, 1, own)\n\
-         \x20   count(own, 'B')\n\
-         \x20   fcntl.lockf(file, fcntl.LOCK_UN, 1, own)\n\
-         \x20   fcntl.flock(file, fcntl.LOCK_EX)\n\
-         \x20   count(16)\n\
-         \x20   fcntl.flock(file, fcntl.LOCK_UN)\n\
-         \x20   fcntl.lockf(writes, fcntl.LOCK_EX, 1, 24)\n\
-         \x20   count(24)\n\
-         \x20   fcntl.lockf(writes, fcntl.LOCK_UN, 1, 24)\n"
-    );
-    // The second one is read when it is touched, where that is possible.
-    for (name, length) in [("small", 4096), ("large", 1 << 20)] {
-        let path = world.local("served").join(name);
-        fs::File::create(&path).unwrap().set_len(length).unwrap();
-        run_together(&world, &script, name, [8, 9]);
-        let counted = fs::read(&path).unwrap();
-        let word = |at: usize| u64::from_le_bytes(counted[at..at + 8].try_into().unwrap());
-        assert_eq!([0, 16, 24].map(word), [2 * ROUNDS; 3], "{name}");
-        assert_eq!(counted[8..10], [ROUNDS as u8; 2], "{name}");
-    }
-}
-
-/// What one stores to a page does not undo what another one stores to the rest of it.
-#[test]
-fn runs_that_store_to_parts_of_a_page_without_locks_keep_them_all() {
-    let world = World::new();
-    let script = format!(
-        "import mmap, sys\n\
-         file, own = open('{PREFIX}/' + sys.argv[1], 'r+b'), int(sys.argv[2])\n\
-         memory = mmap.mmap(file.fileno(), 0)\n\
-         assert memory[:4096] == bytes(4096)\n\
-         print(flush=True)\n\
-         input()\n\
-         memory[own * 100:own * 100 + 50] = bytes([own] * 50)\n\
-         memory.flush()\n"
-    );
-    // The second one is read when it is touched, where that is possible.
-    for (name, length) in [("small", 4096), ("large", 1 << 20)] {
-        let path = world.local("served").join(name);
-        fs::File::create(&path).unwrap().set_len(length).unwrap();
-        run_together(&world, &script, name, [1, 2, 3]);
-        let stored = fs::read(&path).unwrap();
-        for own in [1, 2, 3] {
-            assert_eq!(stored[own * 100..][..50], [own as u8; 50], "{name}");
-            assert_eq!(stored[own * 100 + 50..][..50], [0; 50], "{name}");
-        }
-    }
-}
-
-/// The memory of the mapping is that of the process that mapped it first.
-#[test]
-fn a_process_that_locks_before_it_maps_sees_what_another_run_has_stored() {
-    let world = World::new();
-    fs::write(world.local("served/file"), [1; 4096]).unwrap();
-    let script = |script: &str| {
-        format!(
-            "import fcntl, mmap, subprocess, sys\n\
-             file = open('{PREFIX}/file', 'r+b')\n\
-             def lock(kind): fcntl.lockf(file, kind, 1, 0)\n\
-             {script}"
-        )
-    };
-    let child = script(
-        "lock(fcntl.LOCK_EX)\n\
-         print(mmap.mmap(file.fileno(), 0)[5], flush=True)\n",
-    );
-    let first = script(&format!(
-        "memory = mmap.mmap(file.fileno(), 0)\n\
-         print(memory[5], flush=True)\n\
-         input()\n\
-         subprocess.run([sys.executable, '-c', {child:?}], check=True)\n"
-    ));
-    let mut first = python(&world.url("dir"), &first);
-    let mut said = BufReader::new(first.stdout.take().unwrap()).lines().map(Result::unwrap);
-    assert_eq!(said.next().as_deref(), Some("1"));
-    let other = script(
-        "memory = mmap.mmap(file.fileno(), 0)\n\
-         lock(fcntl.LOCK_EX)\n\
-         memory[5] = 7\n\
-         lock(fcntl.LOCK_UN)\n",
-    );
-    assert!(ended(python(&world.url("dir"), &other)).0.success());
-    first.stdin.as_mut().unwrap().write_all(b"\n").unwrap();
-    assert_eq!(said.next().as_deref(), Some("7"));
-    assert!(first.wait().unwrap().success());
 }
 
 /// Defines `ends(touch)`: whether `SIGBUS` ends a child that touches memory.

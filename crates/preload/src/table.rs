@@ -7,8 +7,8 @@
 use crate::between;
 use crate::hooks::{
     aio, attributes, copies, directories, exec, files, fts, identity, io, libraries, locks, maps,
-    messages, misc, names, numbers, remap, sockets, spawn, status, streams, trees, walks, watches,
-    words, xattr,
+    memory, messages, misc, names, numbers, remap, sockets, spawn, status, streams, trees, walks,
+    watches, words, xattr,
 };
 use crate::trap::{masks, threads};
 use libc::{
@@ -197,12 +197,12 @@ hooks! {
     [lockf lockf64] (fd: c_int, command: c_int, length: off64_t) -> c_int => locks::lockf;
     [mmap mmap64] (at: *mut c_void, length: size_t, protection: c_int, flags: c_int, fd: c_int, offset: off64_t) -> *mut c_void => maps::mmap;
     [mremap] (at: *mut c_void, old: size_t, new: size_t, flags: c_int, to: *mut c_void) -> *mut c_void => remap::mremap;
-    [mprotect] (at: *mut c_void, length: size_t, protection: c_int) -> c_int => maps::mprotect;
-    [pkey_mprotect] (at: *mut c_void, length: size_t, protection: c_int, key: c_int) -> c_int => maps::pkey_mprotect;
-    [remap_file_pages] (at: *mut c_void, length: size_t, protection: c_int, page: size_t, flags: c_int) -> c_int => maps::remap_file_pages;
-    [munmap] (at: *mut c_void, length: size_t) -> c_int => maps::munmap;
-    [madvise] (at: *mut c_void, length: size_t, advice: c_int) -> c_int => maps::madvise;
-    [msync] (at: *mut c_void, length: size_t, flags: c_int) -> c_int => maps::msync;
+    [mprotect] (at: *mut c_void, length: size_t, protection: c_int) -> c_int => memory::mprotect;
+    [pkey_mprotect] (at: *mut c_void, length: size_t, protection: c_int, key: c_int) -> c_int => memory::pkey_mprotect;
+    [remap_file_pages] (at: *mut c_void, length: size_t, protection: c_int, page: size_t, flags: c_int) -> c_int => memory::remap_file_pages;
+    [munmap] (at: *mut c_void, length: size_t) -> c_int => memory::munmap;
+    [madvise] (at: *mut c_void, length: size_t, advice: c_int) -> c_int => memory::madvise;
+    [msync] (at: *mut c_void, length: size_t, flags: c_int) -> c_int => memory::msync;
 
     // Attributes
     [stat stat64] (path: *const c_char, to: *mut stat64) -> c_int => status::stat;

@@ -2,20 +2,18 @@
 
 use super::memory::Memory;
 use super::pager::Run;
+use super::source::{Opened, Source};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{PidfdFlags, pidfd_open};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use towline_client::Client;
 use towline_instance::pager::{MESSAGE_BYTES, Message};
 use towline_instance::userfault;
 use towline_instance::{Taken, memory};
 use towline_mem::page_bytes;
 use towline_net::{Wait, peer_credentials, receive_descriptors};
-use towline_wire::request::open_flag;
 
 /// Bytes to read around a page that is touched out of order: this costs little more than the page alone.
 const AROUND: u64 = 64 << 10;
@@ -27,49 +25,14 @@ const LOOK: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 /// How long to wait for a process to end; it may have executed another program instead.
 const ENDING: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
 
-/// An open remote file, which stays open as long as this lives.
-struct Source {
-    /// A descriptor of its placeholder. It keeps the file open, as the kernel does with a mapped file.
-    _open: OwnedFd,
-    client: Client,
-    handle: u64,
-    is_writable: bool,
-}
-
-impl Source {
-    fn with<T>(
-        &self,
-        work: impl FnOnce(&towline_client::File) -> Result<T, towline_client::Error>,
-    ) -> io::Result<T> {
-        // Without the program's flags: what was stored is written in its place, also with `O_APPEND`.
-        self.client
-            .with_handle(self.handle, 0, work)
-            .map_err(|error| io::Error::from_raw_os_error(i32::from(error.errno().0)))
-    }
-}
-
-impl memory::Remote for Source {
-    type Error = io::Error;
-
-    fn size(&self) -> io::Result<u64> {
-        self.with(towline_client::File::stat).map(|attr| attr.size)
-    }
-
-    fn write(&self, parts: &[(u64, &[u8])]) -> io::Result<()> {
-        parts.iter().try_for_each(|(at, data)| self.with(|file| file.write_all_at(data, *at)))
-    }
-
-    fn write_together(&self, parts: &[(u64, &[u8])]) -> io::Result<()> {
-        self.with(|file| file.write_parts(parts))
-    }
-}
-
 /// A range of the process's memory that maps a file.
 pub(super) struct Range {
     at: u64,
     length: u64,
     offset: u64,
     source: Arc<Source>,
+    /// A descriptor of the file's placeholder. It keeps the file open, as the kernel does with a mapped file.
+    open: Arc<OwnedFd>,
     memory: Option<Arc<Memory>>,
     /// Where the last bytes read end, and their number.
     last: (u64, u64),
@@ -88,6 +51,7 @@ impl Range {
             length: end - at,
             offset: self.offset + (at - self.at),
             source: self.source.clone(),
+            open: self.open.clone(),
             memory: self.memory.clone(),
             last: (0, 0),
         })
@@ -263,7 +227,7 @@ impl<'a> Process<'a> {
             Message::Begin { at, length, offset, entry, is_shared } => {
                 let begun =
                     with.pop().ok_or_else(|| strange("a mapping of no file")).and_then(|open| {
-                        let (source, memory) = self.open(entry, open, is_shared)?;
+                        let (source, memory) = self.open(entry, is_shared)?;
                         self.remove(at, length);
                         let (source, memory) = (Arc::new(source), memory.map(Arc::new));
                         self.ranges.push(Range {
@@ -271,6 +235,7 @@ impl<'a> Process<'a> {
                             length,
                             offset,
                             source,
+                            open: Arc::new(open),
                             memory,
                             last: (0, 0),
                         });
@@ -308,31 +273,18 @@ impl<'a> Process<'a> {
         Ok(())
     }
 
-    /// Opens the pager's own access to a file that a process has open.
-    fn open(
-        &self,
-        entry: u32,
-        open: OwnedFd,
-        is_shared: bool,
-    ) -> io::Result<(Source, Option<Memory>)> {
+    /// Returns the pager's own access to a file that a process has open.
+    fn open(&self, entry: u32, is_shared: bool) -> io::Result<(Source, Option<Memory>)> {
         let gone = || io::Error::from_raw_os_error(libc::EBADF);
         let entry = self.run.state.entry(entry as usize).ok_or_else(gone)?;
-        let mount = entry.mount.load(Ordering::Relaxed);
-        let (client, url) = self.run.servers.get(mount as usize).ok_or_else(gone)?;
-        let inode = entry.inode.load(Ordering::Relaxed);
-        let handle = entry.handle.load(Ordering::Relaxed);
-        let flags = open_flag::of_this_machine(entry.flags.load(Ordering::Relaxed) as i32);
+        let opened = Opened::of(entry);
         if entry.taken() != Taken::Open {
             return Err(gone());
         }
-        // Lets the client find the file again after a restart of the server.
-        let (root, path) = (url.root(), entry.path());
-        let known = towline_client::File::from_handle(client, handle, &root, &path, flags, inode);
-        let _ = known.into_handle();
-        let name = || self.run.mappings.join(memory::name(mount, inode));
+        let (client, url) = self.run.servers.get(opened.mount as usize).ok_or_else(gone)?;
+        let name = || self.run.mappings.join(memory::name(opened.mount, opened.inode));
         let memory = is_shared.then(|| Memory::open(name())).transpose()?;
-        let is_writable = flags & libc::O_ACCMODE as u32 == libc::O_RDWR as u32;
-        Ok((Source { _open: open, client: client.clone(), handle, is_writable }, memory))
+        Ok((Source::kept(&opened, client, url), memory))
     }
 
     /// Removes this memory from the ranges that map files.

@@ -7,9 +7,11 @@
 use super::connections::Connections;
 use super::directory::RunDirectory;
 use super::holders::Holders;
+use super::leftovers::Leftovers;
 use super::lost::Losses;
 use super::pager::Pager;
 use super::reach::Notices;
+use super::source::Opened;
 use super::watches::Watches;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::inotify;
@@ -59,6 +61,7 @@ pub(super) struct Keeper {
     clients: Vec<Client>,
     connections: Connections,
     losses: Losses,
+    leftovers: Leftovers,
     notices: Notices,
     /// How many more times to look for answers.
     settling: u32,
@@ -97,6 +100,7 @@ impl Keeper {
         let connections = Connections::of(&servers);
         let losses = Losses::new(directory.path(), Arc::clone(&state), &servers);
         let watches = Watches::new(directory, Arc::clone(&state), servers.clone());
+        let leftovers = Leftovers::new(directory, Arc::clone(&state), servers.clone());
         let pager = Pager::start(directory, Arc::clone(&state), servers);
         let pager = pager.inspect_err(|error| log::warn!("cannot listen for mappings: {error}"));
         let holders = Holders::start(directory);
@@ -112,6 +116,7 @@ impl Keeper {
             clients,
             connections,
             losses,
+            leftovers,
             notices,
             settling: 0,
             awaited: None,
@@ -169,9 +174,7 @@ impl Keeper {
             has_worked = true;
             // The process may have been about to execute a program.
             let _ = self.state.executed(|| process);
-            for client in &self.clients {
-                client.end_process(process.into());
-            }
+            self.leftovers.end_process(process);
             self.settling = SETTLING;
             self.state.watch(true);
         }
@@ -200,7 +203,7 @@ impl Keeper {
                 if self.state.entry(number).is_some_and(is_changing) {
                     self.lingering.push((Instant::now() + LINGER, number));
                 } else {
-                    close(&self.state, &self.clients, number);
+                    close(&self.state, &mut self.leftovers, number);
                 }
             } else if event.file_name().is_some_and(|name| number(name).is_none()) {
                 self.notices.print();
@@ -225,7 +228,7 @@ impl Keeper {
         self.lingering.retain(|(until, number)| {
             let lingers = Instant::now() < *until;
             if !lingers {
-                close(&self.state, &self.clients, *number);
+                close(&self.state, &mut self.leftovers, *number);
             }
             lingers
         });
@@ -233,14 +236,17 @@ impl Keeper {
         for client in &self.clients {
             let _ = client.glance(); // whoever uses the server's files is told
         }
-        if self.clients.iter().all(Client::is_idle)
+        if self.leftovers.is_idle()
+            && self.clients.iter().all(Client::is_idle)
             && let Some((asked, _)) = self.awaited.take()
         {
             self.state.tell_closed(asked);
         }
         // A server may not answer for long.
         self.awaited = self.awaited.filter(|(_, until)| Instant::now() < *until);
-        if !has_worked {
+        if !self.leftovers.is_idle() {
+            self.settling = SETTLING;
+        } else if !has_worked {
             self.settling = self.settling.saturating_sub(1);
         }
         if self.looked.elapsed() >= LOOK {
@@ -270,7 +276,14 @@ impl Keeper {
     fn close_left(&mut self) {
         let left: Vec<_> = self.left().collect();
         for &(number, tag) in left.iter().filter(|one| self.left.contains(one)) {
-            close_on_server(&self.state, &self.clients, |entry| entry.close_left(tag), number);
+            let Some(entry) = self.state.entry(number) else { continue };
+            let Opened { mount, handle, .. } = Opened::of(entry);
+            // The process has written back what it had stored.
+            if entry.close_left(tag)
+                && let Some(client) = self.clients.get(mount as usize)
+            {
+                client.close_handle(handle);
+            }
         }
         (self.left, self.looked) = (left, Instant::now());
     }
@@ -281,6 +294,7 @@ impl Keeper {
             pager.finish();
         }
         self.work();
+        self.leftovers.finish();
         self.watches.stop();
         self.state.keep(false);
         // Closing the queue takes the kernel about 10 ms. Nobody has to wait for that: it happens when this
@@ -359,26 +373,14 @@ fn unname(events: &OwnedFd, placeholders: &Path, number: usize) -> Option<i32> {
 }
 
 /// Closes an entry whose last descriptor is closed.
-fn close(state: &State, clients: &[Client], number: usize) {
-    close_on_server(state, clients, |entry| entry.close_abandoned(), number);
-    state.give_back(number);
-}
-
-/// Closes a file on its server if `mine` returns that the keeper has to do it.
-fn close_on_server(
-    state: &State,
-    clients: &[Client],
-    mine: impl FnOnce(&Entry) -> bool,
-    number: usize,
-) {
-    let Some(entry) = state.entry(number) else { return };
-    let mount = entry.mount.load(Ordering::Relaxed) as usize;
-    let handle = entry.handle.load(Ordering::Relaxed);
-    if mine(entry)
-        && let Some(client) = clients.get(mount)
-    {
-        client.close_handle(handle);
+fn close(state: &State, leftovers: &mut Leftovers, number: usize) {
+    if let Some(entry) = state.entry(number) {
+        let opened = Opened::of(entry);
+        if entry.close_abandoned() {
+            leftovers.close(opened);
+        }
     }
+    state.give_back(number);
 }
 
 #[cfg(test)]

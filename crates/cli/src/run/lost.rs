@@ -3,12 +3,13 @@
 //! would.
 
 use super::memory::Memory;
+use super::source::Opened;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use towline_client::{Client, Errno, Error, File, Url};
-use towline_instance::{MAPPINGS, State, Taken, memory};
+use towline_instance::{MAPPINGS, State, memory};
 
 /// When to look again at files that are lost by the first look. A process may be about to reopen one: only it
 /// knows that it was renaming the file when the server ended.
@@ -80,12 +81,6 @@ struct Mount {
     url: Url,
 }
 
-/// An open file of a program.
-struct Opened {
-    handle: u64,
-    path: Vec<u8>,
-}
-
 impl Mount {
     /// Looks at all memories of mappings.
     fn look(&self) -> Result<(), Error> {
@@ -112,7 +107,7 @@ impl Mount {
     /// Returns true if programs have this inode open, and all these files are lost. Of a mapped file that nobody
     /// has open, only those know that have mapped it.
     fn is_every_lost(&self, inode: u64) -> Result<bool, Error> {
-        let opened = self.opened(inode);
+        let opened = Opened::all(&self.state, self.number, inode);
         for open in &opened {
             if !self.is_lost(open, inode)? {
                 return Ok(false);
@@ -127,7 +122,7 @@ impl Mount {
         if let Ok(Some(is_unwritten)) = Memory::open(path).and_then(|memory| memory.lose()) {
             let config = self.state.config();
             let mount = config.as_ref().and_then(|all| all.mounts.get(self.number as usize));
-            let opened = self.opened(inode);
+            let opened = Opened::all(&self.state, self.number, inode);
             let path = match (mount, opened.first()) {
                 (Some(mount), Some(Opened { path, .. })) => {
                     [&mount.prefix[..], b"/", path].concat()
@@ -136,21 +131,6 @@ impl Mount {
             };
             tell(&path, is_unwritten);
         }
-    }
-
-    /// Returns the open files of this inode.
-    fn opened(&self, inode: u64) -> Vec<Opened> {
-        let entries = self.state.used().filter_map(|number| self.state.entry(number));
-        let opened = entries.filter_map(|entry| {
-            let handle = entry.handle.load(Ordering::Acquire);
-            let is_meant = entry.mount.load(Ordering::Relaxed) == self.number
-                && entry.inode.load(Ordering::Relaxed) == inode;
-            let path = entry.path();
-            let is_still =
-                entry.taken() == Taken::Open && entry.handle.load(Ordering::Acquire) == handle;
-            (is_meant && is_still).then_some(Opened { handle, path })
-        });
-        opened.collect()
     }
 
     /// Returns true if an open file was lost: no process of the run has it open on the new server, and none can

@@ -12,13 +12,16 @@ mod faults;
 mod fork;
 mod holders;
 mod keeper;
+mod leftovers;
 mod lost;
 mod memory;
 mod others;
 mod pager;
+mod pending;
 mod program;
 mod reach;
 pub(crate) mod signals;
+mod source;
 mod summary;
 mod watches;
 

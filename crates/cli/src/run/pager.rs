@@ -6,6 +6,7 @@
 
 use super::directory::RunDirectory;
 use super::faults::{Process, Range};
+use super::pending::Pending;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::collections::HashMap;
 use std::io;
@@ -43,9 +44,8 @@ pub(super) struct Run {
     /// Mappings of announced children, by token.
     forks: Mutex<HashMap<u64, Announced>>,
     announced: Condvar,
-    /// Number of processes that are served.
-    served: Mutex<usize>,
-    ended: Condvar,
+    /// Processes that are served.
+    served: Pending,
 }
 
 /// A child that its parent has announced.
@@ -73,8 +73,7 @@ impl Pager {
             servers,
             forks: Mutex::default(),
             announced: Condvar::new(),
-            served: Mutex::default(),
-            ended: Condvar::new(),
+            served: Pending::default(),
         };
         Ok(Self { listener, run: Arc::new(run) })
     }
@@ -89,14 +88,14 @@ impl Pager {
                     crate::descriptors::raise_limit();
                     let run = Arc::clone(&self.run);
                     let thread = std::thread::Builder::new().name("pager".to_owned());
-                    run.serve(1);
+                    run.served.begin();
                     let serve = move || {
                         Process::serve(&run, socket);
-                        run.serve(-1);
+                        run.served.end();
                     };
                     // A process that is not served reads whole files when it maps them.
                     if let Err(error) = thread.stack_size(STACK_BYTES).spawn(serve) {
-                        self.run.serve(-1);
+                        self.run.served.end();
                         log::warn!("cannot fill a process's mappings on demand: {error}");
                     }
                 }
@@ -108,9 +107,7 @@ impl Pager {
 
     /// Waits, after all processes have ended, until the data that they stored is written.
     pub(super) fn finish(&self) {
-        let served = self.run.served.lock().unwrap_or_else(PoisonError::into_inner);
-        let waited = self.run.ended.wait_timeout_while(served, WRITTEN, |served| *served > 0);
-        if waited.unwrap_or_else(PoisonError::into_inner).1.timed_out() {
+        if !self.run.served.wait(WRITTEN) {
             log::warn!("not everything that programs stored to mapped files was written back");
         }
     }
@@ -123,13 +120,6 @@ impl AsFd for Pager {
 }
 
 impl Run {
-    /// Adjusts the number of served processes.
-    fn serve(&self, change: isize) {
-        let mut served = self.served.lock().unwrap_or_else(PoisonError::into_inner);
-        *served = served.saturating_add_signed(change);
-        self.ended.notify_all();
-    }
-
     /// Stores the mappings that a child will inherit.
     pub(super) fn announce(&self, token: u64, ranges: Vec<Range>) {
         let mut forks = self.forks.lock().unwrap_or_else(PoisonError::into_inner);
@@ -168,8 +158,7 @@ mod tests {
             servers: Vec::new(),
             forks: Mutex::default(),
             announced: Condvar::new(),
-            served: Mutex::default(),
-            ended: Condvar::new(),
+            served: Pending::default(),
         };
         run.announce(1, Vec::new());
         run.announce(2, Vec::new());

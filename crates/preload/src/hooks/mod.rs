@@ -16,6 +16,7 @@ pub(crate) mod libraries;
 pub(crate) mod locks;
 pub(crate) mod lost;
 pub(crate) mod maps;
+pub(crate) mod memory;
 pub(crate) mod messages;
 pub(crate) mod misc;
 pub(crate) mod names;

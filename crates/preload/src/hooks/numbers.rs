@@ -3,7 +3,7 @@
 
 use super::{
     OpenHow, attributes, by_path, copies, directories, exec, files, identity, io, locks, maps,
-    misc, names, remap, sockets, status, watches, xattr,
+    memory, misc, names, remap, sockets, status, watches, xattr,
 };
 use crate::guard::{self, errno, finish, set_errno};
 use crate::table::real;
@@ -145,12 +145,12 @@ calls! {
     SYS_flock => Subject::Fd(a), locks::flock(a as _, b as _);
     SYS_mmap => mapped(d, e), maps::mmap(a as _, b, c as _, d as _, e as _, f as _);
     SYS_mremap => Subject::Always, remap::mremap(a as _, b, c, d as _, e as _);
-    SYS_mprotect => of_mappings(), maps::mprotect(a as _, b, c as _);
-    SYS_pkey_mprotect => of_mappings(), maps::pkey_mprotect(a as _, b, c as _, d as _);
-    SYS_remap_file_pages => of_mappings(), maps::remap_file_pages(a as _, b, c as _, d, e as _);
-    SYS_madvise => of_mappings(), maps::madvise(a as _, b, c as _);
-    SYS_munmap => Subject::Always, maps::munmap(a as _, b);
-    SYS_msync => Subject::Always, maps::msync(a as _, b, c as _);
+    SYS_mprotect => of_mappings(), memory::mprotect(a as _, b, c as _);
+    SYS_pkey_mprotect => of_mappings(), memory::pkey_mprotect(a as _, b, c as _, d as _);
+    SYS_remap_file_pages => of_mappings(), memory::remap_file_pages(a as _, b, c as _, d, e as _);
+    SYS_madvise => of_mappings(), memory::madvise(a as _, b, c as _);
+    SYS_munmap => Subject::Always, memory::munmap(a as _, b);
+    SYS_msync => Subject::Always, memory::msync(a as _, b, c as _);
 
     // Attributes
     #[cfg(target_arch = "x86_64")]

@@ -1,0 +1,107 @@
+//! Open files of a run's programs, as the keeper uses them.
+
+use std::io;
+use std::sync::atomic::Ordering;
+use towline_client::{Client, Url};
+use towline_instance::{Entry, State, Taken, memory};
+use towline_wire::request::open_flag;
+
+/// What the entry of an open file tells.
+pub(super) struct Opened {
+    /// Number of the mount.
+    pub(super) mount: u32,
+    /// [`towline_wire::Attr::identity`].
+    pub(super) inode: u64,
+    pub(super) handle: u64,
+    /// From the root of the export; empty if it is not known.
+    pub(super) path: Vec<u8>,
+    /// `O_*` flags, as in the protocol.
+    flags: u32,
+}
+
+impl Opened {
+    /// Reads an entry, which may be given to another file meanwhile unless the caller keeps it open.
+    pub(super) fn of(entry: &Entry) -> Self {
+        Self {
+            mount: entry.mount.load(Ordering::Relaxed),
+            inode: entry.inode.load(Ordering::Relaxed),
+            handle: entry.handle.load(Ordering::Acquire),
+            path: entry.path(),
+            flags: open_flag::of_this_machine(entry.flags.load(Ordering::Relaxed) as i32),
+        }
+    }
+
+    /// Returns the open files of this inode of a mount. Programs may close them at any time.
+    pub(super) fn all(state: &State, mount: u32, inode: u64) -> Vec<Self> {
+        let entries = state.used().filter_map(|number| state.entry(number));
+        let opened = entries.filter_map(|entry| {
+            let handle = entry.handle.load(Ordering::Acquire);
+            let is_meant = entry.mount.load(Ordering::Relaxed) == mount
+                && entry.inode.load(Ordering::Relaxed) == inode;
+            let opened = is_meant.then(|| Self::of(entry))?;
+            let is_still = entry.taken() == Taken::Open
+                && entry.handle.load(Ordering::Acquire) == handle
+                && opened.handle == handle;
+            is_still.then_some(opened)
+        });
+        opened.collect()
+    }
+
+    /// Returns true if what programs store to mappings can be written back through it.
+    pub(super) fn is_writable(&self) -> bool {
+        self.flags & libc::O_ACCMODE as u32 == libc::O_RDWR as u32
+    }
+}
+
+/// The keeper's own access to an open file of a program.
+pub(super) struct Source {
+    client: Client,
+    handle: u64,
+    pub(super) is_writable: bool,
+}
+
+impl Source {
+    pub(super) fn of(opened: &Opened, client: &Client) -> Self {
+        let (handle, is_writable) = (opened.handle, opened.is_writable());
+        Self { client: client.clone(), handle, is_writable }
+    }
+
+    /// For a file that the keeper closes: its client finds it again after a restart of the server.
+    pub(super) fn kept(opened: &Opened, client: &Client, url: &Url) -> Self {
+        let Opened { handle, flags, inode, ref path, .. } = *opened;
+        let known =
+            towline_client::File::from_handle(client, handle, &url.root(), path, flags, inode);
+        let _ = known.into_handle();
+        Self::of(opened, client)
+    }
+
+    /// Uses the file.
+    ///
+    /// # Errors
+    /// Those of `work`.
+    pub(super) fn with<T>(
+        &self,
+        work: impl FnOnce(&towline_client::File) -> Result<T, towline_client::Error>,
+    ) -> io::Result<T> {
+        // Without the program's flags: what was stored is written in its place, also with `O_APPEND`.
+        self.client
+            .with_handle(self.handle, 0, work)
+            .map_err(|error| io::Error::from_raw_os_error(i32::from(error.errno().0)))
+    }
+}
+
+impl memory::Remote for Source {
+    type Error = io::Error;
+
+    fn size(&self) -> io::Result<u64> {
+        self.with(towline_client::File::stat).map(|attr| attr.size)
+    }
+
+    fn write(&self, parts: &[(u64, &[u8])]) -> io::Result<()> {
+        parts.iter().try_for_each(|(at, data)| self.with(|file| file.write_all_at(data, *at)))
+    }
+
+    fn write_together(&self, parts: &[(u64, &[u8])]) -> io::Result<()> {
+        self.with(|file| file.write_parts(parts))
+    }
+}
