@@ -230,7 +230,8 @@ fn what_a_killed_program_stored_to_a_short_mapping_is_written() {
     let script = r"
 import mmap, os, signal, sys
 with open(sys.argv[1], 'r+b') as file:
-    mmap.mmap(file.fileno(), 0)[4500] = 2
+    m = mmap.mmap(file.fileno(), 0)
+    m[4500] = 2
     os.kill(os.getpid(), signal.SIGKILL)
 ";
     let (status, _, complaint) = ended(python(&world.url("dir"), script));
