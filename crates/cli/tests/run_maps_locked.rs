@@ -223,3 +223,44 @@ fn what_a_killed_process_stored_under_a_lock_is_written_before_the_lock_goes() {
         }
     }
 }
+
+/// SQLite begins to read like that in WAL mode, with longer and longer sleeps.
+#[test]
+fn a_mapping_is_new_after_a_sleep_between_looks_that_differed() {
+    let world = World::new();
+    fs::write(world.local("served/file"), [0; 4096]).unwrap();
+    let script = |script: &str| {
+        format!(
+            "import fcntl, mmap, os, sys, time\n\
+             file = open('{PREFIX}/file', 'r+b')\n\
+             memory = mmap.mmap(file.fileno(), 0)\n\
+             {script}"
+        )
+    };
+    let writes = script(
+        "import threading\n\
+         ends = threading.Thread(target=input)\n\
+         ends.start()\n\
+         print(flush=True)\n\
+         while ends.is_alive():\n\
+         \x20   fcntl.lockf(file, fcntl.LOCK_EX, 1, 0)\n\
+         \x20   memory[:8] = (int.from_bytes(memory[:8], 'little') + 1).to_bytes(8, 'little')\n\
+         \x20   fcntl.lockf(file, fcntl.LOCK_UN, 1, 0)\n\
+         \x20   time.sleep(0.005)\n",
+    );
+    let looks = script(
+        "for _ in range(200):\n\
+         \x20   time.sleep(0.05)\n\
+         \x20   before = memory[:8]\n\
+         \x20   fcntl.lockf(file, fcntl.LOCK_SH, 1, 1)\n\
+         \x20   after = memory[:8]\n\
+         \x20   fcntl.lockf(file, fcntl.LOCK_UN, 1, 1)\n\
+         \x20   if before == after: break\n\
+         else: sys.exit('each look differed')\n",
+    );
+    let mut writes = Program::start(&world, &writes, &[]);
+    writes.says();
+    Program::start(&world, &looks, &[]).end();
+    writes.go_on();
+    writes.end();
+}

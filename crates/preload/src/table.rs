@@ -7,14 +7,14 @@
 use crate::between;
 use crate::hooks::{
     aio, attributes, copies, directories, exec, files, fts, identity, io, libraries, locks, maps,
-    memory, messages, misc, names, numbers, remap, sockets, spawn, status, streams, trees, walks,
-    watches, words, xattr,
+    memory, messages, misc, names, numbers, remap, sleeps, sockets, spawn, status, streams, trees,
+    walks, watches, words, xattr,
 };
 use crate::trap::{masks, threads};
 use libc::{
-    DIR, Dl_info, FILE, c_char, c_int, c_long, c_uint, c_ulong, c_void, dev_t, dirent64, gid_t,
-    id_t, idtype_t, iovec, mode_t, off64_t, pid_t, rusage, siginfo_t, size_t, ssize_t, stat64,
-    statfs64, statvfs64, timespec, timeval, uid_t, utimbuf,
+    DIR, Dl_info, FILE, c_char, c_int, c_long, c_uint, c_ulong, c_void, clockid_t, dev_t, dirent64,
+    gid_t, id_t, idtype_t, iovec, mode_t, off64_t, pid_t, rusage, siginfo_t, size_t, ssize_t,
+    stat64, statfs64, statvfs64, timespec, timeval, uid_t, utimbuf,
 };
 
 macro_rules! exported {
@@ -195,6 +195,10 @@ hooks! {
     [splice] (from: c_int, from_at: *mut off64_t, to: c_int, to_at: *mut off64_t, count: size_t, flags: c_uint) -> ssize_t => copies::splice;
     [flock] (fd: c_int, operation: c_int) -> c_int => locks::flock;
     [lockf lockf64] (fd: c_int, command: c_int, length: off64_t) -> c_int => locks::lockf;
+    [sleep] (seconds: c_uint) -> c_uint => sleeps::sleep;
+    [usleep] (microseconds: c_uint) -> c_int => sleeps::usleep;
+    [nanosleep __nanosleep] (time: *const timespec, rest: *mut timespec) -> c_int => sleeps::nanosleep;
+    [clock_nanosleep] (clock: clockid_t, flags: c_int, time: *const timespec, rest: *mut timespec) -> c_int => sleeps::clock_nanosleep;
     [mmap mmap64] (at: *mut c_void, length: size_t, protection: c_int, flags: c_int, fd: c_int, offset: off64_t) -> *mut c_void => maps::mmap;
     [mremap] (at: *mut c_void, old: size_t, new: size_t, flags: c_int, to: *mut c_void) -> *mut c_void => remap::mremap;
     [mprotect] (at: *mut c_void, length: size_t, protection: c_int) -> c_int => memory::mprotect;

@@ -4,7 +4,7 @@
 //! end the wait, other threads can go on meanwhile, and the server sees cycles of processes that wait for
 //! each other.
 
-use super::maps;
+use super::{maps, sleeps};
 use crate::descriptors::{self, Open};
 use crate::guard::{finish, inside, ours};
 use crate::table::real;
@@ -82,7 +82,9 @@ fn take(open: Open, wanted: &Lock, wait: bool) -> c_int {
         let call = || remote::with(open, |file| file.try_lock(wanted));
         let taken = match wanted.kind {
             lock::UNLOCK => inside(|| call().map(drop)),
-            _ => inside(|| maps::locking(open, has_waited, call)),
+            kind => inside(|| maps::locking(open, has_waited, call)).map(|has_changed| {
+                sleeps::expect_retry(has_changed && kind == lock::SHARED);
+            }),
         };
         match taken {
             Ok(()) => return finish(written.map(|()| 0)),

@@ -431,7 +431,7 @@ pub(super) fn locking(
     open: Open,
     is_old: bool,
     call: impl FnOnce() -> Result<bool, i32>,
-) -> Result<(), i32> {
+) -> Result<bool, i32> {
     let found = with_maps(None, |maps| {
         let of_file = maps.iter().filter(|map| map.is_of(which(open)));
         let shared = of_file.filter_map(|map| Some((map.shared.clone()?, map.handle.clone())));
@@ -444,7 +444,26 @@ pub(super) fn locking(
     // Another process of the run may have mapped it, and this one may map it once it has the lock.
     match shared::is_any().then(|| Shared::existing(which(open))) {
         Some(Ok(shared)) => shared.locking(open, None, is_old, call),
-        _ => call().map(drop),
+        _ => call().map(|_| false),
+    }
+}
+
+/// Reads all mapped files again that programs lock.
+pub(super) fn renew_locked() {
+    let mut found: Vec<(Arc<Shared>, Option<Arc<Handle>>, u64)> = Vec::new();
+    let _ = with_maps((), |maps| {
+        for map in maps.iter() {
+            let Some(shared) = &map.shared else { continue };
+            match found.iter_mut().find(|(known, ..)| known.is(shared)) {
+                Some((_, handle, _)) => *handle = handle.take().or_else(|| map.handle.clone()),
+                None => found.push((shared.clone(), map.handle.clone(), map.lent)),
+            }
+        }
+        Ok(())
+    });
+    for (shared, handle, lent) in found {
+        // On failure, a mapping keeps what it had.
+        let _ = inside(|| shared.renew_locked(handle.as_deref(), lent));
     }
 }
 

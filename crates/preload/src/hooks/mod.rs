@@ -25,6 +25,7 @@ pub(crate) mod pairs;
 pub(crate) mod reach;
 pub(crate) mod remap;
 pub(crate) mod shared;
+pub(crate) mod sleeps;
 pub(crate) mod sockets;
 pub(crate) mod spawn;
 pub(crate) mod status;

@@ -428,20 +428,41 @@ impl Shared {
     pub(crate) fn read_anew(&self, open: Open) -> Result<(), i32> {
         let _turn = self.turn()?;
         let known = self.known(0, self.pages()?)?;
-        self.renew(&known, |to, at| remote::with(open, |file| read_from(file, to, at)))
+        self.renew(&known, |to, at| remote::with(open, |file| read_from(file, to, at))).map(drop)
+    }
+
+    /// Reads all known pages again if programs lock the file, by `handle` or else by the program's own.
+    pub(super) fn renew_locked(&self, handle: Option<&Handle>, lent: u64) -> Result<(), i32> {
+        let _turn = self.turn()?;
+        if !memory::is_set(self, memory::IS_LOCKED_AT)? {
+            return Ok(());
+        }
+        let Some(known) = self.known_if_short()? else { return Ok(()) };
+        let renewed = self.renew(&known, |to, at| match handle {
+            Some(handle) => handle.with(|file| read_from(file, to, at)),
+            None => remote::with_handle(self.mount, lent, |file| read_from(file, to, at)),
+        });
+        renewed.map(drop)
+    }
+
+    /// [`Shared::known`] of all pages, or `None` if more are known than are read again for a lock.
+    fn known_if_short(&self) -> Result<Option<Vec<u8>>, i32> {
+        let known = self.known(0, self.pages()?)?;
+        let count = known.iter().filter(|known| **known != 0).count();
+        Ok((count * page_bytes() <= RENEWED_BYTES_MAX).then_some(known))
     }
 
     /// Takes a lock on the file by `call`, which does not wait for others and tells whether they may have
     /// changed the file under locks of theirs. If so, or if `is_old`, reads the pages again: whoever has the
     /// lock sees what was stored under the locks before, also by another run or machine. Reads by `handle`, as
-    /// the file may be open for writing only, or by `open`.
+    /// the file may be open for writing only, or by `open`. Returns whether that has changed the memory.
     pub(super) fn locking(
         &self,
         open: Open,
         handle: Option<&Handle>,
         is_old: bool,
         call: impl FnOnce() -> Result<bool, i32>,
-    ) -> Result<(), i32> {
+    ) -> Result<bool, i32> {
         // Other processes of the run lock the file only after this has read it.
         let _turn = self.turn()?;
         let was_old = memory::is_set(self, memory::IS_OLD_AT)?;
@@ -454,45 +475,51 @@ impl Shared {
                 return Err(error);
             }
         };
+        let mut has_changed = false;
         if others {
             if handle.is_none() && remote::check_readable(open).is_err() {
-                return Ok(()); // whoever locks it by a readable descriptor reads it
+                return Ok(false); // whoever locks it by a readable descriptor reads it
             }
-            let known = self.known(0, self.pages()?)?;
-            let count = known.iter().filter(|known| **known != 0).count();
-            if count * page_bytes() <= RENEWED_BYTES_MAX {
-                self.renew(&known, |to, at| match handle {
+            if let Some(known) = self.known_if_short()? {
+                has_changed = self.renew(&known, |to, at| match handle {
                     Some(handle) => handle.with(|file| read_from(file, to, at)),
                     None => remote::with(open, |file| read_from(file, to, at)),
                 })?;
             }
         }
-        self.put(memory::IS_OLD_AT, &[0])
+        self.put(memory::IS_OLD_AT, &[0])?;
+        Ok(has_changed)
     }
 
-    /// Reads known pages again by `read`, which returns how many bytes there were. The caller has the turn.
+    /// Reads known pages again by `read`, which returns how many bytes there were. Returns whether that has
+    /// changed the memory. The caller has the turn.
     fn renew(
         &self,
         known: &[u8],
         read: impl Fn(&mut [u8], usize) -> Result<usize, i32>,
-    ) -> Result<(), i32> {
+    ) -> Result<bool, i32> {
         let keeps = memory::is_set(self, memory::KEEPS_AT)?;
         let single = memory::is_set(self, memory::IS_LOCKED_AT)?;
         let room = AT_ONCE.min(known.len()) * page_bytes();
         let (mut new, mut now, mut was) = (vec![0; room], vec![0; room], vec![0; room]);
+        let mut has_changed = false;
         for run in runs(known, |known| known != 0) {
             let (length, at) = (run.len() * page_bytes(), run.start * page_bytes());
             let (new, now, was) = (&mut new[..length], &mut now[..length], &mut was[..length]);
             let count = read(new, at)?;
             new[count..].fill(0);
+            self.get((PAGES_AT + at) as u64, now)?;
             if !keeps {
-                self.put((PAGES_AT + at) as u64, new)?;
+                if new != now {
+                    self.put((PAGES_AT + at) as u64, new)?;
+                    has_changed = true;
+                }
                 continue;
             }
-            self.get((PAGES_AT + at) as u64, now)?;
             self.get((ORIGINALS_AT + at) as u64, was)?;
             if single {
                 let Renewal { new: changed, same } = Renewal::of(new, now, was);
+                has_changed |= !changed.is_empty();
                 for part in &changed {
                     self.put((PAGES_AT + at + part.start) as u64, &new[part.clone()])?;
                 }
@@ -507,9 +534,10 @@ impl Shared {
             for changed in memory::changed(new, now) {
                 self.put((PAGES_AT + at + changed.start) as u64, &new[changed.clone()])?;
                 self.put((ORIGINALS_AT + at + changed.start) as u64, &new[changed])?;
+                has_changed = true;
             }
         }
-        Ok(())
+        Ok(has_changed)
     }
 
     /// Returns the number of pages that the memory has room for.
