@@ -7,6 +7,7 @@ mod support;
 
 use std::fs;
 use std::io::{BufRead, BufReader, Lines, Write};
+use std::os::unix::fs::FileExt;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use support::{TOWLINE, World};
 
@@ -263,4 +264,40 @@ fn a_mapping_is_new_after_a_sleep_between_looks_that_differed() {
     Program::start(&world, &looks, &[]).end();
     writes.go_on();
     writes.end();
+}
+
+/// Opening a file asks the server, and so does mapping it, also if another mapping keeps older pages.
+#[test]
+fn a_new_mapping_shows_what_others_have_stored() {
+    let world = World::new();
+    let script = format!(
+        "import mmap, os, subprocess, sys\n\
+         def map():\n\
+         \x20   file = open('{PREFIX}/' + sys.argv[1], 'r+b')\n\
+         \x20   return mmap.mmap(file.fileno(), 0, access=getattr(mmap, sys.argv[2]))\n\
+         if len(sys.argv) > 3:\n\
+         \x20   print(map()[4097], flush=True)\n\
+         else:\n\
+         \x20   first = map()\n\
+         \x20   if first[0] == 1 and sys.argv[2] == 'ACCESS_WRITE': first[8191] = 7\n\
+         \x20   print(first[4097], flush=True)\n\
+         \x20   input()\n\
+         \x20   subprocess.run([*sys.orig_argv, 'child'], check=True)\n\
+         \x20   print(map()[4097], first[4097], first[8191], flush=True)\n"
+    );
+    // The second file is read when it is touched, where that is possible.
+    for (name, length) in [("small", 3 * 4096), ("large", 1 << 20)] {
+        for (access, stored) in [("ACCESS_READ", 1), ("ACCESS_WRITE", 7)] {
+            let path = world.local("served").join(name);
+            fs::write(&path, vec![1; length]).unwrap();
+            let mut program = Program::start(&world, &script, &[name, access]);
+            assert_eq!(program.says(), "1");
+            let file = fs::File::options().write(true).open(&path).unwrap();
+            file.write_all_at(&[2; 10], 4090).unwrap();
+            program.go_on();
+            assert_eq!(program.says(), "2", "{name} {access}");
+            assert_eq!(program.says(), format!("2 2 {stored}"), "{name} {access}");
+            program.end();
+        }
+    }
 }

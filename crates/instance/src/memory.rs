@@ -21,7 +21,7 @@ use towline_wire::parts::fit_together;
 /// Maximum length of a file, 256 GiB: a multiple of all page sizes.
 pub const BYTES_MAX: u64 = 256 << 30;
 /// Maximum number of pages: that of the smallest page size.
-pub const PAGES_MAX: u64 = (64 << 20) - 4;
+pub const PAGES_MAX: u64 = (64 << 20) - 16;
 /// Offset of the byte that tells whether originals are kept.
 pub const KEEPS_AT: u64 = PAGES_MAX;
 /// Offset of the byte that tells whether the file is locked by programs that map it. Others may then change
@@ -31,8 +31,11 @@ pub const IS_LOCKED_AT: u64 = PAGES_MAX + 1;
 pub const IS_OLD_AT: u64 = PAGES_MAX + 2;
 /// Offset of the byte that tells whether the memory was taken away.
 pub const IS_LOST_AT: u64 = PAGES_MAX + 3;
+/// Offset of the [`towline_wire::Attr::change`] that the remote file had before its known pages were last read, 8
+/// bytes; zero if it is not known.
+pub const CHANGE_AT: u64 = PAGES_MAX + 8;
 /// Offset of the originals.
-pub const ORIGINALS_AT: u64 = PAGES_MAX + 4;
+pub const ORIGINALS_AT: u64 = PAGES_MAX + 16;
 /// Offset of the pages.
 pub const PAGES_AT: u64 = ORIGINALS_AT + BYTES_MAX;
 
@@ -117,14 +120,28 @@ pub struct Renewal {
 }
 
 impl Renewal {
-    /// Compares what a file that is locked holds (`new`) with the memory (`now`) and its originals (`was`), all
-    /// equally long. What was stored under a lock and is not in the file yet stays: nobody else can have changed
-    /// it in the file.
+    /// Compares what the file holds (`new`) with the memory (`now`) and its originals (`was`), all equally long.
+    ///
+    /// What was stored and is not in the file yet stays. Of bytes that were changed in both, those in the file
+    /// count if it is locked by the programs that store to it (`single`): nobody else can have changed it since.
+    /// Otherwise those in the memory count. Then pages that were not stored to are taken as a whole.
     #[must_use]
-    pub fn of(new: &[u8], now: &[u8], was: &[u8]) -> Self {
+    pub fn of(new: &[u8], now: &[u8], was: &[u8], single: bool) -> Self {
         let mut renewal = Self::default();
+        let is_new =
+            |at: usize| new[at] != was[at] && new[at] != now[at] && (single || now[at] == was[at]);
         for pages in changed(new, now) {
-            renewal.new.extend(bytes(pages, |at| new[at] != was[at] && new[at] != now[at]));
+            for at in pages.clone().step_by(page_bytes()) {
+                let page = at..(at + page_bytes()).min(pages.end);
+                if single || now[page.clone()] != was[page.clone()] {
+                    renewal.new.extend(bytes(page, is_new));
+                    continue;
+                }
+                match renewal.new.last_mut() {
+                    Some(last) if last.end == page.start => last.end = page.end,
+                    _ => renewal.new.push(page),
+                }
+            }
         }
         for pages in changed(now, was) {
             renewal.same.extend(bytes(pages, |at| now[at] != was[at] && new[at] == now[at]));
@@ -568,11 +585,17 @@ mod tests {
         // Changed in the file, stored to, both in different ways, both in the same way.
         (new[1], now[2], new[3], now[3]) = (1, 1, 1, 2);
         (new[page_bytes() + 4], now[page_bytes() + 4]) = (1, 1);
-        let renewal = Renewal::of(&new, &now, &was);
-        let single = |at| at..at + 1;
-        let wanted =
-            Renewal { new: vec![single(1), single(3)], same: vec![single(page_bytes() + 4)] };
-        assert_eq!(renewal, wanted);
-        assert_eq!(Renewal::of(&was, &was, &was), Renewal::default());
+        let one = |at| at..at + 1;
+        let same = vec![one(page_bytes() + 4)];
+        let locked = Renewal::of(&new, &now, &was, true);
+        assert_eq!(locked, Renewal { new: vec![one(1), one(3)], same: same.clone() });
+        let unlocked = Renewal::of(&new, &now, &was, false);
+        assert_eq!(unlocked, Renewal { new: vec![one(1)], same });
+        for single in [true, false] {
+            assert_eq!(Renewal::of(&was, &was, &was, single), Renewal::default());
+        }
+        // Pages that were not stored to.
+        let renewal = Renewal::of(&new[..page_bytes()], &was[..page_bytes()], &was, false);
+        assert_eq!((renewal.new.first(), renewal.new.len()), (Some(&(0..page_bytes())), 1));
     }
 }

@@ -257,7 +257,7 @@ fn prepare_and_map(
     shared: &Option<(Arc<Shared>, bool)>,
 ) -> Result<*mut c_void, i32> {
     if let Some((shared, is_new)) = shared {
-        shared.begin(wish.offset, wish.length, *is_new)?;
+        shared.begin(wish.file.0, (wish.offset, wish.length), *is_new)?;
     }
     touched::map(wish)
 }

@@ -10,8 +10,10 @@ use libc::{c_int, c_void, off64_t, size_t};
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Mutex, MutexGuard};
+use std::time::{SystemTime, UNIX_EPOCH};
 use towline_client::File;
 use towline_instance::memory::{self, AT_ONCE, Access, Renewal, Turn, runs};
+use towline_wire::Timestamp;
 use towline_wire::request::sync_kind;
 
 /// Returns true once a process of the run has made a shared mapping.
@@ -277,7 +279,7 @@ impl Shared {
         is_new: bool,
     ) -> Result<(), i32> {
         let _turn = self.turn()?;
-        self.prepare(offset, length, is_new)?;
+        self.prepare(open, (offset, length), is_new)?;
         let keeps = memory::is_set(self, memory::KEEPS_AT)?;
         let first = offset as usize / page_bytes();
         let known = self.known(first, length.div_ceil(page_bytes()))?;
@@ -307,9 +309,38 @@ impl Shared {
         Ok(())
     }
 
-    /// Makes room for a mapping of `length` bytes from `offset` of the file on. The first one of a process
-    /// (`is_new`) takes the lock that says so, and clears the memory if no other process maps it.
-    fn prepare(&self, offset: off64_t, length: usize, is_new: bool) -> Result<(), i32> {
+    /// Makes room for a mapping of `length` bytes from `offset` of the file on, and reads known pages again if
+    /// others have changed the file. The first one of a process (`is_new`) takes the lock that says so, and clears
+    /// the memory if no other process maps it.
+    fn prepare(
+        &self,
+        open: Open,
+        (offset, length): (off64_t, usize),
+        is_new: bool,
+    ) -> Result<(), i32> {
+        self.make_room(offset, length, is_new)?;
+        let attr = remote::stat(open)?;
+        let mut change = [0; 8];
+        self.get(memory::CHANGE_AT, &mut change)?;
+        if change != attr.change.to_ne_bytes() {
+            if let Some(known) = self.known_if_short()? {
+                self.renew(&known, |to, at| remote::with(open, |file| read_from(file, to, at)))?;
+            }
+            // Another change in the same tick of the server's clock need not show in the number.
+            let is_settled = !is_recent(attr.changed);
+            let change = if is_settled { attr.change } else { 0 };
+            self.put(memory::CHANGE_AT, &change.to_ne_bytes())?;
+        }
+        Ok(())
+    }
+
+    /// Makes room for a mapping that grows.
+    pub(super) fn reach(&self, offset: off64_t, length: usize) -> Result<(), i32> {
+        let _turn = self.turn()?;
+        self.make_room(offset, length, false)
+    }
+
+    fn make_room(&self, offset: off64_t, length: usize, is_new: bool) -> Result<(), i32> {
         let end = (offset as usize).checked_add(length).ok_or(libc::EOVERFLOW)?;
         if end > LENGTH_MAX {
             return Err(libc::EFBIG);
@@ -329,14 +360,14 @@ impl Shared {
     }
 
     /// [`Shared::read_in`] for pages that are read when they are touched. [`Shared::place`] must follow.
-    pub(super) fn begin(&self, offset: off64_t, length: usize, is_new: bool) -> Result<(), i32> {
+    pub(super) fn begin(
+        &self,
+        open: Open,
+        part: (off64_t, usize),
+        is_new: bool,
+    ) -> Result<(), i32> {
         let _turn = self.turn()?;
-        self.prepare(offset, length, is_new)
-    }
-
-    /// Makes room for a mapping that grows.
-    pub(super) fn reach(&self, offset: off64_t, length: usize) -> Result<(), i32> {
-        self.begin(offset, length, false)
+        self.prepare(open, part, is_new)
     }
 
     /// Maps the memory.
@@ -517,24 +548,13 @@ impl Shared {
                 continue;
             }
             self.get((ORIGINALS_AT + at) as u64, was)?;
-            if single {
-                let Renewal { new: changed, same } = Renewal::of(new, now, was);
-                has_changed |= !changed.is_empty();
-                for part in &changed {
-                    self.put((PAGES_AT + at + part.start) as u64, &new[part.clone()])?;
-                }
-                for part in changed.into_iter().chain(same) {
-                    self.put((ORIGINALS_AT + at + part.start) as u64, &new[part])?;
-                }
-                continue;
+            let Renewal { new: changed, same } = Renewal::of(new, now, was, single);
+            has_changed |= !changed.is_empty();
+            for part in &changed {
+                self.put((PAGES_AT + at + part.start) as u64, &new[part.clone()])?;
             }
-            for changed in memory::changed(now, was) {
-                new[changed.clone()].copy_from_slice(&now[changed]);
-            }
-            for changed in memory::changed(new, now) {
-                self.put((PAGES_AT + at + changed.start) as u64, &new[changed.clone()])?;
-                self.put((ORIGINALS_AT + at + changed.start) as u64, &new[changed])?;
-                has_changed = true;
+            for part in changed.into_iter().chain(same) {
+                self.put((ORIGINALS_AT + at + part.start) as u64, &new[part])?;
             }
         }
         Ok(has_changed)
@@ -556,6 +576,12 @@ impl Shared {
         self.call(libc::SYS_fstat, &raw mut status as usize, 0, 0)?;
         Ok(status)
     }
+}
+
+/// Returns true if a time of the server lies less than a second from now. Clocks may differ.
+fn is_recent(time: Timestamp) -> bool {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs() as i64);
+    time.seconds.abs_diff(now) < 2
 }
 
 /// Reads from `at` on until `to` is full or the file ends.
