@@ -127,6 +127,7 @@ fn main() -> ExitCode {
             start(Command::Run(plain.unwrap_or_else(|| parse_run(std::env::args_os().skip(1)))))
         }
         Some(name) if name == run::KEEP => run::keep(arguments),
+        Some(name) if name == serve::HOLD => serve::hold(arguments),
         _ if stack_is_short() => {
             // The thread has reported its panic already.
             let thread = std::thread::Builder::new().stack_size(STACK_BYTES).spawn(parse_and_start);

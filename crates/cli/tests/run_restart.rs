@@ -261,3 +261,102 @@ fn sessions(url: &str) -> String {
     let output = Command::new(TOWLINE).args(["stats", "--json", url]).output().unwrap();
     String::from_utf8(output.stdout).unwrap()
 }
+
+/// Returns the process that holds open files for the server of this place, if there is one, and the number of
+/// files that it holds.
+fn held(place: &Path) -> Option<(u32, usize)> {
+    let wanted = format!("hold\0{}/state/files\0", place.display());
+    let numbers = fs::read_dir("/proc").unwrap().flatten();
+    let numbers = numbers.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let is_holder = |number: &u32| {
+        let line = fs::read(format!("/proc/{number}/cmdline")).unwrap_or_default();
+        String::from_utf8_lossy(&line).ends_with(&wanted)
+    };
+    let number = { numbers }.find(is_holder)?;
+    let files = fs::read_dir(format!("/proc/{number}/fd")).into_iter().flatten().flatten();
+    let targets = files.filter_map(|entry| fs::read_link(entry.path()).ok());
+    let served = place.join("served");
+    Some((number, targets.filter(|target| target.starts_with(&served)).count()))
+}
+
+fn wait_until_held(place: &Path, what: &str, holds: impl Fn(Option<(u32, usize)>) -> bool) {
+    let end = Instant::now() + PATIENCE;
+    while !holds(held(place)) {
+        assert!(Instant::now() < end, "{what}: {:?}", held(place));
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Of files: without a name from the beginning, removed, replaced, renamed by others; of directories: renamed by
+/// others.
+#[test]
+fn open_files_outlive_their_server_whatever_becomes_of_their_names() {
+    let place = std::env::temp_dir().join(format!("towline-kept-{}", std::process::id()));
+    let place = Place(place);
+    for name in ["served/dir", "state"] {
+        fs::create_dir_all(place.0.join(name)).unwrap();
+    }
+    let server = Server::start(&place.0);
+    let script = format!(
+        "import os, tempfile\n\
+         os.chdir({PREFIX:?})\n\
+         def made(file, text):\n\
+         \x20   file.write(text); file.flush()\n\
+         \x20   return file\n\
+         files = [made(tempfile.TemporaryFile(dir='.'), b'none')]\n\
+         files += [made(open(name, 'w+b'), name.encode()) for name in ('removed', 'replaced', 'renamed')]\n\
+         os.unlink('removed')\n\
+         os.close(os.open('new', os.O_CREAT)); os.rename('new', 'replaced')\n\
+         folder = os.open('dir', os.O_RDONLY)\n\
+         for _ in range(3):\n\
+         \x20   print('ready', flush=True)\n\
+         \x20   input()\n\
+         \x20   for file in files:\n\
+         \x20       file.seek(0); print(file.read().decode(), end=' ')\n\
+         \x20       file.seek(0, 2); file.write(b'+'); file.flush()\n\
+         \x20   print(os.stat('in', dir_fd=folder).st_size, flush=True)\n\
+         for file in files: file.close()\n\
+         os.close(folder)\n\
+         print('closed', flush=True)\n\
+         input()\n"
+    );
+    let url = format!("towline+unix:///d?socket={}/socket", place.0.display());
+    let mut program = Command::new(TOWLINE)
+        .args(["run", "--at", &format!("{PREFIX}={url}"), "--", "python3", "-c", &script])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut said = BufReader::new(program.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let mut tells = program.stdin.take().unwrap();
+    assert_eq!(said.next().as_deref(), Some("ready"));
+    wait_until_held(&place.0, "all are held", |held| held.is_some_and(|(_, files)| files >= 5));
+    let served = |name: &str| place.0.join("served").join(name);
+    fs::rename(served("renamed"), served("elsewhere")).unwrap();
+    fs::rename(served("dir"), served("other")).unwrap();
+    fs::write(served("other/in"), "12").unwrap();
+    let mut server = Some(server);
+    for round in 0..3 {
+        // The last time it is told to end.
+        let Some(mut old) = server.take() else { panic!() };
+        if round == 2 {
+            Command::new("kill").arg(old.0.id().to_string()).status().unwrap();
+            old.0.wait().unwrap();
+        }
+        drop(old);
+        server = Some(Server::start(&place.0));
+        tells.write_all(b"\n").unwrap();
+        let more = "+".repeat(round);
+        let wanted = format!("none{more} removed{more} replaced{more} renamed{more} 2");
+        assert_eq!(said.next(), Some(wanted));
+        let next = if round == 2 { "closed" } else { "ready" };
+        assert_eq!(said.next().as_deref(), Some(next));
+    }
+    assert_eq!(fs::read(served("elsewhere")).unwrap(), b"renamed+++");
+    // What is closed is let go of: its space is free again.
+    wait_until_held(&place.0, "what is closed", |held| held.is_some_and(|(_, files)| files == 0));
+    tells.write_all(b"\n").unwrap();
+    assert!(program.wait().unwrap().success());
+    drop(server);
+    wait_until_held(&place.0, "the holder ends", |held| held.is_none());
+}

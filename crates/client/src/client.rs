@@ -1,7 +1,7 @@
 //! The client handle: one session with one server.
 
 use crate::File;
-use crate::convert::{check_text, write_flags};
+use crate::convert::{check_text, unexpected, write_flags};
 use crate::core::Core;
 use crate::{Error, Lock, Transport};
 use std::io;
@@ -12,7 +12,7 @@ use std::time::Duration;
 use towline_wire::limits::{
     CLIENT_STALL_SECONDS, LISTING_BYTES_MAX, PATH_BYTES_MAX, RECONNECT_SECONDS,
 };
-use towline_wire::{Attr, Errno, Request};
+use towline_wire::{Attr, Errno, Reply, Request};
 
 /// How a server ranks this client's requests while they wait for its processors, memory or devices.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -261,6 +261,28 @@ impl Client {
         let result = work(&file);
         let _ = file.into_handle();
         result
+    }
+
+    /// Asks the server again for a file that was open in this family before a restart, unless it is open already.
+    /// The server has kept it, or opens it at `path`; the parameters are those of [`File::from_handle`].
+    ///
+    /// # Errors
+    /// `ESTALE` if the file cannot be found.
+    pub fn reclaim_handle(
+        &self,
+        handle: u64,
+        export: &[u8],
+        path: &[u8],
+        flags: u32,
+        inode: u64,
+    ) -> Result<(), Error> {
+        let request = Request::Reclaim { handle, flags, inode, export, path };
+        self.with_handle(handle, 0, |file| {
+            file.one(request, |reply| match reply {
+                Reply::Opened { .. } => Ok(()),
+                _ => Err(unexpected()),
+            })
+        })
     }
 
     /// Closes an open file of this family. Waits for the answer only if this client has locks on

@@ -270,9 +270,11 @@ impl OpenFiles {
             }
             let Open { flags, inode, identity, .. } = *open;
             let mut opens = |export: &[u8], path: &[u8]| {
+                // Files opened one below the other can have longer paths, which no server would take. It may have
+                // kept the file.
+                let path = if path.len() <= PATH_BYTES_MAX { path } else { b"" };
                 let request = Request::Reclaim { handle, flags, inode, export, path };
-                // Files opened one below the other can have longer paths, which no server would take.
-                Ok::<_, io::Error>(path.len() <= PATH_BYTES_MAX && each(identity, &[request])?)
+                each(identity, &[request])
             };
             let mut again = opens(&open.export, &open.path)?;
             let moved = |renamed: &Renamed| renamed.moved(&open.export, &open.path);

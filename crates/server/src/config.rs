@@ -1,5 +1,6 @@
 //! The settings of a server.
 
+use std::ffi::OsString;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -47,6 +48,10 @@ pub struct Config {
     pub insecure: bool,
     /// Directory in which sessions are kept, so that they survive when the server is killed.
     pub state: Option<PathBuf>,
+    /// With `state`: the command that starts a process which calls [`crate::hold_files`] with its last argument,
+    /// so that open files survive whatever becomes of their names. Empty: there is none, and files are opened
+    /// again by their paths.
+    pub holder: Vec<OsString>,
     /// Time that an NBD client has to choose its disk.
     pub nbd_handshake: Duration,
     /// With `state`: how long, after a start, the locks of clients that are not back yet are held for them.
@@ -190,6 +195,7 @@ impl Default for Config {
             no_root_squash: false,
             insecure: false,
             state: None,
+            holder: Vec::new(),
             nbd_handshake: Duration::from_secs(CLIENT_STALL_SECONDS),
             lock_grace: Duration::from_secs(LOCK_GRACE_SECONDS),
         }

@@ -12,6 +12,7 @@ use crate::exports::Exports;
 use crate::failure::Failure;
 use crate::families::Families;
 use crate::grants::Running;
+use crate::kept::Kept;
 use crate::lane::Lane;
 use crate::mailbox::{Mail, Mailbox};
 use crate::native::{self, Taken};
@@ -66,6 +67,7 @@ pub(crate) struct Shared {
     pub(crate) squash_root: bool,
     /// Keeps sessions across a restart.
     pub(crate) state: Option<Arc<State>>,
+    pub(crate) kept: Option<Arc<Kept>>,
     pub(crate) failure: Failure,
     /// Statistics of each core.
     pub(crate) cores: Vec<Arc<CoreStatistics>>,

@@ -235,6 +235,9 @@ impl Core {
             session.files = families.join(hello.family, &session);
             self.shared.returned(session.files.lock().owner);
         }
+        if let Some(kept) = &self.shared.kept {
+            kept.add(&session.files);
+        }
         (welcome.session, welcome.secret) = (id, session.secret);
         let mut served = Served::new(session, index as u64);
         served.is_low = hello.want & want::LOW_PRIORITY != 0;

@@ -20,6 +20,7 @@ mod families;
 mod grants;
 mod guarded;
 mod handshake;
+mod kept;
 mod lane;
 mod lanes;
 mod loans;
@@ -44,6 +45,7 @@ pub use config::{
     CORE_BUFFER_BYTES_MIN, CORES_MAX, Config, DiskExport, DiskKind, EngineWish, Export, ExportKind,
     OwnStore,
 };
+pub use kept::hold::run as hold_files;
 pub use server::{Server, StartError};
 pub use towline_block::{DataPath, Delivery, RateLimit, SHORTEST_FRAGMENT, Shape};
 pub use towline_store::block::CacheMode;

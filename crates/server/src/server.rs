@@ -6,6 +6,7 @@ use crate::disks::Disks;
 use crate::exports::Exports;
 use crate::failure::{Failure, work_of_core};
 use crate::families::Families;
+use crate::kept::{Keeping, Kept};
 use crate::lanes::{random, seconds};
 use crate::mailbox::{Mail, Mailbox};
 use crate::pools::Pools;
@@ -47,6 +48,7 @@ pub struct Server {
     threads: Vec<JoinHandle<()>>,
     watch: Option<Watch>,
     engine: Engine,
+    keeping: Option<Keeping>,
     /// Held so that no other server uses the directory.
     _directory: Option<StateDirectory>,
 }
@@ -184,6 +186,18 @@ impl Server {
             .clone()
             .map(|state| Locks::keeping(HeldLocks::load(state, seconds())))
             .unwrap_or_default();
+        let (kept, keeping) = match &config.state {
+            Some(path) if !config.holder.is_empty() => Kept::start(path, &config.holder)
+                .inspect_err(|error| {
+                    log::warn!(
+                        "open files without a name will be lost when the server is killed: there can be no \
+                         process that holds them: {error}"
+                    );
+                })
+                .ok()
+                .unzip(),
+            _ => (None, None),
+        };
         let mailboxes: Result<Vec<Mailbox>, _> = (0..cores).map(|_| Mailbox::new()).collect();
         let shared = Arc::new(Shared {
             exports,
@@ -203,6 +217,7 @@ impl Server {
             identity: config.identity,
             squash_root: !config.no_root_squash,
             state,
+            kept,
             failure: Failure::default(),
             cores: statistics.cores.clone(),
             listeners: RwLock::new(listeners),
@@ -217,6 +232,7 @@ impl Server {
             threads: Vec::new(),
             watch: None,
             engine: Engine::Epoll,
+            keeping,
             _directory: directory,
         };
         for index in 0..cores {
@@ -346,6 +362,9 @@ impl Server {
     }
 
     fn shut_down(&mut self) {
+        if let Some(keeping) = &mut self.keeping {
+            keeping.end();
+        }
         for mailbox in &self.shared.mailboxes {
             mailbox.send(Mail::Shutdown);
         }

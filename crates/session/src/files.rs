@@ -4,6 +4,7 @@ use crate::watches::{EventQueue, Watches};
 use parking_lot::Mutex;
 use std::borrow::Cow;
 use std::collections::HashMap;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use towline_store::{FileStore, OpenFile, Watch};
 use towline_wire::Errno;
@@ -87,6 +88,28 @@ impl Drop for Hold {
     }
 }
 
+/// Keeps open files for the next server, in case this one is killed. Files are kept by their handle and the owner of
+/// their table ([`Files::owner`]).
+pub trait Keep: Send + Sync {
+    /// Tells it to ask this table soon for [`Files::news`].
+    fn wake(&self);
+
+    /// Lets go of files whose table has ended.
+    fn let_go(&self, owner: u64, handles: Vec<u64>);
+
+    /// Returns a file that the previous server had open. It is kept further.
+    fn take(&self, owner: u64, handle: u64) -> Option<OwnedFd>;
+}
+
+/// What has happened in a table of open files.
+#[derive(Default)]
+pub struct News {
+    /// Files to keep.
+    pub opened: Vec<(u64, Arc<dyn OpenFile>)>,
+    /// Handles of kept files that are closed.
+    pub closed: Vec<u64>,
+}
+
 /// An open file and the store it belongs to.
 #[derive(Clone)]
 pub struct Opened {
@@ -102,6 +125,8 @@ pub struct Opened {
     pub flags: u32,
     /// Set once a lock was requested for it, or if it was open before a restart and may have locks.
     pub(crate) hold: Option<Arc<Hold>>,
+    /// It is kept for the next server.
+    pub(crate) is_kept: bool,
 }
 
 impl Opened {
@@ -113,7 +138,7 @@ impl Opened {
         terms: Terms,
         flags: u32,
     ) -> Self {
-        Self { watches: Watches::default(), store, file, terms, flags, hold: None }
+        Self { watches: Watches::default(), store, file, terms, flags, hold: None, is_kept: false }
     }
 }
 
@@ -134,6 +159,11 @@ pub struct Files {
     /// members of a family come back one after the other.
     reclaimed: HashMap<u64, Opened>,
     open: usize,
+    /// Keeps files that stay open for a while.
+    keep: Option<Arc<dyn Keep>>,
+    /// Handles of files that were opened, and of kept ones that were closed, since [`Files::news`] was called.
+    opened: Vec<u64>,
+    closed: Vec<u64>,
 }
 
 /// Returns the index and the generation of a handle.
@@ -172,6 +202,65 @@ impl Files {
             free: Vec::new(),
             reclaimed: HashMap::new(),
             open: 0,
+            keep: None,
+            opened: Vec::new(),
+            closed: Vec::new(),
+        }
+    }
+
+    /// Has its files kept from now on; returns false if they are already.
+    pub fn be_kept(&mut self, keep: &Arc<dyn Keep>) -> bool {
+        let is_new = self.keep.is_none();
+        self.keep.get_or_insert_with(|| keep.clone());
+        is_new
+    }
+
+    /// Keeps no more files.
+    pub fn be_left(&mut self) {
+        self.keep = None;
+        self.opened = Vec::new();
+        self.closed = Vec::new();
+    }
+
+    /// Returns what has happened since the last call. The files are taken for kept.
+    pub fn news(&mut self) -> News {
+        let mut opened = Vec::new();
+        for handle in std::mem::take(&mut self.opened) {
+            // Most are closed again. The root of an export is found again without this.
+            if let Ok(found) = self.find_mut(handle)
+                && found.file.descriptor().is_some()
+                && !found.store.may_hang()
+                && found.store.root().is_ok_and(|root| root.identity() != found.file.identity())
+            {
+                found.is_kept = true;
+                opened.push((handle, found.file.clone()));
+            }
+        }
+        News { opened, closed: std::mem::take(&mut self.closed) }
+    }
+
+    /// Returns the file with this handle that the previous server had open.
+    pub(crate) fn take_kept(&self, handle: u64) -> Option<OwnedFd> {
+        self.keep.as_ref()?.take(self.owner, handle)
+    }
+
+    fn is_opened(&mut self, handle: u64) {
+        if let Some(keep) = &self.keep {
+            if self.opened.is_empty() {
+                keep.wake();
+            }
+            self.opened.push(handle);
+        }
+    }
+
+    /// Notes that a file is closed. To be called for each one that was open.
+    fn is_closed(&mut self, handle: u64, opened: &Opened) {
+        self.open -= 1;
+        if let Some(keep) = self.keep.as_ref().filter(|_| opened.is_kept) {
+            if self.closed.is_empty() {
+                keep.wake();
+            }
+            self.closed.push(handle);
         }
     }
 
@@ -227,7 +316,9 @@ impl Files {
         }
         self.entries[index as usize] = (generation, Some(opened));
         self.open += 1;
-        Ok(handle(generation))
+        let handle = handle(generation);
+        self.is_opened(handle);
+        Ok(handle)
     }
 
     /// Adds a file with the handle that it had before the server restarted.
@@ -243,8 +334,12 @@ impl Files {
         self.check_room()?;
         // It may have locks from before.
         opened.hold.get_or_insert_default();
+        let is_kept = opened.is_kept;
         self.reclaimed.insert(handle, opened);
         self.open += 1;
+        if !is_kept {
+            self.is_opened(handle);
+        }
         Ok(())
     }
 
@@ -313,16 +408,35 @@ impl Files {
     /// # Errors
     /// `EBADF` when there is none.
     pub fn remove(&mut self, handle: u64) -> Result<Opened, Errno> {
-        if let Some(opened) = self.reclaimed.remove(&handle) {
-            self.open -= 1;
-            return Ok(opened);
-        }
-        self.find(handle)?;
-        let (index, _) = parts(handle);
-        let opened = self.entries[index].1.take().ok_or(Errno::EBADF)?;
-        self.free.push(index as u32);
-        self.open -= 1;
+        let opened = match self.reclaimed.remove(&handle) {
+            Some(opened) => opened,
+            None => {
+                self.find(handle)?;
+                let (index, _) = parts(handle);
+                let opened = self.entries[index].1.take().ok_or(Errno::EBADF)?;
+                self.free.push(index as u32);
+                opened
+            }
+        };
+        self.is_closed(handle, &opened);
         Ok(opened)
+    }
+}
+
+impl Drop for Files {
+    fn drop(&mut self) {
+        let Some(keep) = self.keep.take() else { return };
+        let handle = |(index, (generation, opened)): (usize, &(u32, Option<Opened>))| {
+            let is_kept = opened.as_ref().is_some_and(|opened| opened.is_kept);
+            is_kept.then_some(u64::from(*generation) << 32 | index as u64)
+        };
+        let mut handles = std::mem::take(&mut self.closed);
+        handles.extend(self.entries.iter().enumerate().filter_map(handle));
+        let reclaimed = self.reclaimed.iter().filter(|(_, opened)| opened.is_kept);
+        handles.extend(reclaimed.map(|(handle, _)| *handle));
+        if !handles.is_empty() {
+            keep.let_go(self.owner, handles);
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! Traits for trees of files.
 
 use crate::{Watch, Witness};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use towline_mem::Aggregate;
 use towline_wire::{Attr, Errno, StatFs, Timestamp};
@@ -129,6 +130,21 @@ pub trait FileStore: Send + Sync {
         at: Source<'_>,
         how: OpenHow,
     ) -> Result<(Arc<dyn OpenFile>, Attr), Errno>;
+
+    /// Takes over a file of this store that another server had opened as `how` says, and also returns its
+    /// attributes.
+    ///
+    /// # Errors
+    /// `ESTALE` if it was opened otherwise, or if the store has no such files.
+    fn adopt(
+        &self,
+        caller: &Caller,
+        fd: OwnedFd,
+        how: OpenHow,
+    ) -> Result<(Arc<dyn OpenFile>, Attr), Errno> {
+        let _ = (caller, fd, how);
+        Err(Errno::ESTALE)
+    }
 
     /// `fstatat(2)`.
     fn stat(&self, caller: &Caller, at: Source<'_>, follow: bool) -> Result<Attr, Errno>;
@@ -291,6 +307,12 @@ pub trait OpenFile: Send + Sync + std::any::Any {
     fn watch(&self, mask: u32, witness: Arc<dyn Witness>) -> Result<Box<dyn Watch>, Errno> {
         let _ = (mask, witness);
         Err(Errno::EOPNOTSUPP)
+    }
+
+    /// Returns the descriptor by which [`FileStore::adopt`] makes another server go on with this file, if the
+    /// store can do that.
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        None
     }
 
     /// Identifies the inode: two open files of a store are the same file if these values are equal.

@@ -16,7 +16,7 @@ pub(super) struct Opened {
     /// From the root of the export; empty if it is not known.
     pub(super) path: Vec<u8>,
     /// `O_*` flags, as in the protocol.
-    flags: u32,
+    pub(super) flags: u32,
 }
 
 impl Opened {

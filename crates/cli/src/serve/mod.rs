@@ -16,6 +16,7 @@ use sd_notify::NotifyState;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::collections::HashSet;
+use std::ffi::OsString;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -26,6 +27,17 @@ use towline_net::address::{Address, Listener};
 use towline_server::{
     CORE_BUFFER_BYTES_MIN, CORES_MAX, Config, DiskExport, EngineWish, Export, Server,
 };
+
+/// The word that makes the executable a process which holds open files of servers. Only `serve` uses it.
+pub(crate) const HOLD: &str = "hold";
+
+/// Holds open files of servers with a state directory, see [`towline_server::hold_files`].
+pub(crate) fn hold(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
+    crate::descriptors::raise_limit();
+    let path = arguments.next().map(PathBuf::from);
+    let held = path.is_some_and(|path| towline_server::hold_files(&path).is_ok());
+    if held { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
 
 /// Allowed values for the maximum length of a fragment.
 const FRAGMENT_BYTES: std::ops::RangeInclusive<u64> = 4 << 10..=256 << 10;
@@ -272,6 +284,7 @@ fn settings(args: &Args, inherited: bool) -> Result<Settings, Refusal> {
         no_root_squash: args.no_root_squash || file.no_root_squash,
         insecure: args.insecure || file.insecure,
         state: args.state.clone().or(file.state),
+        holder: ["/proc/self/exe", HOLD].map(OsString::from).to_vec(),
         nbd_handshake: defaults.nbd_handshake,
         lock_grace: defaults.lock_grace,
     };

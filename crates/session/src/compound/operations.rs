@@ -71,22 +71,30 @@ impl Compound {
                         return Ok(None);
                     }
                 }
-                if flags & open_flag::TEMPORARY != 0 {
-                    // It had no name, and another one is another file.
-                    return Err(Errno::ESTALE);
-                }
                 let (name, below) = export_and_path(export);
                 let (store, terms) = context.exports.find_again(name).ok_or(Errno::ESTALE)?;
                 self.reach(context, &store)?;
                 let store = at_or_below(store, caller, below).map_err(|_| Errno::ESTALE)?;
+                let how = OpenHow { flags: open_flag::without_changes(flags), mode: 0 };
+                if let Some(kept) = context.files.with(|files| files.take_kept(handle))
+                    && let Ok((file, attr)) = store.adopt(caller, kept, how)
+                    && attr.identity() == inode
+                {
+                    let opened = Opened::new(store, file, terms, how.flags);
+                    let opened = Opened { is_kept: true, ..opened };
+                    self.opened(context, opened, Some(handle), attr)?;
+                    return Ok(None);
+                }
+                if flags & open_flag::TEMPORARY != 0 {
+                    // It had no name, and another one is another file.
+                    return Err(Errno::ESTALE);
+                }
                 let root = store.root()?;
-                let flags = open_flag::without_changes(flags);
+                let flags = how.flags;
                 let (file, attr) = if path.is_empty() {
                     open_root(&*store, caller)?
                 } else {
-                    store
-                        .open(caller, (&*root, path), OpenHow { flags, mode: 0 })
-                        .map_err(|_| Errno::ESTALE)?
+                    store.open(caller, (&*root, path), how).map_err(|_| Errno::ESTALE)?
                 };
                 if attr.identity() != inode {
                     return Err(Errno::ESTALE);

@@ -11,7 +11,7 @@ use rustix::buffer::spare_capacity;
 use rustix::fs::{Advice, FallocateFlags, OFlags, SeekFrom, Statx};
 use rustix::io::{Errno as Code, IoSlice, ReadWriteFlags};
 use std::num::NonZeroU64;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use towline_mem::{Aggregate, Fresh, Segment};
@@ -401,6 +401,10 @@ impl OpenFile for DirectoryFile {
 
     fn watch(&self, mask: u32, witness: Arc<dyn Witness>) -> Result<Box<dyn Watch>, Errno> {
         self.watch_by_kernel(mask, &witness)
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.fd.as_fd())
     }
 
     fn identity(&self) -> (u64, u64) {

@@ -239,6 +239,23 @@ impl FileStore for DirectoryStore {
         Ok((Arc::new(file), self.tree.attr_of(&stat)))
     }
 
+    fn adopt(
+        &self,
+        caller: &Caller,
+        fd: OwnedFd,
+        how: OpenHow,
+    ) -> Result<(Arc<dyn OpenFile>, Attr), Errno> {
+        let opening = Opening::of(how)?;
+        let is_as = rustix::fs::fcntl_getfl(&fd).map_err(errno)?;
+        let kind = OFlags::ACCMODE | OFlags::PATH;
+        if is_as & kind != opening.flags & kind || self.tree.read_only && opening.writable {
+            return Err(Errno::ESTALE);
+        }
+        let stat = stat_file(&fd)?;
+        let file = DirectoryFile::new(&self.tree, Arc::new(fd), &opening, &stat, Some(caller));
+        Ok((Arc::new(file), self.tree.attr_of(&stat)))
+    }
+
     fn stat(&self, caller: &Caller, (base, path): Source<'_>, follow: bool) -> Result<Attr, Errno> {
         let base = self.file(base)?;
         if path.is_empty() {
