@@ -221,24 +221,39 @@ signal.pause()
     }
 }
 
-/// Such a mapping is read when it is made, and nobody fills it.
+/// Such a mapping is read when it is made, and nobody fills it. Also if another process, which only reads, still
+/// has it mapped.
 #[test]
 fn what_a_killed_program_stored_to_a_short_mapping_is_written() {
     let world = World::new();
     let path = world.local("served/big");
-    fs::write(&path, [1; 5000]).unwrap();
-    let script = r"
+    for reads in [false, true] {
+        fs::write(&path, [1; 5000]).unwrap();
+        let script = format!(
+            r"
 import mmap, os, signal, sys
+if {reads}:
+    ends, lives = os.pipe()
+    if os.fork() == 0:
+        with open(sys.argv[1], 'rb') as file:
+            m = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+            os.write(lives, b'.')
+            signal.sigtimedwait([], 2)
+            os._exit(m[4500] != 2)
+    os.read(ends, 1)
 with open(sys.argv[1], 'r+b') as file:
     m = mmap.mmap(file.fileno(), 0)
     m[4500] = 2
     os.kill(os.getpid(), signal.SIGKILL)
-";
-    let (status, _, complaint) = ended(python(&world.url("dir"), script));
-    assert_eq!(status.signal(), Some(libc::SIGKILL), "{status}: {complaint}");
-    // The keeper writes it after the program has ended.
-    wait_until("what was stored is written", || fs::read(&path).unwrap()[4500] == 2);
-    assert_eq!(fs::metadata(&path).unwrap().len(), 5000);
+",
+            reads = if reads { "True" } else { "False" },
+        );
+        let (status, _, complaint) = ended(python(&world.url("dir"), &script));
+        assert_eq!(status.signal(), Some(libc::SIGKILL), "{status}: {complaint}");
+        // The keeper writes it after the program has ended.
+        wait_until("what was stored is written", || fs::read(&path).unwrap()[4500] == 2);
+        assert_eq!(fs::metadata(&path).unwrap().len(), 5000);
+    }
 }
 
 /// Maps the file, touches a page, prints a line, waits for a line, and touches another page.

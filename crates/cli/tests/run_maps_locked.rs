@@ -21,10 +21,11 @@ struct Program {
 }
 
 impl Program {
-    /// Starts a script with these arguments.
+    /// Starts a script with these arguments. The same server is behind another prefix, too.
     fn start(world: &World, script: &str, arguments: &[&str]) -> Self {
         let mut child = Command::new(TOWLINE)
-            .args(["run", "--at", &format!("{PREFIX}={}", world.url("dir"))])
+            .args(["run", "--at", &format!("{PREFIX}-other={}", world.url("mem"))])
+            .args(["--at", &format!("{PREFIX}={}", world.url("dir"))])
             .args(["--", "python3", "-c", script])
             .args(arguments)
             .stdin(Stdio::piped())

@@ -21,7 +21,7 @@ use towline_wire::parts::fit_together;
 /// Maximum length of a file, 256 GiB: a multiple of all page sizes.
 pub const BYTES_MAX: u64 = 256 << 30;
 /// Maximum number of pages: that of the smallest page size.
-pub const PAGES_MAX: u64 = (64 << 20) - 16;
+pub const PAGES_MAX: u64 = (64 << 20) - 32;
 /// Offset of the byte that tells whether originals are kept.
 pub const KEEPS_AT: u64 = PAGES_MAX;
 /// Offset of the byte that tells whether the file is locked by programs that map it. Others may then change
@@ -32,10 +32,11 @@ pub const IS_OLD_AT: u64 = PAGES_MAX + 2;
 /// Offset of the byte that tells whether the memory was taken away.
 pub const IS_LOST_AT: u64 = PAGES_MAX + 3;
 /// Offset of the [`towline_wire::Attr::change`] that the remote file had before its known pages were last read, 8
-/// bytes; zero if it is not known.
+/// bytes, and of when that was seen first, 8 bytes: in milliseconds by this machine's clock; zero once the pages
+/// were read again some time after that.
 pub const CHANGE_AT: u64 = PAGES_MAX + 8;
 /// Offset of the originals.
-pub const ORIGINALS_AT: u64 = PAGES_MAX + 16;
+pub const ORIGINALS_AT: u64 = PAGES_MAX + 32;
 /// Offset of the pages.
 pub const PAGES_AT: u64 = ORIGINALS_AT + BYTES_MAX;
 
@@ -124,24 +125,15 @@ impl Renewal {
     ///
     /// What was stored and is not in the file yet stays. Of bytes that were changed in both, those in the file
     /// count if it is locked by the programs that store to it (`single`): nobody else can have changed it since.
-    /// Otherwise those in the memory count. Then pages that were not stored to are taken as a whole.
+    /// Otherwise those in the memory count. Bytes that have not changed are left out: a process may store to them
+    /// at this moment.
     #[must_use]
     pub fn of(new: &[u8], now: &[u8], was: &[u8], single: bool) -> Self {
         let mut renewal = Self::default();
         let is_new =
             |at: usize| new[at] != was[at] && new[at] != now[at] && (single || now[at] == was[at]);
         for pages in changed(new, now) {
-            for at in pages.clone().step_by(page_bytes()) {
-                let page = at..(at + page_bytes()).min(pages.end);
-                if single || now[page.clone()] != was[page.clone()] {
-                    renewal.new.extend(bytes(page, is_new));
-                    continue;
-                }
-                match renewal.new.last_mut() {
-                    Some(last) if last.end == page.start => last.end = page.end,
-                    _ => renewal.new.push(page),
-                }
-            }
+            renewal.new.extend(bytes(pages, is_new));
         }
         for pages in changed(now, was) {
             renewal.same.extend(bytes(pages, |at| now[at] != was[at] && new[at] == now[at]));
@@ -312,6 +304,28 @@ pub fn write_back<E>(
     Ok(())
 }
 
+/// Returns true if some of these `pages` were stored to and not written back. The caller holds the file's [`Turn`].
+///
+/// # Errors
+/// Those of the file.
+pub fn is_unwritten<E>(memory: &impl Access<Error = E>, pages: usize) -> Result<bool, E> {
+    if !is_set(memory, KEEPS_AT)? {
+        return Ok(false);
+    }
+    let mut known = vec![0; pages];
+    memory.get(0, &mut known)?;
+    let (mut now, mut was) = (vec![0; AT_ONCE * page_bytes()], vec![0; AT_ONCE * page_bytes()]);
+    for run in runs(&known, |known| known != 0) {
+        let (length, at) = (run.len() * page_bytes(), (run.start * page_bytes()) as u64);
+        memory.get(PAGES_AT + at, &mut now[..length])?;
+        memory.get(ORIGINALS_AT + at, &mut was[..length])?;
+        if now[..length] != was[..length] {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
 /// Takes the memory away, as its remote file is lost: all processes get `SIGBUS` when they touch mappings of it.
 /// Returns whether some of these `pages` were stored to and not written back, or `None` if the memory was taken
 /// away before. The caller holds the file's [`Turn`], removes the file's name, and from then on nobody reads
@@ -321,21 +335,7 @@ pub fn write_back<E>(
 /// Those of the file.
 pub fn lose<E>(memory: &impl Access<Error = E>, pages: usize) -> Result<Option<bool>, E> {
     let was_lost = is_set(memory, IS_LOST_AT)?;
-    let mut is_unwritten = false;
-    if !was_lost && is_set(memory, KEEPS_AT)? {
-        let mut known = vec![0; pages];
-        memory.get(0, &mut known)?;
-        let (mut now, mut was) = (vec![0; AT_ONCE * page_bytes()], vec![0; AT_ONCE * page_bytes()]);
-        for run in runs(&known, |known| known != 0) {
-            let (length, at) = (run.len() * page_bytes(), (run.start * page_bytes()) as u64);
-            memory.get(PAGES_AT + at, &mut now[..length])?;
-            memory.get(ORIGINALS_AT + at, &mut was[..length])?;
-            if now[..length] != was[..length] {
-                is_unwritten = true;
-                break;
-            }
-        }
-    }
+    let is_unwritten = !was_lost && is_unwritten(memory, pages)?;
     // First, as this process may be killed in between: without its pages the memory must not be used.
     memory.put(IS_LOST_AT, &[1])?;
     memory.set_length(ORIGINALS_AT)?;
@@ -594,8 +594,5 @@ mod tests {
         for single in [true, false] {
             assert_eq!(Renewal::of(&was, &was, &was, single), Renewal::default());
         }
-        // Pages that were not stored to.
-        let renewal = Renewal::of(&new[..page_bytes()], &was[..page_bytes()], &was, false);
-        assert_eq!((renewal.new.first(), renewal.new.len()), (Some(&(0..page_bytes())), 1));
     }
 }

@@ -7,7 +7,7 @@
 
 use super::directory::RunDirectory;
 use super::memory::Memory;
-use super::pending::Pending;
+use super::pending::{Pending, UnderWay};
 use super::source::{Opened, Source};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -20,28 +20,33 @@ use towline_instance::{MAPPINGS, State, memory};
 
 /// How long the end of a run waits for data to be written back.
 const WRITTEN: Duration = Duration::from_secs(60);
-/// How often, and how many times, to look whether others still map a file that a killed process had open.
-const LOOK: Duration = Duration::from_millis(2);
-const LOOKS: u32 = 20;
 
 /// The servers of a run, each with a thread once there is something to write back: a server that is away does
 /// not stop the keeper, nor what is for the others.
 pub(super) struct Leftovers {
     mappings: PathBuf,
     state: Arc<State>,
-    /// By mount number.
     servers: Vec<Server>,
     pending: Arc<Pending>,
 }
 
+/// A server, which releases all locks of a process together, whatever prefixes it has.
+#[derive(Clone)]
 struct Server {
     client: Client,
-    url: Url,
-    jobs: Option<Sender<Job>>,
+    /// By mount number, of its prefixes.
+    mounts: Vec<(u32, Url)>,
+    jobs: Option<Sender<(Job, UnderWay)>>,
 }
 
 /// What follows once everything is written back.
-enum Job {
+struct Job {
+    what: What,
+    /// The server's run at that time. The next one may have given the locks to others.
+    boot_epoch: u32,
+}
+
+enum What {
     /// An open file is closed, which releases its locks.
     Close(Opened),
     /// The locks of a process that has ended are released.
@@ -55,29 +60,44 @@ impl Leftovers {
         state: Arc<State>,
         servers: Vec<(Client, Url)>,
     ) -> Self {
-        let server = |(client, url)| Server { client, url, jobs: None };
-        Self {
-            mappings: directory.path().join(MAPPINGS),
-            state,
-            servers: servers.into_iter().map(server).collect(),
-            pending: Arc::default(),
+        let mut all: Vec<Server> = Vec::new();
+        for (number, (client, url)) in servers.into_iter().enumerate() {
+            let mount = (number as u32, url);
+            let is_same = |known: &&mut Server| known.mounts[0].1.transport == mount.1.transport;
+            match all.iter_mut().find(is_same) {
+                Some(known) => known.mounts.push(mount),
+                None => all.push(Server { client, mounts: vec![mount], jobs: None }),
+            }
         }
+        let mappings = directory.path().join(MAPPINGS);
+        Self { mappings, state, servers: all, pending: Arc::default() }
     }
 
     /// Closes an open file on its server.
     pub(super) fn close(&mut self, opened: Opened) {
         let is_mapped = self.is_any_mapped()
             && self.mappings.join(memory::name(opened.mount, opened.inode)).exists();
-        let mount = opened.mount;
-        self.start(mount as usize, is_mapped, Job::Close(opened));
+        let of = |server: &Server| server.mounts.iter().any(|(mount, _)| *mount == opened.mount);
+        let Some(server) = self.servers.iter().position(of) else { return };
+        if is_mapped {
+            self.start(server, What::Close(opened));
+        } else {
+            self.servers[server].client.close_handle(opened.handle);
+        }
     }
 
     /// Releases the locks of a process that has ended.
     pub(super) fn end_process(&mut self, process: u32) {
-        for mount in 0..self.servers.len() {
-            let is_mapped =
-                self.is_any_mapped() && mapped(&self.mappings, mount as u32).next().is_some();
-            self.start(mount, is_mapped, Job::End(process));
+        for server in 0..self.servers.len() {
+            let Server { client, mounts, jobs } = &self.servers[server];
+            let is_mapped = self.is_any_mapped()
+                && mounts.iter().any(|(mount, _)| mapped(&self.mappings, *mount).next().is_some());
+            // After those before it, of whatever process.
+            if is_mapped || jobs.is_some() && !self.is_idle() {
+                self.start(server, What::End(process));
+            } else {
+                client.end_process(process.into());
+            }
         }
     }
 
@@ -99,46 +119,36 @@ impl Leftovers {
         self.state.mapped().load(Ordering::Acquire) != 0
     }
 
-    /// Does a job: after those before it and on a thread if there may be something to write back (`is_mapped`).
-    fn start(&mut self, mount: usize, is_mapped: bool, job: Job) {
-        let Some(server) = self.servers.get_mut(mount) else { return };
+    /// Does a job after those before it, on a thread if there can be one.
+    fn start(&mut self, server: usize, what: What) {
+        let Some(server) = self.servers.get_mut(server) else { return };
+        let job = Job { what, boot_epoch: server.client.boot_epoch() };
+        let jobs = server.jobs.take();
         let worker = || Worker {
-            mount: mount as u32,
             mappings: self.mappings.clone(),
             state: Arc::clone(&self.state),
-            client: server.client.clone(),
-            url: server.url.clone(),
+            server: server.clone(),
         };
-        if !is_mapped && self.pending.is_none() {
-            return worker().finish(&job);
-        }
-        let jobs = server.jobs.take().or_else(|| worker().start(Arc::clone(&self.pending)));
+        let jobs = jobs.or_else(|| worker().start());
         let Some(jobs) = jobs else { return worker().work(&job) };
-        self.pending.begin();
-        let _ = jobs.send(job); // its thread works as long as there is a sender
+        // Its thread works as long as there is a sender, unless it has failed.
+        let _ = jobs.send((job, self.pending.begin()));
         server.jobs = Some(jobs);
     }
 }
 
 /// Does the jobs of a server.
 struct Worker {
-    mount: u32,
     mappings: PathBuf,
     state: Arc<State>,
-    client: Client,
-    url: Url,
+    server: Server,
 }
 
 impl Worker {
     /// Returns `None` if there can be no thread.
-    fn start(self, pending: Arc<Pending>) -> Option<Sender<Job>> {
-        let (sender, jobs) = mpsc::channel();
-        let work = move || {
-            for job in jobs {
-                self.work(&job);
-                pending.end();
-            }
-        };
+    fn start(self) -> Option<Sender<(Job, UnderWay)>> {
+        let (sender, jobs) = mpsc::channel::<(Job, UnderWay)>();
+        let work = move || jobs.into_iter().for_each(|(job, _under_way)| self.work(&job));
         let thread = std::thread::Builder::new().name("leftovers".to_owned()).spawn(work);
         thread
             .inspect_err(|error| log::warn!("cannot write back what programs stored: {error}"))
@@ -147,46 +157,54 @@ impl Worker {
     }
 
     fn work(&self, job: &Job) {
-        match job {
-            Job::Close(opened) => self.write_back(opened.inode, Some(opened)),
-            Job::End(_) => {
-                for inode in mapped(&self.mappings, self.mount) {
-                    self.write_back(inode, None);
+        let client = &self.server.client;
+        match &job.what {
+            What::Close(opened) => {
+                let url = self.server.mounts.iter().find(|(mount, _)| *mount == opened.mount);
+                if let Some((_, url)) = url {
+                    self.write_back(job, url, (opened.mount, opened.inode), Some(opened));
                 }
+                client.close_handle(opened.handle);
             }
-        }
-        self.finish(job);
-    }
-
-    fn finish(&self, job: &Job) {
-        match job {
-            Job::Close(opened) => self.client.close_handle(opened.handle),
-            Job::End(process) => self.client.end_process((*process).into()),
+            What::End(process) => {
+                for (mount, url) in &self.server.mounts {
+                    for inode in mapped(&self.mappings, *mount) {
+                        self.write_back(job, url, (*mount, inode), None);
+                    }
+                }
+                client.end_process((*process).into());
+            }
         }
     }
 
     /// Writes back what was stored to a file. A file that is about to be closed is `own`.
-    fn write_back(&self, inode: u64, own: Option<&Opened>) {
-        // If its server was restarted, no program reopens this one any more.
-        let is_ending = own.is_some();
-        let own = own.filter(|own| own.is_writable());
-        let own = own.map(|own| Source::kept(own, &self.client, &self.url));
-        let others = Opened::all(&self.state, self.mount, inode).into_iter();
-        let others = others.filter(Opened::is_writable);
-        let others = others.map(|opened| Source::of(&opened, &self.client));
-        let path = self.mappings.join(memory::name(self.mount, inode));
-        // Without a source, whoever had one has closed it, and has written back before.
-        let mut sources = own.into_iter().chain(others).peekable();
-        if sources.peek().is_none() {
+    fn write_back(&self, job: &Job, url: &Url, (mount, inode): (u32, u64), own: Option<&Opened>) {
+        let client = &self.server.client;
+        let others = Opened::all(&self.state, mount, inode);
+        let all = own.into_iter().chain(&others).filter(|opened| opened.is_writable());
+        // Without any, whoever had one has closed it, and has written back before.
+        let mut all = all.peekable();
+        if all.peek().is_none() {
             return;
         }
         // Nobody maps the file any more if there is no memory.
+        let path = self.mappings.join(memory::name(mount, inode));
         let Ok(memory) = Memory::open(path) else { return };
-        let is_closed =
-            |error: &io::Error| matches!(error.raw_os_error(), Some(libc::EBADF | libc::ESTALE));
+        // Nobody could do it later.
+        let is_last =
+            own.is_some_and(Opened::is_writable) && !others.iter().any(Opened::is_writable);
+        let is_same_server = || client.boot_epoch() == job.boot_epoch;
         let mut written = Ok(());
-        for source in sources {
-            written = write_back(&memory, &source, is_ending);
+        for opened in all {
+            let source = Source::of(opened, client);
+            written = memory.write_back_unless(&source, is_last, is_same_server);
+            // After a restart of the server, nobody may have asked for this one again yet.
+            if written.as_ref().is_err_and(is_closed) && opened.reclaim(client, url).is_ok() {
+                written = memory.write_back_unless(&source, is_last, is_same_server);
+                if !own.is_some_and(|own| std::ptr::eq(own, opened)) {
+                    opened.close_unless_open(client, &self.state);
+                }
+            }
             if !written.as_ref().is_err_and(is_closed) {
                 break;
             }
@@ -197,16 +215,9 @@ impl Worker {
     }
 }
 
-/// Writes back what was stored to this memory. A process that is being killed (`is_ending`) closes its files one
-/// by one, so it may still have the memory open.
-fn write_back(memory: &Memory, source: &Source, is_ending: bool) -> io::Result<()> {
-    for _ in 0..if is_ending { LOOKS } else { 1 } {
-        if memory.write_back(source)? {
-            break;
-        }
-        towline_net::pause(LOOK);
-    }
-    Ok(())
+/// Returns true if the file is not open on the server.
+fn is_closed(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EBADF | libc::ESTALE))
 }
 
 /// Yields the inodes of a mount's files that have memory.

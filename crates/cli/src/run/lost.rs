@@ -136,27 +136,21 @@ impl Mount {
     /// Returns true if an open file was lost: no process of the run has it open on the new server, the server has
     /// not kept it, and it is not at its path.
     fn is_lost(&self, open: &Opened, inode: u64) -> Result<bool, Error> {
-        let root = self.url.root();
-        let again = || {
-            let (handle, path) = (open.handle, &open.path);
-            self.client.reclaim_handle(handle, &root, path, open.flags, inode)?;
-            // The process may have closed it meanwhile.
-            let is_open = |other: &Opened| other.handle == handle;
-            if !Opened::all(&self.state, self.number, inode).iter().any(is_open) {
-                self.client.close_handle(handle);
-            }
-            Ok(())
-        };
         let found = match self.client.with_handle(open.handle, 0, File::stat) {
-            Err(Error::Errno(Errno::EBADF | Errno::ESTALE)) => match again() {
-                Ok(()) => return Ok(false),
-                // Not at its path, or closed to this user.
-                Err(Error::Errno(_)) => {
-                    let root = self.client.attach(&root);
-                    root.and_then(|root| root.stat_path(&open.path, true))
+            Err(Error::Errno(Errno::EBADF | Errno::ESTALE)) => {
+                match open.reclaim(&self.client, &self.url) {
+                    Ok(()) => {
+                        open.close_unless_open(&self.client, &self.state);
+                        return Ok(false);
+                    }
+                    // Not at its path, or closed to this user.
+                    Err(Error::Errno(_)) => {
+                        let root = self.client.attach(&self.url.root());
+                        root.and_then(|root| root.stat_path(&open.path, true))
+                    }
+                    Err(error) => Err(error),
                 }
-                Err(error) => Err(error),
-            },
+            }
             found => found,
         };
         match found {

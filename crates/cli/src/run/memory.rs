@@ -58,32 +58,52 @@ impl Memory {
         Ok((length / page_bytes() as u64) as usize)
     }
 
-    /// Writes stored data back to the remote file. Returns false if it leaves that to processes which still map
-    /// the memory. Where programs lock the file, it does not: what a killed one has left comes before its lock
-    /// goes.
+    /// Writes stored data back to the remote file, unless a process still maps the memory: such processes write
+    /// back themselves. Where programs lock the file, it does not leave that to them: what a killed process has
+    /// left comes before its lock goes.
     pub(super) fn write_back(
         &self,
         source: &impl memory::Remote<Error = io::Error>,
-    ) -> io::Result<bool> {
+    ) -> io::Result<()> {
+        self.write_back_unless(source, false, || true)
+    }
+
+    /// [`Memory::write_back`], also if processes map the memory (`is_last`). What is under locks is written only
+    /// if `has_locks` still holds.
+    pub(super) fn write_back_unless(
+        &self,
+        source: &impl memory::Remote<Error = io::Error>,
+        is_last: bool,
+        has_locks: impl Fn() -> bool,
+    ) -> io::Result<()> {
         // First the turn, then the lock, as processes do that begin to map the file: they must not wait for
         // each other, nor take this for another process that maps it.
         let _turn = match self.turn() {
             // Whoever took the memory away has told the user what is lost.
-            Err(error) if error.raw_os_error() == Some(libc::ESTALE) => return Ok(true),
+            Err(error) if error.raw_os_error() == Some(libc::ESTALE) => return Ok(()),
             turn => turn?,
         };
         if !memory::is_set(self, memory::KEEPS_AT)? {
-            return Ok(true);
+            return Ok(());
         }
-        // Open the file anew, because a lock belongs to an open file description. The lock ends before the
-        // turn does.
-        let alone = File::options().read(true).write(true).open(&self.path)?;
-        let is_left = !memory::is_set(self, memory::IS_LOCKED_AT)?
-            && rustix::fs::flock(&alone, FlockOperation::NonBlockingLockExclusive).is_err();
-        if !is_left {
-            memory::write_back(self, source, 0..self.pages()?)?;
+        if memory::is_set(self, memory::IS_LOCKED_AT)? {
+            if !has_locks() {
+                return match memory::is_unwritten(self, self.pages()?)? {
+                    true => Err(io::Error::other(
+                        "the server was restarted, and others may have got the locks under which it was stored",
+                    )),
+                    false => Ok(()),
+                };
+            }
+        } else if !is_last {
+            // Open the file anew, because a lock belongs to an open file description. The lock ends before the
+            // turn does.
+            let alone = File::options().read(true).write(true).open(&self.path)?;
+            if rustix::fs::flock(&alone, FlockOperation::NonBlockingLockExclusive).is_err() {
+                return Ok(());
+            }
         }
-        Ok(!is_left)
+        memory::write_back(self, source, 0..self.pages()?)
     }
 
     /// Records that pages have been filled with `data`. To be called in the same turn as filling them.

@@ -45,7 +45,7 @@ pub(super) struct Run {
     forks: Mutex<HashMap<u64, Announced>>,
     announced: Condvar,
     /// Processes that are served.
-    served: Pending,
+    served: Arc<Pending>,
 }
 
 /// A child that its parent has announced.
@@ -73,7 +73,7 @@ impl Pager {
             servers,
             forks: Mutex::default(),
             announced: Condvar::new(),
-            served: Pending::default(),
+            served: Arc::default(),
         };
         Ok(Self { listener, run: Arc::new(run) })
     }
@@ -88,14 +88,13 @@ impl Pager {
                     crate::descriptors::raise_limit();
                     let run = Arc::clone(&self.run);
                     let thread = std::thread::Builder::new().name("pager".to_owned());
-                    run.served.begin();
+                    let served = run.served.begin();
                     let serve = move || {
                         Process::serve(&run, socket);
-                        run.served.end();
+                        drop(served);
                     };
                     // A process that is not served reads whole files when it maps them.
                     if let Err(error) = thread.stack_size(STACK_BYTES).spawn(serve) {
-                        self.run.served.end();
                         log::warn!("cannot fill a process's mappings on demand: {error}");
                     }
                 }
@@ -158,7 +157,7 @@ mod tests {
             servers: Vec::new(),
             forks: Mutex::default(),
             announced: Condvar::new(),
-            served: Pending::default(),
+            served: Arc::default(),
         };
         run.announce(1, Vec::new());
         run.announce(2, Vec::new());

@@ -1,6 +1,6 @@
 //! A number of things that are under way on threads.
 
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 #[derive(Default)]
@@ -9,15 +9,13 @@ pub(super) struct Pending {
     ended: Condvar,
 }
 
-impl Pending {
-    pub(super) fn begin(&self) {
-        *self.count() += 1;
-    }
+/// One of these things; it is over when this is dropped.
+pub(super) struct UnderWay(Arc<Pending>);
 
-    /// Must follow each [`Pending::begin`].
-    pub(super) fn end(&self) {
-        *self.count() -= 1;
-        self.ended.notify_all();
+impl Pending {
+    pub(super) fn begin(self: &Arc<Self>) -> UnderWay {
+        *self.count() += 1;
+        UnderWay(Arc::clone(self))
     }
 
     pub(super) fn is_none(&self) -> bool {
@@ -32,5 +30,12 @@ impl Pending {
 
     fn count(&self) -> MutexGuard<'_, usize> {
         self.count.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        *self.0.count() -= 1;
+        self.0.ended.notify_all();
     }
 }

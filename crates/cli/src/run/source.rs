@@ -2,7 +2,7 @@
 
 use std::io;
 use std::sync::atomic::Ordering;
-use towline_client::{Client, Url};
+use towline_client::{Client, Error, Url};
 use towline_instance::{Entry, State, Taken, memory};
 use towline_wire::request::open_flag;
 
@@ -16,7 +16,7 @@ pub(super) struct Opened {
     /// From the root of the export; empty if it is not known.
     pub(super) path: Vec<u8>,
     /// `O_*` flags, as in the protocol.
-    pub(super) flags: u32,
+    flags: u32,
 }
 
 impl Opened {
@@ -45,6 +45,24 @@ impl Opened {
             is_still.then_some(opened)
         });
         opened.collect()
+    }
+
+    /// Asks the server again for the file after a restart, for all processes of the run: the one that has it open
+    /// may be asleep.
+    ///
+    /// # Errors
+    /// Those of [`Client::reclaim_handle`].
+    pub(super) fn reclaim(&self, client: &Client, url: &Url) -> Result<(), Error> {
+        let Self { inode, handle, ref path, flags, .. } = *self;
+        client.reclaim_handle(handle, &url.root(), path, flags, inode)
+    }
+
+    /// Closes the file if it was reclaimed for a process that has closed it meanwhile.
+    pub(super) fn close_unless_open(&self, client: &Client, state: &State) {
+        let is_this = |opened: &Self| opened.handle == self.handle;
+        if !Self::all(state, self.mount, self.inode).iter().any(is_this) {
+            client.close_handle(self.handle);
+        }
     }
 
     /// Returns true if what programs store to mappings can be written back through it.

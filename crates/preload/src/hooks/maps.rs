@@ -450,21 +450,25 @@ pub(super) fn locking(
 
 /// Reads all mapped files again that programs lock.
 pub(super) fn renew_locked() {
-    let mut found: Vec<(Arc<Shared>, Option<Arc<Handle>>, u64)> = Vec::new();
-    let _ = with_maps((), |maps| {
-        for map in maps.iter() {
+    let found = || {
+        let mut found: Vec<(Arc<Shared>, Option<Arc<Handle>>, u64)> = Vec::new();
+        for map in MAPS.lock().ok()?.iter() {
             let Some(shared) = &map.shared else { continue };
             match found.iter_mut().find(|(known, ..)| known.is(shared)) {
                 Some((_, handle, _)) => *handle = handle.take().or_else(|| map.handle.clone()),
                 None => found.push((shared.clone(), map.handle.clone(), map.lent)),
             }
         }
+        Some(found)
+    };
+    // Also what is dropped.
+    let _ = inside(|| {
+        for (shared, handle, lent) in found().unwrap_or_default() {
+            // On failure, a mapping keeps what it had.
+            let _ = shared.renew_locked(handle.as_deref(), lent);
+        }
         Ok(())
     });
-    for (shared, handle, lent) in found {
-        // On failure, a mapping keeps what it had.
-        let _ = inside(|| shared.renew_locked(handle.as_deref(), lent));
-    }
 }
 
 /// Writes back the mappings of a file before one of its descriptors is closed.

@@ -13,7 +13,6 @@ use std::sync::{Mutex, MutexGuard};
 use std::time::{SystemTime, UNIX_EPOCH};
 use towline_client::File;
 use towline_instance::memory::{self, AT_ONCE, Access, Renewal, Turn, runs};
-use towline_wire::Timestamp;
 use towline_wire::request::sync_kind;
 
 /// Returns true once a process of the run has made a shared mapping.
@@ -46,6 +45,9 @@ const STARTED_MAX: usize = 32;
 
 /// Most bytes that are read again when the file is locked; longer mappings stay as they are.
 const RENEWED_BYTES_MAX: usize = 64 << 20;
+
+/// Longer than a tick of a server's clock, in milliseconds.
+const TICK_MS: u64 = 1000;
 
 /// An open file through which mappings are written back: the program may close its descriptor at once.
 pub(super) struct Handle {
@@ -309,9 +311,9 @@ impl Shared {
         Ok(())
     }
 
-    /// Makes room for a mapping of `length` bytes from `offset` of the file on, and reads known pages again if
-    /// others have changed the file. The first one of a process (`is_new`) takes the lock that says so, and clears
-    /// the memory if no other process maps it.
+    /// Makes room for a mapping of `length` bytes from `offset` of the file on, and reads its known pages again if
+    /// others have changed the file. The first mapping of a process (`is_new`) takes the lock that says so, and
+    /// clears the memory if no other process maps it.
     fn prepare(
         &self,
         open: Open,
@@ -319,17 +321,38 @@ impl Shared {
         is_new: bool,
     ) -> Result<(), i32> {
         self.make_room(offset, length, is_new)?;
-        let attr = remote::stat(open)?;
-        let mut change = [0; 8];
-        self.get(memory::CHANGE_AT, &mut change)?;
-        if change != attr.change.to_ne_bytes() {
-            if let Some(known) = self.known_if_short()? {
-                self.renew(&known, |to, at| remote::with(open, |file| read_from(file, to, at)))?;
-            }
-            // Another change in the same tick of the server's clock need not show in the number.
-            let is_settled = !is_recent(attr.changed);
-            let change = if is_settled { attr.change } else { 0 };
-            self.put(memory::CHANGE_AT, &change.to_ne_bytes())?;
+        let first = offset as usize / page_bytes();
+        let known = self.known(first, length.div_ceil(page_bytes()))?;
+        let is_any = known.iter().any(|known| *known != 0);
+        let is_whole = first == 0 && known.len() >= self.pages()?;
+        if !is_any && !is_whole {
+            return Ok(());
+        }
+        // What came with opening the file will do for pages that are read after it.
+        let attr = if is_any { remote::with(open, File::stat)? } else { remote::stat(open)? };
+        let mut seen = [[0; 8]; 2];
+        self.get(memory::CHANGE_AT, seen.as_flattened_mut())?;
+        let [change, first_seen] = seen.map(u64::from_ne_bytes);
+        let now = milliseconds();
+        let is_same = change == attr.change;
+        if is_same && first_seen == 0 {
+            return Ok(());
+        }
+        if is_any && is_short(&known) {
+            self.renew(first, &known, |to, at| remote::with(open, |file| read_from(file, to, at)))?;
+        }
+        if is_whole {
+            // A second change in the same tick of the server's clock has the same number.
+            let is_settled = is_same && now.saturating_sub(first_seen) > TICK_MS;
+            let first_seen = match is_settled {
+                true => 0,
+                false if is_same => first_seen,
+                false => now,
+            };
+            self.put(
+                memory::CHANGE_AT,
+                [attr.change, first_seen].map(u64::to_ne_bytes).as_flattened(),
+            )?;
         }
         Ok(())
     }
@@ -345,8 +368,10 @@ impl Shared {
         if end > LENGTH_MAX {
             return Err(libc::EFBIG);
         }
+        // What a killed process has left is written back by whoever comes to it first.
         if is_new
             && self.call(libc::SYS_flock, (libc::LOCK_EX | libc::LOCK_NB) as usize, 0, 0).is_ok()
+            && !memory::is_unwritten(self, self.pages()?)?
         {
             // Only as far as the memory can reach: file systems refuse lengths that they could not hold.
             self.punch(0, PAGES_AT + LENGTH_MAX)?;
@@ -459,7 +484,7 @@ impl Shared {
     pub(crate) fn read_anew(&self, open: Open) -> Result<(), i32> {
         let _turn = self.turn()?;
         let known = self.known(0, self.pages()?)?;
-        self.renew(&known, |to, at| remote::with(open, |file| read_from(file, to, at))).map(drop)
+        self.renew(0, &known, |to, at| remote::with(open, |file| read_from(file, to, at))).map(drop)
     }
 
     /// Reads all known pages again if programs lock the file, by `handle` or else by the program's own.
@@ -469,7 +494,7 @@ impl Shared {
             return Ok(());
         }
         let Some(known) = self.known_if_short()? else { return Ok(()) };
-        let renewed = self.renew(&known, |to, at| match handle {
+        let renewed = self.renew(0, &known, |to, at| match handle {
             Some(handle) => handle.with(|file| read_from(file, to, at)),
             None => remote::with_handle(self.mount, lent, |file| read_from(file, to, at)),
         });
@@ -479,8 +504,7 @@ impl Shared {
     /// [`Shared::known`] of all pages, or `None` if more are known than are read again for a lock.
     fn known_if_short(&self) -> Result<Option<Vec<u8>>, i32> {
         let known = self.known(0, self.pages()?)?;
-        let count = known.iter().filter(|known| **known != 0).count();
-        Ok((count * page_bytes() <= RENEWED_BYTES_MAX).then_some(known))
+        Ok(is_short(&known).then_some(known))
     }
 
     /// Takes a lock on the file by `call`, which does not wait for others and tells whether they may have
@@ -512,7 +536,7 @@ impl Shared {
                 return Ok(false); // whoever locks it by a readable descriptor reads it
             }
             if let Some(known) = self.known_if_short()? {
-                has_changed = self.renew(&known, |to, at| match handle {
+                has_changed = self.renew(0, &known, |to, at| match handle {
                     Some(handle) => handle.with(|file| read_from(file, to, at)),
                     None => remote::with(open, |file| read_from(file, to, at)),
                 })?;
@@ -522,10 +546,11 @@ impl Shared {
         Ok(has_changed)
     }
 
-    /// Reads known pages again by `read`, which returns how many bytes there were. Returns whether that has
-    /// changed the memory. The caller has the turn.
+    /// Reads known pages from `first` on again by `read`, which returns how many bytes there were. Returns whether
+    /// that has changed the memory. The caller has the turn.
     fn renew(
         &self,
+        first: usize,
         known: &[u8],
         read: impl Fn(&mut [u8], usize) -> Result<usize, i32>,
     ) -> Result<bool, i32> {
@@ -535,7 +560,7 @@ impl Shared {
         let (mut new, mut now, mut was) = (vec![0; room], vec![0; room], vec![0; room]);
         let mut has_changed = false;
         for run in runs(known, |known| known != 0) {
-            let (length, at) = (run.len() * page_bytes(), run.start * page_bytes());
+            let (length, at) = (run.len() * page_bytes(), (first + run.start) * page_bytes());
             let (new, now, was) = (&mut new[..length], &mut now[..length], &mut was[..length]);
             let count = read(new, at)?;
             new[count..].fill(0);
@@ -578,10 +603,14 @@ impl Shared {
     }
 }
 
-/// Returns true if a time of the server lies less than a second from now. Clocks may differ.
-fn is_recent(time: Timestamp) -> bool {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs() as i64);
-    time.seconds.abs_diff(now) < 2
+/// Returns this machine's time.
+fn milliseconds() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |now| now.as_millis() as u64)
+}
+
+/// Returns true if no more than [`RENEWED_BYTES_MAX`] of these pages are known.
+fn is_short(known: &[u8]) -> bool {
+    known.iter().filter(|known| **known != 0).count() * page_bytes() <= RENEWED_BYTES_MAX
 }
 
 /// Reads from `at` on until `to` is full or the file ends.

@@ -21,7 +21,9 @@ pub(super) fn expect_retry(is_expected: bool) {
 /// Sleeps by `call`.
 fn sleeping<T>(call: impl FnOnce() -> T) -> T {
     let slept = call();
-    if IS_RETRY_EXPECTED.load(Ordering::Relaxed) {
+    // Another try takes the lock again.
+    if IS_RETRY_EXPECTED.load(Ordering::Relaxed) && IS_RETRY_EXPECTED.swap(false, Ordering::Relaxed)
+    {
         let errno = crate::guard::errno();
         maps::renew_locked();
         crate::guard::set_errno(errno);
