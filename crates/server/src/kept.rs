@@ -16,15 +16,14 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
 use towline_net::{Wait, receive_descriptors, send_descriptors};
-use towline_session::files::{Files, Keep, News, SharedFiles};
-use towline_store::OpenFile;
+use towline_session::files::{Files, Keep, SharedFiles, ToKeep};
 use towline_wire::limits::SESSION_LEASE_SECONDS;
 
 pub(crate) mod hold;
 
-use hold::{KEY_BYTES, Key, Kind};
+use hold::{ENTRY_BYTES, Entry, Key, Kind, Root};
 
-/// How long after a file was opened it is handed over, and after it was closed it is let go of.
+/// How long after a file was opened it is handed over.
 const DELAY: Duration = Duration::from_millis(200);
 /// How long files of the previous server are kept for clients that are not back yet.
 const RETURN: Duration = Duration::from_secs(SESSION_LEASE_SECONDS + 10);
@@ -32,12 +31,15 @@ const RETURN: Duration = Duration::from_secs(SESSION_LEASE_SECONDS + 10);
 /// The server's side.
 pub(crate) struct Kept {
     /// Files of the previous server that no client has asked for yet.
-    returned: Mutex<HashMap<Key, OwnedFd>>,
+    returned: Mutex<HashMap<Key, (Root, OwnedFd)>>,
     tables: Mutex<Vec<Weak<Mutex<Files>>>>,
-    /// Of tables that have ended.
+    /// Files that are closed.
     gone: Mutex<Vec<Key>>,
     thread: OnceLock<Thread>,
+    /// Files were opened.
     is_woken: AtomicBool,
+    /// The holder cannot be reached any more.
+    is_alone: AtomicBool,
     has_ended: AtomicBool,
 }
 
@@ -54,13 +56,24 @@ impl Kept {
         directory: &Path,
         command: &[OsString],
     ) -> io::Result<(Arc<Self>, Keeping)> {
-        let (socket, child) = hold::connect(directory, command)?;
+        let mut child = None;
+        let mut connect = || {
+            let (socket, started) = hold::connect(directory, command)?;
+            child = started.or(child.take());
+            Ok::<_, io::Error>((returned(&socket)?, socket))
+        };
+        let (returned, socket) = match connect() {
+            // It was just ending, as it had nothing to hold.
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => connect()?,
+            connected => connected?,
+        };
         let kept = Arc::new(Self {
-            returned: Mutex::new(returned(&socket)?),
+            returned: Mutex::new(returned),
             tables: Mutex::default(),
             gone: Mutex::default(),
             thread: OnceLock::new(),
             is_woken: AtomicBool::new(false),
+            is_alone: AtomicBool::new(false),
             has_ended: AtomicBool::new(false),
         });
         let body = {
@@ -72,11 +85,11 @@ impl Kept {
         Ok((kept.clone(), Keeping { kept, thread: Some(thread) }))
     }
 
-    /// Keeps the files of this table from now on.
-    pub(crate) fn add(self: &Arc<Self>, files: &SharedFiles) {
+    /// Keeps the files of this table from now on. `owner` is a secret of its owner.
+    pub(crate) fn add(self: &Arc<Self>, files: &SharedFiles, owner: u64) {
         let keep: Arc<dyn Keep> = self.clone();
         let mut tables = self.tables.lock();
-        if !self.has_ended.load(Ordering::Acquire) && files.lock().be_kept(&keep) {
+        if files.lock().be_kept(&keep, owner) {
             tables.push(Arc::downgrade(files));
         }
     }
@@ -84,101 +97,112 @@ impl Kept {
     /// Hands files over until the server ends.
     fn work(&self, socket: &OwnedFd, child: Option<Child>) {
         let until = Instant::now() + RETURN;
-        while !self.has_ended.load(Ordering::Acquire) {
-            if !self.is_woken.swap(false, Ordering::AcqRel) {
-                let left = until.saturating_duration_since(Instant::now());
-                let is_any_returned = !self.returned.lock().is_empty();
-                match is_any_returned {
-                    false => std::thread::park(),
-                    true if left.is_zero() => self.give_up_returned(),
-                    true => std::thread::park_timeout(left),
-                }
-                continue;
+        let mut due = None;
+        loop {
+            let has_ended = self.has_ended.load(Ordering::Acquire);
+            let now = Instant::now();
+            if now >= until {
+                let returned = std::mem::take(&mut *self.returned.lock());
+                self.gone.lock().extend(returned.into_keys());
             }
-            towline_net::pause(DELAY);
-            if let Err(error) = self.hand_over(socket) {
+            if self.is_woken.swap(false, Ordering::AcqRel) {
+                due.get_or_insert(now + DELAY);
+            }
+            let is_due = has_ended || due.is_some_and(|due| due <= now);
+            if let Err(error) = self.tell(socket, is_due)
+                && !self.is_alone.swap(true, Ordering::AcqRel)
+            {
                 log::warn!(
                     "open files without a name will be lost when the server is killed: the process that holds \
                      them cannot be reached: {error}"
                 );
-                self.give_up();
+            }
+            if has_ended {
                 break;
             }
+            due = due.filter(|_| !is_due);
+            let is_any_returned = !self.returned.lock().is_empty();
+            match due.into_iter().chain(is_any_returned.then_some(until)).min() {
+                Some(next) => std::thread::park_timeout(next.saturating_duration_since(now)),
+                None => std::thread::park(),
+            }
         }
-        let _ = self.hand_over(socket); // to a holder that may have ended
         // Without a connection it ends by itself; if it has ended, this is all that is left of it.
         drop(child.map(|mut child| child.try_wait()));
     }
 
-    /// Keeps no more files.
-    fn give_up(&self) {
-        self.has_ended.store(true, Ordering::Release);
-        let tables = std::mem::take(&mut *self.tables.lock());
-        tables.iter().filter_map(Weak::upgrade).for_each(|files| files.lock().be_left());
-    }
-
-    /// Lets go of what no client has asked for.
-    fn give_up_returned(&self) {
-        let keys: Vec<Key> = self.returned.lock().drain().map(|(key, _)| key).collect();
-        self.gone.lock().extend(keys);
-        self.is_woken.store(true, Ordering::Release);
-    }
-
-    fn hand_over(&self, socket: &OwnedFd) -> io::Result<()> {
-        let mut tables = Vec::new();
-        self.tables.lock().retain(|table| {
-            let table = table.upgrade();
-            let is_there = table.is_some();
-            tables.extend(table);
-            is_there
-        });
-        let mut gone = std::mem::take(&mut *self.gone.lock());
-        for table in tables {
-            let (owner, News { opened, closed }) = {
-                let mut files = table.lock();
-                (files.owner, files.news())
-            };
-            for files in opened.chunks(hold::FILES_MAX) {
+    /// Tells the holder which files are closed and, if `is_due`, hands over those that were opened.
+    fn tell(&self, socket: &OwnedFd, is_due: bool) -> io::Result<()> {
+        let gone = std::mem::take(&mut *self.gone.lock());
+        let tables = if is_due { self.tables() } else { Vec::new() };
+        let opened: Vec<(u64, Vec<ToKeep>)> =
+            tables.iter().map(|table| table.lock().opened()).collect();
+        drop(tables);
+        if self.is_alone.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        // First, as the same files may be open again.
+        for keys in gone.chunks(hold::KEYS_MAX) {
+            let entries: Vec<Entry> = keys.iter().map(|key| (*key, Root::default())).collect();
+            send_descriptors(socket, &hold::message(Kind::LetGo, &entries), &[], Wait::Any)?;
+        }
+        for (owner, files) in opened {
+            for files in files.chunks(hold::FILES_MAX) {
                 keep(socket, owner, files)?;
             }
-            gone.extend(closed.into_iter().map(|handle| (owner, handle)));
-        }
-        for keys in gone.chunks(hold::KEYS_MAX) {
-            send_descriptors(socket, &hold::message(Kind::LetGo, keys), &[], Wait::Any)?;
         }
         Ok(())
     }
 
-    fn wake_thread(&self) {
-        if !self.is_woken.swap(true, Ordering::AcqRel)
-            && let Some(thread) = self.thread.get()
-        {
+    /// Returns the tables that are still there.
+    fn tables(&self) -> Vec<SharedFiles> {
+        let mut found = Vec::new();
+        self.tables.lock().retain(|table| {
+            let table = table.upgrade();
+            let is_there = table.is_some();
+            found.extend(table);
+            is_there
+        });
+        found
+    }
+
+    fn unpark(&self) {
+        if let Some(thread) = self.thread.get() {
             thread.unpark();
         }
     }
 }
 
 /// Hands files of an owner over.
-fn keep(socket: &OwnedFd, owner: u64, files: &[(u64, Arc<dyn OpenFile>)]) -> io::Result<()> {
-    let of = |(handle, file): &'_ (u64, Arc<dyn OpenFile>)| {
-        Some(((owner, *handle), file.descriptor()?.try_clone_to_owned().ok()?))
+fn keep(socket: &OwnedFd, owner: u64, files: &[ToKeep]) -> io::Result<()> {
+    let of = |kept: &ToKeep| {
+        let fd = kept.file.descriptor()?.try_clone_to_owned().ok()?;
+        Some((((owner, kept.handle), kept.root), fd))
     };
-    let (keys, files): (Vec<Key>, Vec<OwnedFd>) = files.iter().filter_map(of).unzip();
+    let (entries, files): (Vec<Entry>, Vec<OwnedFd>) = files.iter().filter_map(of).unzip();
     let files: Vec<BorrowedFd<'_>> = files.iter().map(AsFd::as_fd).collect();
     if !files.is_empty() {
-        send_descriptors(socket, &hold::message(Kind::Keep, &keys), &files, Wait::Any)?;
+        send_descriptors(socket, &hold::message(Kind::Keep, &entries), &files, Wait::Any)?;
     }
     Ok(())
 }
 
 /// Receives what the holder has.
-fn returned(socket: &OwnedFd) -> io::Result<HashMap<Key, OwnedFd>> {
+fn returned(socket: &OwnedFd) -> io::Result<HashMap<Key, (Root, OwnedFd)>> {
     let mut returned = HashMap::new();
-    let mut bytes = [0; 1 + hold::FILES_MAX * KEY_BYTES];
+    let mut bytes = [0; 1 + hold::FILES_MAX * ENTRY_BYTES];
     loop {
-        let (length, files) = receive_descriptors(socket, &mut bytes, Wait::Any)?;
+        let (length, files) = match receive_descriptors(socket, &mut bytes, Wait::Any) {
+            // There are too many open files; these will be opened by their paths.
+            Err(error) if error.raw_os_error() == Some(libc::EMFILE) => continue,
+            Ok((0, _)) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            received => received?,
+        };
         match hold::parse(&bytes[..length]) {
-            Some((Kind::Keep, keys)) => returned.extend(keys.into_iter().zip(files)),
+            Some((Kind::Keep, entries)) => {
+                let entries = entries.into_iter().zip(files);
+                returned.extend(entries.map(|((key, root), file)| (key, (root, file))));
+            }
             Some((Kind::End, _)) => return Ok(returned),
             _ => return Err(io::ErrorKind::InvalidData.into()),
         }
@@ -186,20 +210,28 @@ fn returned(socket: &OwnedFd) -> io::Result<HashMap<Key, OwnedFd>> {
 }
 
 impl Keep for Kept {
-    fn wake(&self) {
-        self.wake_thread();
+    fn wake(&self) -> bool {
+        if self.is_alone.load(Ordering::Relaxed) {
+            return false;
+        }
+        if !self.is_woken.load(Ordering::Relaxed) && !self.is_woken.swap(true, Ordering::AcqRel) {
+            self.unpark();
+        }
+        true
     }
 
     fn let_go(&self, owner: u64, handles: Vec<u64>) {
         // When the server ends, the next one takes over.
-        if !self.has_ended.load(Ordering::Acquire) {
+        if !self.has_ended.load(Ordering::Acquire) && !handles.is_empty() {
             self.gone.lock().extend(handles.into_iter().map(|handle| (owner, handle)));
-            self.wake_thread();
+            self.unpark();
         }
     }
 
-    fn take(&self, owner: u64, handle: u64) -> Option<OwnedFd> {
-        self.returned.lock().remove(&(owner, handle))
+    fn take(&self, owner: u64, handle: u64, root: Root) -> Option<OwnedFd> {
+        let mut returned = self.returned.lock();
+        let (of, _) = returned.get(&(owner, handle))?;
+        (*of == root).then(|| returned.remove(&(owner, handle)))?.map(|(_, file)| file)
     }
 }
 

@@ -235,8 +235,10 @@ impl Core {
             session.files = families.join(hello.family, &session);
             self.shared.returned(session.files.lock().owner);
         }
-        if let Some(kept) = &self.shared.kept {
-            kept.add(&session.files);
+        // Who does not come back after a restart needs no files then. Numbers of sessions are known to all.
+        if let Some(kept) = self.shared.kept.as_ref().filter(|_| session.journal.is_some()) {
+            let owner = if session.family { hello.family } else { session.secret };
+            kept.add(&session.files, owner);
         }
         (welcome.session, welcome.secret) = (id, session.secret);
         let mut served = Served::new(session, index as u64);

@@ -88,26 +88,28 @@ impl Drop for Hold {
     }
 }
 
-/// Keeps open files for the next server, in case this one is killed. Files are kept by their handle and the owner of
-/// their table ([`Files::owner`]).
+/// Keeps open files for the next server, in case this one is killed. Files are kept by their handle and a secret of the
+/// owner of their table.
 pub trait Keep: Send + Sync {
-    /// Tells it to ask this table soon for [`Files::news`].
-    fn wake(&self);
+    /// Tells it to ask this table some time later for [`Files::opened`]; returns false if it keeps no more files.
+    fn wake(&self) -> bool;
 
-    /// Lets go of files whose table has ended.
+    /// Lets go of files that are closed.
     fn let_go(&self, owner: u64, handles: Vec<u64>);
 
-    /// Returns a file that the previous server had open. It is kept further.
-    fn take(&self, owner: u64, handle: u64) -> Option<OwnedFd>;
+    /// Returns a file of the store with this root that the previous server had open. It is kept further.
+    fn take(&self, owner: u64, handle: u64, root: (u64, u64)) -> Option<OwnedFd>;
 }
 
-/// What has happened in a table of open files.
-#[derive(Default)]
-pub struct News {
-    /// Files to keep.
-    pub opened: Vec<(u64, Arc<dyn OpenFile>)>,
-    /// Handles of kept files that are closed.
-    pub closed: Vec<u64>,
+/// A file to keep.
+#[non_exhaustive]
+pub struct ToKeep {
+    /// Its handle.
+    pub handle: u64,
+    /// Identity of the root of its store.
+    pub root: (u64, u64),
+    /// The file.
+    pub file: Arc<dyn OpenFile>,
 }
 
 /// An open file and the store it belongs to.
@@ -160,10 +162,9 @@ pub struct Files {
     reclaimed: HashMap<u64, Opened>,
     open: usize,
     /// Keeps files that stay open for a while.
-    keep: Option<Arc<dyn Keep>>,
-    /// Handles of files that were opened, and of kept ones that were closed, since [`Files::news`] was called.
+    keep: Option<(Arc<dyn Keep>, u64)>,
+    /// Handles of files that were opened since [`Files::opened`] was called.
     opened: Vec<u64>,
-    closed: Vec<u64>,
 }
 
 /// Returns the index and the generation of a handle.
@@ -204,51 +205,50 @@ impl Files {
             open: 0,
             keep: None,
             opened: Vec::new(),
-            closed: Vec::new(),
         }
     }
 
-    /// Has its files kept from now on; returns false if they are already.
-    pub fn be_kept(&mut self, keep: &Arc<dyn Keep>) -> bool {
+    /// Has its files kept from now on, for the `owner` with this secret; returns false if they are already.
+    pub fn be_kept(&mut self, keep: &Arc<dyn Keep>, owner: u64) -> bool {
         let is_new = self.keep.is_none();
-        self.keep.get_or_insert_with(|| keep.clone());
+        self.keep.get_or_insert_with(|| (keep.clone(), owner));
         is_new
     }
 
-    /// Keeps no more files.
-    pub fn be_left(&mut self) {
-        self.keep = None;
-        self.opened = Vec::new();
-        self.closed = Vec::new();
-    }
-
-    /// Returns what has happened since the last call. The files are taken for kept.
-    pub fn news(&mut self) -> News {
+    /// Returns the secret of the owner and the files to keep that were opened since the last call. They are taken
+    /// for kept.
+    pub fn opened(&mut self) -> (u64, Vec<ToKeep>) {
         let mut opened = Vec::new();
         for handle in std::mem::take(&mut self.opened) {
             // Most are closed again. The root of an export is found again without this.
             if let Ok(found) = self.find_mut(handle)
                 && found.file.descriptor().is_some()
                 && !found.store.may_hang()
-                && found.store.root().is_ok_and(|root| root.identity() != found.file.identity())
+                && let Ok(root) = found.store.root()
+                && root.identity() != found.file.identity()
             {
                 found.is_kept = true;
-                opened.push((handle, found.file.clone()));
+                opened.push(ToKeep { handle, root: root.identity(), file: found.file.clone() });
             }
         }
-        News { opened, closed: std::mem::take(&mut self.closed) }
+        (self.keep.as_ref().map_or(0, |(_, owner)| *owner), opened)
     }
 
-    /// Returns the file with this handle that the previous server had open.
-    pub(crate) fn take_kept(&self, handle: u64) -> Option<OwnedFd> {
-        self.keep.as_ref()?.take(self.owner, handle)
+    /// Returns the file with this handle that the previous server had open in this store.
+    pub(crate) fn take_kept(&self, handle: u64, store: &dyn FileStore) -> Option<OwnedFd> {
+        let (keep, owner) = self.keep.as_ref()?;
+        keep.take(*owner, handle, store.root().ok()?.identity())
+    }
+
+    /// Lets go of a kept file that could not be used.
+    pub(crate) fn give_up_kept(&self, handle: u64) {
+        if let Some((keep, owner)) = &self.keep {
+            keep.let_go(*owner, vec![handle]);
+        }
     }
 
     fn is_opened(&mut self, handle: u64) {
-        if let Some(keep) = &self.keep {
-            if self.opened.is_empty() {
-                keep.wake();
-            }
+        if self.keep.as_ref().is_some_and(|(keep, _)| keep.wake()) {
             self.opened.push(handle);
         }
     }
@@ -256,11 +256,8 @@ impl Files {
     /// Notes that a file is closed. To be called for each one that was open.
     fn is_closed(&mut self, handle: u64, opened: &Opened) {
         self.open -= 1;
-        if let Some(keep) = self.keep.as_ref().filter(|_| opened.is_kept) {
-            if self.closed.is_empty() {
-                keep.wake();
-            }
-            self.closed.push(handle);
+        if opened.is_kept {
+            self.give_up_kept(handle);
         }
     }
 
@@ -394,13 +391,15 @@ impl Files {
 
     /// Removes all files whose closing may wait without limit.
     pub fn take_hanging(&mut self) -> Vec<Opened> {
-        let hangs = |opened: &mut Opened| opened.store.may_hang();
-        let mut taken: Vec<_> =
-            self.entries.iter_mut().filter_map(|(_, entry)| entry.take_if(hangs)).collect();
-        taken
-            .extend(self.reclaimed.extract_if(|_, opened| hangs(opened)).map(|(_, opened)| opened));
-        self.open -= taken.len();
-        taken
+        let hangs = |opened: &Opened| opened.store.may_hang();
+        let in_entry = |(index, (generation, opened)): (usize, &(u32, Option<Opened>))| {
+            let hangs = opened.as_ref().is_some_and(hangs);
+            hangs.then_some(u64::from(*generation) << 32 | index as u64)
+        };
+        let mut handles: Vec<u64> = self.entries.iter().enumerate().filter_map(in_entry).collect();
+        let reclaimed = self.reclaimed.iter().filter(|(_, opened)| hangs(opened));
+        handles.extend(reclaimed.map(|(handle, _)| *handle));
+        handles.into_iter().filter_map(|handle| self.remove(handle).ok()).collect()
     }
 
     /// Removes the file with this handle.
@@ -425,18 +424,15 @@ impl Files {
 
 impl Drop for Files {
     fn drop(&mut self) {
-        let Some(keep) = self.keep.take() else { return };
+        let Some((keep, owner)) = self.keep.take() else { return };
         let handle = |(index, (generation, opened)): (usize, &(u32, Option<Opened>))| {
             let is_kept = opened.as_ref().is_some_and(|opened| opened.is_kept);
             is_kept.then_some(u64::from(*generation) << 32 | index as u64)
         };
-        let mut handles = std::mem::take(&mut self.closed);
-        handles.extend(self.entries.iter().enumerate().filter_map(handle));
+        let mut handles: Vec<u64> = self.entries.iter().enumerate().filter_map(handle).collect();
         let reclaimed = self.reclaimed.iter().filter(|(_, opened)| opened.is_kept);
         handles.extend(reclaimed.map(|(handle, _)| *handle));
-        if !handles.is_empty() {
-            keep.let_go(self.owner, handles);
-        }
+        keep.let_go(owner, handles);
     }
 }
 

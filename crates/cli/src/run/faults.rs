@@ -187,7 +187,7 @@ impl<'a> Process<'a> {
         }
         for range in ranges {
             let Some(memory) = &range.memory else { continue };
-            if let Err(error) = memory.write_back(&*range.source) {
+            if let Err(error) = memory.write_back(&*range.source, false) {
                 log::warn!(
                     "cannot write back everything that a program stored to a mapped file: {error}"
                 );

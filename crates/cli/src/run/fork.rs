@@ -190,7 +190,12 @@ pub(super) fn let_go_of_inherited() {
         let _ = rustix::stdio::dup2_stdin(nothing.as_fd());
         let _ = rustix::stdio::dup2_stdout(nothing.as_fd());
     }
-    // Without `/proc` they stay.
+    close_all_inherited();
+}
+
+/// Closes all descriptors that this process had when it was executed, except the standard streams. To be called
+/// before it has others. Without `/proc` they stay.
+pub(crate) fn close_all_inherited() {
     for fd in descriptors().unwrap_or_default() {
         close_inherited(fd);
     }

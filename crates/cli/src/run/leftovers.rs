@@ -40,13 +40,7 @@ struct Server {
 }
 
 /// What follows once everything is written back.
-struct Job {
-    what: What,
-    /// The server's run at that time. The next one may have given the locks to others.
-    boot_epoch: u32,
-}
-
-enum What {
+enum Job {
     /// An open file is closed, which releases its locks.
     Close(Opened),
     /// The locks of a process that has ended are released.
@@ -80,7 +74,7 @@ impl Leftovers {
         let of = |server: &Server| server.mounts.iter().any(|(mount, _)| *mount == opened.mount);
         let Some(server) = self.servers.iter().position(of) else { return };
         if is_mapped {
-            self.start(server, What::Close(opened));
+            self.start(server, Job::Close(opened));
         } else {
             self.servers[server].client.close_handle(opened.handle);
         }
@@ -94,7 +88,7 @@ impl Leftovers {
                 && mounts.iter().any(|(mount, _)| mapped(&self.mappings, *mount).next().is_some());
             // After those before it, of whatever process.
             if is_mapped || jobs.is_some() && !self.is_idle() {
-                self.start(server, What::End(process));
+                self.start(server, Job::End(process));
             } else {
                 client.end_process(process.into());
             }
@@ -120,9 +114,8 @@ impl Leftovers {
     }
 
     /// Does a job after those before it, on a thread if there can be one.
-    fn start(&mut self, server: usize, what: What) {
+    fn start(&mut self, server: usize, job: Job) {
         let Some(server) = self.servers.get_mut(server) else { return };
-        let job = Job { what, boot_epoch: server.client.boot_epoch() };
         let jobs = server.jobs.take();
         let worker = || Worker {
             mappings: self.mappings.clone(),
@@ -158,18 +151,18 @@ impl Worker {
 
     fn work(&self, job: &Job) {
         let client = &self.server.client;
-        match &job.what {
-            What::Close(opened) => {
+        match job {
+            Job::Close(opened) => {
                 let url = self.server.mounts.iter().find(|(mount, _)| *mount == opened.mount);
                 if let Some((_, url)) = url {
-                    self.write_back(job, url, (opened.mount, opened.inode), Some(opened));
+                    self.write_back(url, (opened.mount, opened.inode), Some(opened));
                 }
                 client.close_handle(opened.handle);
             }
-            What::End(process) => {
+            Job::End(process) => {
                 for (mount, url) in &self.server.mounts {
                     for inode in mapped(&self.mappings, *mount) {
-                        self.write_back(job, url, (*mount, inode), None);
+                        self.write_back(url, (*mount, inode), None);
                     }
                 }
                 client.end_process((*process).into());
@@ -178,7 +171,7 @@ impl Worker {
     }
 
     /// Writes back what was stored to a file. A file that is about to be closed is `own`.
-    fn write_back(&self, job: &Job, url: &Url, (mount, inode): (u32, u64), own: Option<&Opened>) {
+    fn write_back(&self, url: &Url, (mount, inode): (u32, u64), own: Option<&Opened>) {
         let client = &self.server.client;
         let others = Opened::all(&self.state, mount, inode);
         let all = own.into_iter().chain(&others).filter(|opened| opened.is_writable());
@@ -193,14 +186,13 @@ impl Worker {
         // Nobody could do it later.
         let is_last =
             own.is_some_and(Opened::is_writable) && !others.iter().any(Opened::is_writable);
-        let is_same_server = || client.boot_epoch() == job.boot_epoch;
         let mut written = Ok(());
         for opened in all {
             let source = Source::of(opened, client);
-            written = memory.write_back_unless(&source, is_last, is_same_server);
+            written = memory.write_back(&source, is_last);
             // After a restart of the server, nobody may have asked for this one again yet.
             if written.as_ref().is_err_and(is_closed) && opened.reclaim(client, url).is_ok() {
-                written = memory.write_back_unless(&source, is_last, is_same_server);
+                written = memory.write_back(&source, is_last);
                 if !own.is_some_and(|own| std::ptr::eq(own, opened)) {
                     opened.close_unless_open(client, &self.state);
                 }

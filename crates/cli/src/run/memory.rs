@@ -59,22 +59,12 @@ impl Memory {
     }
 
     /// Writes stored data back to the remote file, unless a process still maps the memory: such processes write
-    /// back themselves. Where programs lock the file, it does not leave that to them: what a killed process has
-    /// left comes before its lock goes.
+    /// back themselves. It does not leave that to them if nobody could do it later (`is_last`), or where programs
+    /// lock the file: what a killed process has left comes before its lock goes.
     pub(super) fn write_back(
         &self,
         source: &impl memory::Remote<Error = io::Error>,
-    ) -> io::Result<()> {
-        self.write_back_unless(source, false, || true)
-    }
-
-    /// [`Memory::write_back`], also if processes map the memory (`is_last`). What is under locks is written only
-    /// if `has_locks` still holds.
-    pub(super) fn write_back_unless(
-        &self,
-        source: &impl memory::Remote<Error = io::Error>,
         is_last: bool,
-        has_locks: impl Fn() -> bool,
     ) -> io::Result<()> {
         // First the turn, then the lock, as processes do that begin to map the file: they must not wait for
         // each other, nor take this for another process that maps it.
@@ -86,16 +76,7 @@ impl Memory {
         if !memory::is_set(self, memory::KEEPS_AT)? {
             return Ok(());
         }
-        if memory::is_set(self, memory::IS_LOCKED_AT)? {
-            if !has_locks() {
-                return match memory::is_unwritten(self, self.pages()?)? {
-                    true => Err(io::Error::other(
-                        "the server was restarted, and others may have got the locks under which it was stored",
-                    )),
-                    false => Ok(()),
-                };
-            }
-        } else if !is_last {
+        if !is_last && !memory::is_set(self, memory::IS_LOCKED_AT)? {
             // Open the file anew, because a lock belongs to an open file description. The lock ends before the
             // turn does.
             let alone = File::options().read(true).write(true).open(&self.path)?;
@@ -195,7 +176,7 @@ mod tests {
         pager.put(memory::KEEPS_AT, &[1]).unwrap();
         std::thread::scope(|scope| {
             let turn = Turn::take(process.as_fd()).unwrap();
-            let written = scope.spawn(|| pager.write_back(&Taking));
+            let written = scope.spawn(|| pager.write_back(&Taking, false));
             wait_for_a_waiter(&process);
             let is_first = flock(&process, FlockOperation::NonBlockingLockExclusive).is_ok();
             drop(turn);

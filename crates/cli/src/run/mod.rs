@@ -29,6 +29,7 @@ use crate::demo::start_server;
 use crate::remote::no_export;
 use crate::report::{Failure, Outcome, Report};
 use directory::{Library, RunDirectory};
+pub(crate) use fork::close_all_inherited;
 use keeper::Keeper;
 use program::Command;
 use reach::Reach;

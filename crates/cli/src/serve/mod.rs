@@ -33,6 +33,8 @@ pub(crate) const HOLD: &str = "hold";
 
 /// Holds open files of servers with a state directory, see [`towline_server::hold_files`].
 pub(crate) fn hold(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
+    // Locks and pipes of whoever started the server.
+    crate::run::close_all_inherited();
     crate::descriptors::raise_limit();
     let path = arguments.next().map(PathBuf::from);
     let held = path.is_some_and(|path| towline_server::hold_files(&path).is_ok());

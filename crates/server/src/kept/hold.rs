@@ -1,34 +1,45 @@
 //! The holder: a process that has open files of a server, and gives them to the next one.
 //!
-//! The two talk over a Unix socket in the state directory, in packets: a [`Kind`], then keys, and for
+//! The two talk over a Unix socket in the state directory, in packets: a [`Kind`], then entries, and for
 //! [`Kind::Keep`] a descriptor for each of them. After a connection is accepted, the holder sends all that it has,
 //! then [`Kind::End`]; from then on the server sends. The directory is the server's own, so its peer is trusted.
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::collections::HashMap;
 use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
-use towline_net::{Wait, receive_descriptors, send_descriptors};
+use towline_net::{Wait, peer_credentials, receive_descriptors, send_descriptors};
 
 /// Name of the socket in the state directory.
 const SOCKET: &str = "files";
 /// Maximum number of files, and of keys alone, in a packet.
 pub(super) const FILES_MAX: usize = 4;
 pub(super) const KEYS_MAX: usize = 64;
-pub(super) const KEY_BYTES: usize = 16;
+pub(super) const ENTRY_BYTES: usize = 32;
 /// How long files are held while there is no server.
 const ALONE: Duration = Duration::from_secs(120);
 /// How often to look whether the directory is still there.
 const LOOK: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
 
-/// Owner and handle of an open file.
+/// How long the server waits for its holder.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// How long the holder waits when it cannot accept a connection.
+const AGAIN: Duration = Duration::from_millis(100);
+
+/// Owner, by a secret, and handle of an open file.
 pub(super) type Key = (u64, u64);
+/// Identity of the root of a store.
+pub(super) type Root = (u64, u64);
+/// A file, and the store that it belongs to.
+pub(super) type Entry = (Key, Root);
+type Held = HashMap<Key, (Root, OwnedFd)>;
 
 /// What a packet is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,29 +50,32 @@ pub(super) enum Kind {
 }
 
 /// Returns the bytes of a packet.
-pub(super) fn message(kind: Kind, keys: &[Key]) -> Vec<u8> {
+pub(super) fn message(kind: Kind, entries: &[Entry]) -> Vec<u8> {
     let mut bytes = vec![kind as u8];
-    for (owner, handle) in keys {
-        bytes.extend_from_slice(&owner.to_ne_bytes());
-        bytes.extend_from_slice(&handle.to_ne_bytes());
+    for ((owner, handle), (device, inode)) in entries {
+        for word in [owner, handle, device, inode] {
+            bytes.extend_from_slice(&word.to_ne_bytes());
+        }
     }
     bytes
 }
 
 /// Reads a packet; `None` if it makes no sense.
-pub(super) fn parse(bytes: &[u8]) -> Option<(Kind, Vec<Key>)> {
-    let (kind, keys) = bytes.split_first()?;
+pub(super) fn parse(bytes: &[u8]) -> Option<(Kind, Vec<Entry>)> {
+    let (kind, entries) = bytes.split_first()?;
     let kind = match kind {
         1 => Kind::Keep,
         2 => Kind::LetGo,
         3 => Kind::End,
         _ => return None,
     };
-    let (keys, []) = keys.as_chunks::<8>() else { return None };
-    let (keys, []) = keys.as_chunks::<2>() else { return None };
-    let key =
-        |[owner, handle]: &[[u8; 8]; 2]| (u64::from_ne_bytes(*owner), u64::from_ne_bytes(*handle));
-    Some((kind, keys.iter().map(key).collect()))
+    let (words, []) = entries.as_chunks::<8>() else { return None };
+    let (entries, []) = words.as_chunks::<4>() else { return None };
+    let entry = |words: &[[u8; 8]; 4]| {
+        let [owner, handle, device, inode] = words.map(u64::from_ne_bytes);
+        ((owner, handle), (device, inode))
+    };
+    Some((kind, entries.iter().map(entry).collect()))
 }
 
 /// Connects to the holder of a state directory. If there is none, starts `command`, which has to call [`run`].
@@ -75,11 +89,13 @@ pub(super) fn connect(
     let address = SocketAddrUnix::new(&place)?;
     let socket = socket()?;
     if rustix::net::connect(&socket, &address).is_ok() {
+        check_peer(&socket)?;
         return Ok((socket, None));
     }
     let _ = std::fs::remove_file(&place); // of a holder that has ended
     let listener = self::socket()?;
     rustix::net::bind(&listener, &address)?;
+    std::fs::set_permissions(&place, std::fs::Permissions::from_mode(0o600))?;
     rustix::net::listen(&listener, 4)?;
     let (program, arguments) = command.split_first().ok_or(io::ErrorKind::InvalidInput)?;
     let child = Command::new(program)
@@ -93,9 +109,19 @@ pub(super) fn connect(
     Ok((socket, Some(child)))
 }
 
+/// Returns a socket that does not wait for long.
 fn socket() -> io::Result<OwnedFd> {
     let kind = SocketType::SEQPACKET;
-    Ok(rustix::net::socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None)?)
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None)?;
+    for timeout in [Timeout::Send, Timeout::Recv] {
+        set_socket_timeout(&socket, timeout, Some(PATIENCE))?;
+    }
+    Ok(socket)
+}
+
+fn check_peer(socket: &OwnedFd) -> io::Result<()> {
+    let is_same = peer_credentials(socket.as_fd())?.uid == rustix::process::geteuid().as_raw();
+    if is_same { Ok(()) } else { Err(io::ErrorKind::PermissionDenied.into()) }
 }
 
 /// Holds files until no server has asked for them for two minutes, there are none and no server, or the socket at
@@ -110,7 +136,7 @@ pub fn run(path: &Path) -> io::Result<()> {
     std::env::set_current_dir("/")?;
     let own = inode(&path);
     let listener = std::io::stdin();
-    let mut held: HashMap<Key, OwnedFd> = HashMap::new();
+    let mut held = Held::new();
     let mut server: Option<OwnedFd> = None;
     let mut alone = Instant::now();
     loop {
@@ -126,12 +152,15 @@ pub fn run(path: &Path) -> io::Result<()> {
         let ready: Vec<bool> = wait.iter().map(|one| !one.revents().is_empty()).collect();
         if ready[0] {
             // Only one server uses the directory, so an earlier one has ended.
-            let new = rustix::net::accept_with(listener.as_fd(), SocketFlags::CLOEXEC)?;
             while let Some(old) = &server
                 && is_readable(old)
                 && heard(old, &mut held)
             {}
-            server = give(&new, &held).is_ok().then_some(new);
+            (server, alone) = (None, Instant::now());
+            match rustix::net::accept_with(listener.as_fd(), SocketFlags::CLOEXEC) {
+                Ok(new) => server = give(&new, &held).is_ok().then_some(new),
+                Err(_) => towline_net::pause(AGAIN),
+            }
         } else if ready.get(1) == Some(&true)
             && let Some(connection) = &server
             && !heard(connection, &mut held)
@@ -155,19 +184,20 @@ fn is_readable(server: &OwnedFd) -> bool {
 }
 
 /// Sends everything to a new server.
-fn give(server: &OwnedFd, held: &HashMap<Key, OwnedFd>) -> io::Result<()> {
-    let all: Vec<(&Key, &OwnedFd)> = held.iter().collect();
+fn give(server: &OwnedFd, held: &Held) -> io::Result<()> {
+    check_peer(server)?;
+    let all: Vec<_> = held.iter().collect();
     for files in all.chunks(FILES_MAX) {
-        let keys: Vec<Key> = files.iter().map(|(key, _)| **key).collect();
-        let files: Vec<_> = files.iter().map(|(_, file)| file.as_fd()).collect();
-        send_descriptors(server, &message(Kind::Keep, &keys), &files, Wait::Any)?;
+        let entries: Vec<Entry> = files.iter().map(|(key, (root, _))| (**key, *root)).collect();
+        let files: Vec<_> = files.iter().map(|(_, (_, file))| file.as_fd()).collect();
+        send_descriptors(server, &message(Kind::Keep, &entries), &files, Wait::Any)?;
     }
     send_descriptors(server, &message(Kind::End, &[]), &[], Wait::Any).map(drop)
 }
 
 /// Does what the server says next; returns false if it has ended.
-fn heard(server: &OwnedFd, held: &mut HashMap<Key, OwnedFd>) -> bool {
-    let mut bytes = [0; 1 + KEYS_MAX * KEY_BYTES];
+fn heard(server: &OwnedFd, held: &mut Held) -> bool {
+    let mut bytes = [0; 1 + KEYS_MAX * ENTRY_BYTES];
     let (length, files) = match receive_descriptors(server, &mut bytes, Wait::No) {
         Ok((0, _)) => return false,
         Ok(received) => received,
@@ -176,8 +206,13 @@ fn heard(server: &OwnedFd, held: &mut HashMap<Key, OwnedFd>) -> bool {
         Err(error) => return error.kind() == io::ErrorKind::WouldBlock,
     };
     match parse(&bytes[..length]) {
-        Some((Kind::Keep, keys)) => held.extend(keys.into_iter().zip(files)),
-        Some((Kind::LetGo, keys)) => keys.iter().for_each(|key| drop(held.remove(key))),
+        Some((Kind::Keep, entries)) => {
+            let entries = entries.into_iter().zip(files);
+            held.extend(entries.map(|((key, root), file)| (key, (root, file))));
+        }
+        Some((Kind::LetGo, entries)) => {
+            entries.iter().for_each(|(key, _)| drop(held.remove(key)));
+        }
         _ => {}
     }
     true
@@ -190,11 +225,11 @@ mod tests {
     #[test]
     fn packets_are_understood_or_refused() {
         for kind in [Kind::Keep, Kind::LetGo, Kind::End] {
-            for keys in [vec![], vec![(1, 2)], vec![(u64::MAX, 0), (7, 8), (9, 10)]] {
-                assert_eq!(parse(&message(kind, &keys)), Some((kind, keys)));
+            for entries in [vec![], vec![((1, 2), (3, 4))], vec![((u64::MAX, 0), (7, 8)); 3]] {
+                assert_eq!(parse(&message(kind, &entries)), Some((kind, entries)));
             }
         }
-        let whole = message(Kind::Keep, &[(1, 2)]);
+        let whole = message(Kind::Keep, &[((1, 2), (3, 4))]);
         let cut = (0..whole.len()).filter(|length| *length != 1);
         assert!(cut.map(|length| parse(&whole[..length])).all(|parsed| parsed.is_none()));
         assert_eq!(parse(&[0]), None);

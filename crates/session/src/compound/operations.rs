@@ -76,14 +76,20 @@ impl Compound {
                 self.reach(context, &store)?;
                 let store = at_or_below(store, caller, below).map_err(|_| Errno::ESTALE)?;
                 let how = OpenHow { flags: open_flag::without_changes(flags), mode: 0 };
-                if let Some(kept) = context.files.with(|files| files.take_kept(handle))
-                    && let Ok((file, attr)) = store.adopt(caller, kept, how)
-                    && attr.identity() == inode
-                {
-                    let opened = Opened::new(store, file, terms, how.flags);
-                    let opened = Opened { is_kept: true, ..opened };
-                    self.opened(context, opened, Some(handle), attr)?;
-                    return Ok(None);
+                let kept = context.files.with(|files| files.take_kept(handle, &*store));
+                if let Some(kept) = kept {
+                    match store.adopt(caller, kept, how) {
+                        Ok((file, attr)) if attr.identity() == inode => {
+                            let opened = Opened::new(store, file, terms, how.flags);
+                            let opened = Opened { is_kept: true, ..opened };
+                            let opened = self.opened(context, opened, Some(handle), attr);
+                            if opened.is_err() {
+                                context.files.with(|files| files.give_up_kept(handle));
+                            }
+                            return opened.map(|()| None);
+                        }
+                        _ => context.files.with(|files| files.give_up_kept(handle)),
+                    }
                 }
                 if flags & open_flag::TEMPORARY != 0 {
                     // It had no name, and another one is another file.
