@@ -10,6 +10,7 @@ use common::{
     seed,
 };
 use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -463,9 +464,16 @@ fn locks_are_not_taken_from_a_client_that_comes_back() {
 /// Like the programs of a `towline run` that have locked something and sleep: only the keeper comes back.
 #[test]
 fn locks_of_a_family_are_held_for_members_that_do_not_come_back() {
+    // Over each transport, as the keeper, which does not wait for anything, has to notice that the server is gone.
+    for transport in 0..3 {
+        hold_for_a_family(transport);
+    }
+}
+
+fn hold_for_a_family(transport: usize) {
     let directory = TempDir::new().unwrap();
     let mut server = Process::start_with(directory.path(), true, Duration::from_millis(100));
-    let transport = server.tcp();
+    let transport = server.transports()[transport].clone();
     let member = |reports_ends| {
         let mut options = Options::default();
         (options.family, options.reports_ends) = (0x5eed, reports_ends);
@@ -486,6 +494,8 @@ fn locks_of_a_family_are_held_for_members_that_do_not_come_back() {
     server.kill();
     server.restart();
     keeper.restore().unwrap();
+    let is_lost = towline_net::peer_closed(keeper.fd().unwrap().as_fd());
+    assert!(!is_lost, "the connection is not replaced");
     // This client does not come back in time.
     others[2].lock(&exclusive(), true).unwrap();
     let locks = [

@@ -13,7 +13,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::task::Waker;
 use std::time::Duration;
-use towline_net::Incoming;
+use towline_net::{Incoming, LinkKind};
 use towline_wire::Errno;
 use towline_wire::request::lock::{FLOCK, UNLOCK};
 
@@ -465,6 +465,7 @@ impl Core {
     ) -> io::Result<MutexGuard<'a, State>> {
         let Receiving { input, scratch, spin, link, bulk, outage } = receiving;
         let flushed = matches!(wait, Wait::ForNew) || self.flush()?;
+        let looks = matches!(wait, Wait::No);
         let wait = match wait {
             Wait::No | Wait::Never => None,
             Wait::ForNew => Some(spin),
@@ -489,6 +490,10 @@ impl Core {
         }
         match incoming {
             Incoming::Closed => Err(io::ErrorKind::UnexpectedEof.into()),
+            // Rings do not tell; whoever does not wait would never learn of it.
+            Incoming::Drained if looks && link.kind() == LinkKind::Shm && link.peer_closed() => {
+                Err(io::ErrorKind::UnexpectedEof.into())
+            }
             _ => Ok(state.unwrap_or_else(|| self.state.lock())),
         }
     }
