@@ -7,8 +7,9 @@
 //! before this process reads that part of the file. Changes that processes of the run make with other calls
 //! reach the shared memory at once.
 
+use super::handle::Handle;
 use super::lost;
-use super::shared::{self, Handle, Shared};
+use super::shared::{self, Shared};
 use super::touched::{self, Wish, whole_pages};
 use crate::descriptors::{self, Open};
 use crate::guard::{checked, inside, system_call};

@@ -1,8 +1,8 @@
 //! Hooks for calls that name memory, which may be that of a mapping: unmapping, protection, advice,
 //! synchronization.
 
+use super::handle::Handle;
 use super::maps::{Map, forget, page_bytes, with_maps};
-use super::shared::Handle;
 use super::touched;
 use crate::guard::{checked, finish, inside};
 use libc::{c_int, c_void, size_t};

@@ -10,6 +10,7 @@ mod fifos;
 pub(crate) mod files;
 mod folders;
 pub(crate) mod fts;
+mod handle;
 pub(crate) mod identity;
 pub(crate) mod io;
 pub(crate) mod libraries;
