@@ -125,8 +125,10 @@ impl Leftovers {
         let jobs = jobs.or_else(|| worker().start());
         let Some(jobs) = jobs else { return worker().work(&job) };
         // Its thread works as long as there is a sender, unless it has failed.
-        let _ = jobs.send((job, self.pending.begin()));
-        server.jobs = Some(jobs);
+        match jobs.send((job, self.pending.begin())) {
+            Ok(()) => server.jobs = Some(jobs),
+            Err(mpsc::SendError((job, _))) => worker().work(&job),
+        }
     }
 }
 

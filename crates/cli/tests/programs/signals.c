@@ -325,8 +325,8 @@ static void masks_hold(void) {
     MUST(sigprocmask(SIG_UNBLOCK, &set, NULL));
     say("came %d", (int)count);
     /* A new program starts with the mask of this one. */
-    start_timer(500);
     signal(SIGALRM, count_one);
+    start_timer(500);
     while (count < 50) use_files();
     IN_CHILD(sigset_t mask; use_files(); sigprocmask(SIG_BLOCK, NULL, &mask);
              say("in a child: blocked %d", sigismember(&mask, SIGALRM)));
