@@ -222,7 +222,6 @@ impl Files {
         for handle in std::mem::take(&mut self.opened) {
             // Most are closed again. The root of an export is found again without this.
             if let Ok(found) = self.find_mut(handle)
-                && found.file.descriptor().is_some()
                 && !found.store.may_hang()
                 && let Ok(root) = found.store.root()
                 && root.identity() != found.file.identity()
@@ -247,14 +246,19 @@ impl Files {
         }
     }
 
-    fn is_opened(&mut self, handle: u64) {
-        if self.keep.as_ref().is_some_and(|(keep, _)| keep.wake()) {
+    /// Notes that a file is opened, if it can be kept and is not yet.
+    fn note_opened(&mut self, handle: u64, opened: &Opened) {
+        let can_be_kept = || !opened.is_kept && opened.file.descriptor().is_some();
+        if let Some((keep, _)) = &self.keep
+            && can_be_kept()
+            && keep.wake()
+        {
             self.opened.push(handle);
         }
     }
 
     /// Notes that a file is closed. To be called for each one that was open.
-    fn is_closed(&mut self, handle: u64, opened: &Opened) {
+    fn note_closed(&mut self, handle: u64, opened: &Opened) {
         self.open -= 1;
         if opened.is_kept {
             self.give_up_kept(handle);
@@ -311,10 +315,10 @@ impl Files {
         while self.reclaimed.contains_key(&handle(generation)) {
             generation = following(generation);
         }
+        let handle = handle(generation);
+        self.note_opened(handle, &opened);
         self.entries[index as usize] = (generation, Some(opened));
         self.open += 1;
-        let handle = handle(generation);
-        self.is_opened(handle);
         Ok(handle)
     }
 
@@ -331,12 +335,9 @@ impl Files {
         self.check_room()?;
         // It may have locks from before.
         opened.hold.get_or_insert_default();
-        let is_kept = opened.is_kept;
+        self.note_opened(handle, &opened);
         self.reclaimed.insert(handle, opened);
         self.open += 1;
-        if !is_kept {
-            self.is_opened(handle);
-        }
         Ok(())
     }
 
@@ -417,7 +418,7 @@ impl Files {
                 opened
             }
         };
-        self.is_closed(handle, &opened);
+        self.note_closed(handle, &opened);
         Ok(opened)
     }
 }
