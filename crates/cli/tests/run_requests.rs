@@ -5,7 +5,8 @@
 mod support;
 
 use std::fs;
-use std::process::Command;
+use std::process::{Command, Output};
+use std::time::Duration;
 use support::far::{Far, Meant};
 use support::{TOWLINE, World, have, under_run};
 use towline_wire::Request;
@@ -85,17 +86,75 @@ fn far_files_are_read_by_several_requests_together() {
         |requests| matches!(requests, [Request::Read { offset: 1_130_496.., length: 524_288, .. }]);
     let is_together = || {
         let far = Far::new(&world, 2, is_meant);
-        let at = format!("{}={}", world.local("at").display(), far.url("dir"));
-        let output = Command::new(TOWLINE)
-            .args(["run", "--at", &at, "--", "dd", "bs=64k", "status=none"])
-            .arg(format!("if={}/f", world.local("at").display()))
-            .output()
-            .unwrap();
+        let file = format!("if={}/f", world.local("at").display());
+        let output = far_away(&world, &far, &["dd", "bs=64k", "status=none", &file]);
         assert!(output.stdout == content, "{}", String::from_utf8_lossy(&output.stderr));
         far.came_together()
     };
     // On a busy machine, data read ahead may be too old when it is used; then there is less of it.
     assert!((0..3).any(|_| is_together()));
+}
+
+/// Runs a command with the export behind the proxy at `$AT`.
+fn far_away(world: &World, far: &Far, program: &[&str]) -> Output {
+    let at = world.local("at");
+    let prefix = format!("{}={}", at.display(), far.url("dir"));
+    let mut command = Command::new(TOWLINE);
+    command
+        .args(["run", "--at", &prefix, "--"])
+        .args(program)
+        .env("AT", at)
+        .env("HERE", &world.path);
+    command.output().unwrap()
+}
+
+/// A program that waits long for each of its long reads gets the next ones together.
+#[test]
+fn long_reads_of_far_files_are_requested_together() {
+    let world = World::new();
+    let content = support::noise(32 << 20, 7);
+    fs::write(world.local("served/f"), &content).unwrap();
+    let is_meant: Meant = |requests| {
+        let [Request::Read { length, .. }, ..] = requests else { return false };
+        // Answers to long reads take long.
+        std::thread::sleep(Duration::from_millis(10));
+        *length == 524_288
+    };
+    let is_together = || {
+        let far = Far::new(&world, 2, is_meant);
+        let file = format!("if={}/f", world.local("at").display());
+        let output = far_away(&world, &far, &["dd", "bs=1M", "status=none", &file]);
+        assert!(output.stdout == content, "{}", String::from_utf8_lossy(&output.stderr));
+        far.came_together()
+    };
+    // On a busy machine, data read ahead may be too old when it is used; then there is less of it.
+    assert!((0..3).any(|_| is_together()));
+}
+
+/// What `sendfile` and `copy_file_range` copy into a remote file is written by several requests together.
+#[test]
+fn copies_into_far_files_are_written_together() {
+    if !have("python3") {
+        return println!("SKIPPED copies into far files: there is no python3");
+    }
+    let world = World::new();
+    let content = support::noise((5 << 20) + 7, 7);
+    fs::write(world.local("f"), &content).unwrap();
+    for call in ["os.sendfile(to, source, 0, 1 << 30)", "os.copy_file_range(source, to, 1 << 30)"] {
+        let far = Far::new(&world, 8, |requests| matches!(requests, [Request::Write { .. }, ..]));
+        let text = format!(
+            "
+import os
+source = os.open(os.environ['HERE'] + '/f', os.O_RDONLY)
+to = os.open(os.environ['AT'] + '/f', os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+print({call})"
+        );
+        let output = far_away(&world, &far, &["python3", "-c", &text]);
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert_eq!(said, "5242887\n", "{}", String::from_utf8_lossy(&output.stderr));
+        assert!(fs::read(world.local("served/f")).unwrap() == content);
+        far.requests();
+    }
 }
 
 /// In a very long directory, data from the beginning of the listing may be too old before the end is used.

@@ -3,6 +3,9 @@
 //! the next ones are requested before: ever more of them, as long as it has to wait for them, so that a far
 //! server sends without a pause.
 //!
+//! Long reads need no longer ones. Only if they take long, from a far server or a slow disk, is what follows them
+//! requested before ([`Reader::is_far`]): then copying it once more is nothing beside waiting for it.
+//!
 //! Data read ahead is used only for a moment and until any process of the run changes something or takes a lock,
 //! like data from opening (`opened.rs`). The end of a file is not remembered: a read there asks the server.
 //!
@@ -26,8 +29,12 @@ use towline_client::{Error, Operation};
 
 /// How much older than an answer that has just arrived data may be.
 const VALID: Duration = Duration::from_millis(100);
-/// Bytes of a piece at first, and at most; reads of more than half the maximum are not extended.
+/// Bytes of a piece at first, and at most; reads of more than half the maximum are long.
 const WINDOW_BYTES: std::ops::RangeInclusive<usize> = 32 * 1024..=512 * 1024;
+/// Bytes of the longest reads for which data is requested early. Longer ones are answered without a pause anyway.
+const LONG_BYTES_MAX: usize = 2 * 1024 * 1024;
+/// A file whose long reads all take longer is far.
+const FAR: Duration = Duration::from_millis(4);
 /// Maximum number of pieces that a file has at a time, 4 MiB in all.
 const PIECES_MAX: usize = 8;
 /// Longest trip that counts: one that takes longer may have been held up.
@@ -65,6 +72,8 @@ struct Reader {
     depth_max: usize,
     /// The shortest time that a piece took to arrive for which the reader waited, with no other one under way.
     trip: Duration,
+    /// The shortest time that a long read took.
+    long_read: Option<Duration>,
     /// Data read ahead, each piece beginning where the one before ends.
     pieces: VecDeque<Piece>,
 }
@@ -176,6 +185,7 @@ impl Reader {
             depth: 1,
             depth_max: PIECES_MAX,
             trip: TRIP_MAX,
+            long_read: None,
             pieces: VecDeque::new(),
         }
     }
@@ -188,6 +198,16 @@ impl Reader {
     fn reads(&mut self, offset: u64, length: usize) {
         self.in_order = if offset == self.next { self.in_order.saturating_add(1) } else { 0 };
         self.next = offset.saturating_add(length as u64);
+    }
+
+    /// Notes how long a long read took.
+    fn took(&mut self, time: Duration) {
+        self.long_read = Some(self.long_read.map_or(time, |shortest| shortest.min(time)));
+    }
+
+    /// Returns true if long reads take so long that it is better to request what follows them before.
+    fn is_far(&self) -> bool {
+        self.long_read.is_some_and(|shortest| shortest > FAR)
     }
 
     /// Goes on with a read: copies the data that is there and returns its length and what to do next.
@@ -226,11 +246,19 @@ impl Reader {
             }
         }
         let wanted = target.len() - done;
-        if self.in_order < IN_ORDER || wanted > *WINDOW_BYTES.end() / 2 {
+        let is_long = is_long(wanted);
+        if self.in_order < IN_ORDER || (is_long && !(wanted <= LONG_BYTES_MAX && self.is_far())) {
             return (done, Next::Read);
+        }
+        if is_long {
+            self.window = *WINDOW_BYTES.end();
+            self.depth = self.depth.max(2).min(self.depth_max);
         }
         if self.depth > 1 && self.next <= self.size {
             return (done, Next::Ask(offset + done as u64));
+        }
+        if is_long {
+            return (done, Next::Read);
         }
         self.window = self.window.max(4 * wanted).min(*WINDOW_BYTES.end());
         (done, Next::ReadAhead(self.window))
@@ -289,6 +317,10 @@ impl Reader {
             self.judge(first, spare);
         }
     }
+}
+
+fn is_long(wanted: usize) -> bool {
+    wanted > *WINDOW_BYTES.end() / 2
 }
 
 fn find(all: &mut Vec<Reader>, mount: usize, handle: u64) -> &mut Reader {
@@ -370,7 +402,12 @@ pub(crate) fn read_at(open: Open, target: &mut [u8], offset: u64) -> Result<usiz
             },
         };
         let Some((window, memory)) = window.and_then(|window| Some((window, memory()?))) else {
-            break remote::with(open, |file| file.read_at(rest, at));
+            let asked = Instant::now();
+            let read = remote::with(open, |file| file.read_at(rest, at));
+            if is_long(rest.len()) && rest.len() <= LONG_BYTES_MAX {
+                let _ = with_reader(file, |reader, _| reader.took(asked.elapsed()));
+            }
+            break read;
         };
         break read_piece(open, window, memory, at).map(|mut piece| {
             let count = piece.copy_to(rest, at);
@@ -477,6 +514,28 @@ mod tests {
         let mut short = reader(vec![piece(0)]);
         short.size = LONG as u64 + 1;
         assert!(matches!(read(&mut short, LONG), (1, Next::ReadAhead(LONG))), "near the end");
+    }
+
+    #[test]
+    fn long_reads_that_take_long_are_requested_before() {
+        let mut target = vec![0; 2 * LONG];
+        let mut reads = |reader: &mut Reader| {
+            let offset = reader.next;
+            reader.reads(offset, target.len());
+            reader.go_on(&mut target, offset, &mut None).1
+        };
+        let mut one = Reader::new(0, 0);
+        assert!(matches!(reads(&mut one), Next::Read), "nothing is known yet");
+        one.took(2 * FAR);
+        let next = one.next;
+        assert!(matches!(reads(&mut one), Next::Ask(from) if from == next));
+        one.depth_max = 1;
+        assert!(matches!(reads(&mut one), Next::Read), "it was in vain");
+        let mut near = Reader::new(0, 0);
+        near.took(FAR / 2);
+        near.took(2 * FAR);
+        assert!(matches!(reads(&mut near), Next::Read));
+        assert!(matches!(reads(&mut near), Next::Read), "one of them was fast");
     }
 
     #[test]

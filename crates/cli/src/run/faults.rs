@@ -7,8 +7,10 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{PidfdFlags, pidfd_open};
 use std::io;
+use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 use towline_instance::pager::{MESSAGE_BYTES, Message};
 use towline_instance::userfault;
 use towline_instance::{Taken, memory};
@@ -17,8 +19,10 @@ use towline_net::{Wait, peer_credentials, receive_descriptors};
 
 /// Bytes to read around a page that is touched out of order: this costs little more than the page alone.
 const AROUND: u64 = 64 << 10;
-/// Maximum read-ahead, in bytes, for a program that goes on page by page.
-const AHEAD_MAX: u64 = 1 << 20;
+/// Maximum read-ahead, in bytes, for a program that goes on page by page: at first, and if reads take long.
+const AHEAD_MAX: RangeInclusive<u64> = 1 << 20..=8 << 20;
+/// A read of the maximum that takes longer raises it: from a far server, more bytes hardly take longer.
+const LONG: Duration = Duration::from_millis(4);
 /// How often to check on a process that has closed its connection but may still be alive.
 const LOOK: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
@@ -34,8 +38,7 @@ pub(super) struct Range {
     /// A descriptor of the file's placeholder. It keeps the file open, as the kernel does with a mapped file.
     open: Arc<OwnedFd>,
     memory: Option<Arc<Memory>>,
-    /// Where the last bytes read end, and their number.
-    last: (u64, u64),
+    pattern: Pattern,
 }
 
 impl Range {
@@ -53,23 +56,55 @@ impl Range {
             source: self.source.clone(),
             open: self.open.clone(),
             memory: self.memory.clone(),
-            last: (0, 0),
+            pattern: Pattern::default(),
         })
     }
 
     /// Returns the start and length of the memory to fill when this page is touched.
     fn window(&mut self, page: u64) -> (u64, u64) {
-        let (start, length) = if page == self.last.0 {
-            (page, (2 * self.last.1).min(AHEAD_MAX))
-        } else {
-            // Read pieces that are aligned in the file.
-            let offset = self.offset + (page - self.at);
-            let before = (offset % AROUND).min(page - self.at);
-            (page - before, AROUND - offset % AROUND + before)
-        };
-        let length = length.min(self.end() - start);
+        let (before, length) = self.pattern.window(page, self.offset + (page - self.at));
+        let before = before.min(page - self.at);
+        let length = (before + length).min(self.end() - (page - before));
+        self.pattern.reads(page - before, length);
+        (page - before, length)
+    }
+}
+
+/// In which order a process touches a range.
+struct Pattern {
+    /// Where the last bytes read end, and their number.
+    last: (u64, u64),
+    /// Maximum number to read next.
+    ahead_max: u64,
+}
+
+impl Default for Pattern {
+    fn default() -> Self {
+        Self { last: (0, 0), ahead_max: *AHEAD_MAX.start() }
+    }
+}
+
+impl Pattern {
+    /// Returns how many bytes to read before this page, and from it on, if nothing limits them.
+    fn window(&self, page: u64, offset: u64) -> (u64, u64) {
+        if page == self.last.0 {
+            return (0, (2 * self.last.1).min(self.ahead_max));
+        }
+        // Read pieces that are aligned in the file.
+        let before = offset % AROUND;
+        (before, AROUND - before)
+    }
+
+    /// Notes what is read.
+    fn reads(&mut self, start: u64, length: u64) {
         self.last = (start + length, length.max(AROUND));
-        (start, length)
+    }
+
+    /// Notes how long that took.
+    fn took(&mut self, time: Duration) {
+        if self.last.1 == self.ahead_max && time > LONG {
+            self.ahead_max = (2 * self.ahead_max).min(*AHEAD_MAX.end());
+        }
     }
 }
 
@@ -142,7 +177,8 @@ impl<'a> Process<'a> {
             }
             token => run.announced(token).ok_or_else(|| strange("a child of nobody"))?,
         };
-        let buffer = vec![0; AHEAD_MAX as usize];
+        // What is not used of it takes no memory.
+        let buffer = vec![0; *AHEAD_MAX.end() as usize];
         let process = peer_credentials(socket.as_fd())?.process;
         let ended = process.and_then(|process| pidfd_open(process, PidfdFlags::empty()).ok());
         let socket = Some(socket);
@@ -237,7 +273,7 @@ impl<'a> Process<'a> {
                             source,
                             open: Arc::new(open),
                             memory,
-                            last: (0, 0),
+                            pattern: Pattern::default(),
                         });
                         Ok(())
                     });
@@ -348,11 +384,13 @@ fn fill(
     let (start, length) = range.window(page);
     let offset = range.offset + (start - range.at);
     let buffer = &mut buffer[..length as usize];
-    let _turn = range.memory.as_ref().map(|memory| memory.turn()).transpose()?;
-    let source = &range.source;
+    let memory = range.memory.clone();
+    let _turn = memory.as_ref().map(|memory| memory.turn()).transpose()?;
+    let (source, asked) = (range.source.clone(), Instant::now());
     let read = read_around(buffer, (page - start) as usize, |to, at| {
         source.with(|file| file.read_at(to, offset + at))
     })?;
+    range.pattern.took(asked.elapsed());
     let end = read.end.next_multiple_of(page_bytes());
     buffer[read.end..end].fill(0);
     if start + end as u64 <= page {
@@ -364,7 +402,7 @@ fn fill(
         let next = end.min(done + piece);
         let error = match userfault::copy(userfault, at, &buffer[done..next]) {
             Ok(count) => {
-                if let Some(memory) = &range.memory {
+                if let Some(memory) = &memory {
                     memory.read_in(offset + done as u64, &buffer[done..done + count])?;
                 }
                 done += count;

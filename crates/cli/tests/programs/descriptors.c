@@ -622,6 +622,66 @@ static void moved_without_buffers(void) {
     show("g");
 }
 
+/* Says what a file holds. */
+static void sum(int fd) {
+    static unsigned char data[4000000];
+    long length = MUST(pread(fd, data, sizeof data, 0));
+    unsigned sum = 0;
+    for (long i = 0; i < length; i++) sum = sum * 31 + data[i];
+    say("%ld bytes, %x; at %ld", length, sum, (long)lseek(fd, 0, SEEK_CUR));
+}
+
+static long copied(int from, loff_t *at, int to, loff_t *where, size_t count) {
+    long done = copy_file_range(from, at, to, where, count, 0);
+    if (done >= 0 || errno != EXDEV) return done;
+    /* The kernel does not copy between file systems by itself. */
+    if (where) MUST(lseek(to, *where, SEEK_SET));
+    off_t begin = at ? *at : MUST(lseek(from, 0, SEEK_CUR));
+    done = sendfile(to, from, &begin, count);
+    if (at) *at = begin;
+    else MUST(lseek(from, begin, SEEK_SET));
+    if (where) *where += done;
+    return done;
+}
+
+static void moved_between_file_systems(void) {
+    enum { LENGTH = 1700000 };
+    int memory = MUST(memfd_create("m", 0)), out = MUST(open("out", O_RDWR | O_CREAT, 0644));
+    static unsigned char data[LENGTH];
+    for (long i = 0; i < LENGTH; i++) data[i] = (unsigned char)(i * 7 + i / 253);
+    MUST(write(memory, data, LENGTH));
+    off_t at = 1000;
+    SAY(sendfile(out, memory, &at, 3 * LENGTH));
+    say("%ld", (long)at);
+    SAY(sendfile(out, memory, &at, 10));
+    sum(out);
+    MUST(lseek(memory, LENGTH / 2, SEEK_SET));
+    SAY(sendfile(out, memory, NULL, 300000));
+    sum(memory);
+    sum(out);
+    loff_t from = 5, to = 900000;
+    SAY(copied(memory, &from, out, &to, 1000000));
+    say("%ld %ld", (long)from, (long)to);
+    MUST(lseek(memory, 0, SEEK_SET));
+    MUST(lseek(out, 123, SEEK_SET));
+    SAY(copied(memory, NULL, out, NULL, 262144 * 3));
+    sum(memory);
+    sum(out);
+    /* And back, and between two names. */
+    MUST(lseek(out, 77, SEEK_SET));
+    SAY(sendfile(memory, out, NULL, 2 * LENGTH));
+    sum(memory);
+    int other = MUST(open("other", O_RDWR | O_CREAT, 0644));
+    MUST(lseek(out, 1, SEEK_SET));
+    SAY(sendfile(other, out, NULL, 600000));
+    SAY(sendfile(other, out, NULL, 3 * LENGTH));
+    sum(out);
+    sum(other);
+    at = -1;
+    SAY(sendfile(other, memory, &at, 10));
+    SAY(sendfile(other, memory, NULL, 0));
+}
+
 /* Threads */
 
 static int shared_offset;
@@ -984,6 +1044,7 @@ static const struct test tests[] = {
     {"replaced", unlinked_and_replaced},
     {"path", path_descriptors},
     {"moved", moved_without_buffers},
+    {"moved_between_file_systems", moved_between_file_systems},
     {"full-pipes", pipes_are_full},
     {"attributes", attributes_of_what_is_open},
     {"access-to-links", access_to_links},

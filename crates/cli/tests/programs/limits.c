@@ -1,6 +1,7 @@
 /* The limit on file lengths: what is written up to it, what fails there, and the signal. */
 #include "case.h"
 #include <sys/resource.h>
+#include <sys/mman.h>
 #include <sys/sendfile.h>
 #include <sys/uio.h>
 
@@ -106,6 +107,16 @@ static void copies(void) {
     TRY(sendfile(to, from, NULL, 300));
     TRY(sendfile(to, from, NULL, 200));
     length("to");
+    /* From another file system. */
+    int memory = MUST(memfd_create("from", 0));
+    MUST(ftruncate(memory, 500));
+    MUST(ftruncate(to, 0));
+    MUST(lseek(to, 0, SEEK_SET));
+    TRY(sendfile(to, memory, NULL, 100));
+    TRY(sendfile(to, memory, NULL, 200));
+    TRY(sendfile(to, memory, NULL, 200));
+    length("to");
+    TRY(lseek(memory, 0, SEEK_CUR));
 }
 
 static void effects(void) {

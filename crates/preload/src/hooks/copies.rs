@@ -1,6 +1,7 @@
 //! Hooks that copy between descriptors: `sendfile`, `copy_file_range`, `splice`.
 
 use super::io::{CALL_BYTES_MAX, lseek, pread, pwrite, read, write};
+use super::uploads::upload;
 use crate::descriptors::{self, Open};
 use crate::guard::{checked, errno, finish, ours, set_errno};
 use crate::table::real;
@@ -10,6 +11,10 @@ use std::sync::atomic::Ordering;
 
 /// Bytes moved at once between a remote file and something else.
 const PIECE_BYTES: usize = 256 * 1024;
+/// Bytes of a file that are copied before handlers of signals may run; servers copy as many at once.
+const PART_BYTES: usize = 64 * 1024 * 1024;
+/// Bytes requested at once of a remote file that is copied to another server.
+const BLOCK_BYTES: usize = 4 * 1024 * 1024;
 /// Most bytes that one `splice` moves: what a pipe holds by default.
 const SPLICE_BYTES: usize = 64 * 1024;
 
@@ -67,8 +72,145 @@ impl End {
     }
 }
 
-/// Copies through this process; stops at the first short piece.
+/// Returns where a copy reads or writes an open file.
+fn offset(open: Open, given: Option<off64_t>) -> Result<u64, i32> {
+    let own = || open.entry.offset.load(Ordering::Relaxed);
+    u64::try_from(given.unwrap_or_else(own)).map_err(|_| libc::EINVAL)
+}
+
+/// Moves an open file's own offset, or the caller's.
+unsafe fn advance_file(open: Open, at: *mut off64_t, by: usize) {
+    if !at.is_null() {
+        // SAFETY: the program passes an offset.
+        unsafe { advance(at, by) };
+    } else if let Ok(_lock) = remote::lock_offset(open) {
+        open.entry.offset.fetch_add(by as i64, Ordering::Relaxed);
+    }
+}
+
+/// Reads a file that is copied into a remote one.
+struct Source {
+    descriptor: c_int,
+    /// The file, if it is remote.
+    remote: Option<Open>,
+    /// Bytes of a remote file from this offset on. Single requests for many keep it busy: what others request ahead is
+    /// forgotten at each write.
+    block: Vec<u8>,
+    from: u64,
+}
+
+impl Source {
+    /// Fills a buffer from an offset on, as far as the file goes. Offsets only grow.
+    fn read(&mut self, room: &mut [u8], at: u64, left: usize) -> Result<usize, i32> {
+        let Some(open) = self.remote else {
+            let (to, length) = (room.as_mut_ptr() as usize, room.len());
+            let arguments = [self.descriptor as usize, to, length, at as usize, 0, 0];
+            // SAFETY: the buffer outlives the call.
+            return unsafe { checked(libc::SYS_pread64, arguments) };
+        };
+        let mut done = 0;
+        while done < room.len() {
+            let at = at + done as u64;
+            let known = self.block.get((at - self.from) as usize..).unwrap_or_default();
+            if known.is_empty() {
+                self.block.resize(BLOCK_BYTES.min(left - done), 0);
+                let got = remote::read_at(open, &mut self.block, at as i64)?;
+                self.block.truncate(got);
+                self.from = at;
+                if got == 0 {
+                    break;
+                }
+                continue;
+            }
+            let count = known.len().min(room.len() - done);
+            room[done..done + count].copy_from_slice(&known[..count]);
+            done += count;
+        }
+        Ok(done)
+    }
+}
+
+/// Copies a regular file, or a device with blocks, into a remote file; stops at the first short piece.
+unsafe fn copy_to_remote(
+    from: c_int,
+    from_at: *mut off64_t,
+    target: Open,
+    to_at: *mut off64_t,
+    count: size_t,
+) -> Result<isize, i32> {
+    let source = descriptors::find(from);
+    // SAFETY: the program passes null or offsets.
+    let (read_at, write_at) = unsafe { (place_of(from_at), place_of(to_at)) };
+    let write_at = offset(target, write_at)?;
+    let read_at = match (source, read_at) {
+        (Some(source), at) => offset(source, at)?,
+        (None, Some(at)) => u64::try_from(at).map_err(|_| libc::EINVAL)?,
+        (None, None) => {
+            let arguments = [from as usize, 0, libc::SEEK_CUR as usize, 0, 0, 0];
+            // SAFETY: the call takes no addresses.
+            unsafe { checked(libc::SYS_lseek, arguments)? as u64 }
+        }
+    };
+    let count = match limits::file_bytes() {
+        None => count,
+        Some(limit) => limits::room(limit, write_at, count)?,
+    };
+    let mut bytes = Source { descriptor: from, remote: source, block: Vec::new(), from: read_at };
+    let copied = upload(target, write_at, count, |room, at| {
+        bytes.read(room, read_at + at as u64, count - at)
+    })?;
+    // SAFETY: the program passes null or offsets.
+    unsafe {
+        match source {
+            Some(source) => advance_file(source, from_at, copied),
+            None if from_at.is_null() => {
+                let arguments = [from as usize, copied, libc::SEEK_CUR as usize, 0, 0, 0];
+                checked(libc::SYS_lseek, arguments)?;
+            }
+            None => advance(from_at, copied),
+        }
+        advance_file(target, to_at, copied);
+    }
+    Ok(copied as isize)
+}
+
+/// Copies a regular file, or a device with blocks, through this process; stops at the first short piece.
 unsafe fn copy(
+    from: c_int,
+    from_at: *mut off64_t,
+    to: c_int,
+    to_at: *mut off64_t,
+    count: size_t,
+) -> ssize_t {
+    let is_regular =
+        |open: &Open| open.entry.mode.load(Ordering::Relaxed) & libc::S_IFMT == libc::S_IFREG;
+    let Some(target) = descriptors::find(to).filter(is_regular) else {
+        // SAFETY: the program passes valid arguments.
+        return unsafe { copy_in_turns(from, from_at, to, to_at, count) };
+    };
+    let part = |count| {
+        // SAFETY: the program passes valid arguments.
+        ours(|| unsafe { copy_to_remote(from, from_at, target, to_at, count) })
+    };
+    in_parts(count, part)
+}
+
+/// Copies bytes with as many calls of `part` as it takes; stops at the first short one.
+fn in_parts(count: size_t, part: impl Fn(size_t) -> ssize_t) -> ssize_t {
+    let mut done = 0;
+    while done < count {
+        let wanted = PART_BYTES.min(count - done);
+        let copied = part(wanted);
+        done += copied.max(0) as usize;
+        if copied < wanted as isize {
+            return if done > 0 { done as isize } else { copied };
+        }
+    }
+    done as isize
+}
+
+/// Copies through this process, reading and writing in turns; stops at the first short piece.
+unsafe fn copy_in_turns(
     from: c_int,
     from_at: *mut off64_t,
     to: c_int,
@@ -154,11 +296,24 @@ pub(crate) unsafe fn sendfile(to: c_int, from: c_int, at: *mut off64_t, count: s
         // SAFETY: the program passes valid arguments.
         return unsafe { real::sendfile(to, from, at, count) };
     }
+    let (count, to_at) = (count.min(CALL_BYTES_MAX), std::ptr::null_mut());
     // SAFETY: the program passes valid arguments.
     unsafe {
-        match check_sendfile(to, from, at, count) {
-            Ok(()) => copy(from, at, to, std::ptr::null_mut(), count.min(CALL_BYTES_MAX)),
-            Err(error) => finish(Err(error)),
+        if let Err(error) = check_sendfile(to, from, at, count) {
+            return finish(Err(error));
+        }
+        match (descriptors::find(from), descriptors::find(to)) {
+            (Some(source), Some(target)) if mount(source) == mount(target) => {
+                let part = |count| ours(|| copy_by_server(source, at, target, to_at, count));
+                match in_parts(count, part) {
+                    // As between parts of an export, or for bytes that overlap.
+                    -1 if matches!(errno(), libc::EXDEV | libc::EINVAL | libc::EOPNOTSUPP) => {
+                        copy_in_turns(from, at, to, to_at, count)
+                    }
+                    copied => copied,
+                }
+            }
+            _ => copy(from, at, to, to_at, count),
         }
     }
 }
@@ -198,49 +353,49 @@ pub(crate) unsafe fn copy_file_range(
     if let Err(error) = check_range(from, to, flags) {
         return finish(Err(error));
     }
-    let mount = |open: Open| open.entry.mount.load(Ordering::Relaxed);
-    // The error of a copy between two file systems: programs then copy in another way.
-    let (Some(source), Some(target)) = (source, target) else {
-        return finish(Err(libc::EXDEV));
-    };
-    if mount(source) != mount(target) {
-        return finish(Err(libc::EXDEV));
-    }
-    ours(|| {
-        let offset = |open: Open, at: Option<i64>| {
-            at.unwrap_or_else(|| open.entry.offset.load(Ordering::Relaxed))
-        };
-        // SAFETY: the program passes valid arguments.
-        let (a, b) = unsafe { (place_of(from_at), place_of(to_at)) };
-        let (read_at, write_at) = (offset(source, a), offset(target, b));
-        let (Ok(r), Ok(w)) = (u64::try_from(read_at), u64::try_from(write_at)) else {
-            return Err(libc::EINVAL);
-        };
-        let count = count.min(CALL_BYTES_MAX) as u64;
-        let count = match limits::file_bytes() {
-            None => count,
-            Some(limit) => limits::room(limit, w, count as usize)? as u64,
-        };
-        let handle = target.handle;
-        let client = remote::client(mount(source) as usize)?;
-        let _ = super::maps::write_back_file(source);
-        let copied = super::maps::changing(target, || {
-            remote::with(source, |source| {
-                client.with_handle(handle, 0, |target| source.copy_range(r, target, w, count))
-            })
-        })? as usize;
-        for (open, own, pointer) in [(source, a.is_none(), from_at), (target, b.is_none(), to_at)] {
-            if own {
-                if let Ok(_lock) = remote::lock_offset(open) {
-                    open.entry.offset.fetch_add(copied as i64, Ordering::Relaxed);
-                }
-            } else {
-                // SAFETY: the program passes valid arguments.
-                unsafe { advance(pointer, copied) };
-            }
+    let count = count.min(CALL_BYTES_MAX);
+    match (source, target) {
+        (Some(source), Some(target)) if mount(source) == mount(target) => {
+            // SAFETY: the program passes valid arguments.
+            ours(|| unsafe { copy_by_server(source, from_at, target, to_at, count) })
         }
-        Ok(copied as isize)
-    })
+        // SAFETY: the program passes valid arguments.
+        _ => unsafe { copy(from, from_at, to, to_at, count) },
+    }
+}
+
+fn mount(open: Open) -> u32 {
+    open.entry.mount.load(Ordering::Relaxed)
+}
+
+/// Lets the server copy between two of its files.
+unsafe fn copy_by_server(
+    source: Open,
+    from_at: *mut off64_t,
+    target: Open,
+    to_at: *mut off64_t,
+    count: size_t,
+) -> Result<isize, i32> {
+    // SAFETY: the program passes null or offsets.
+    let (r, w) = unsafe { (offset(source, place_of(from_at))?, offset(target, place_of(to_at))?) };
+    let count = match limits::file_bytes() {
+        None => count,
+        Some(limit) => limits::room(limit, w, count)?,
+    };
+    let handle = target.handle;
+    let client = remote::client(mount(source) as usize)?;
+    let _ = super::maps::write_back_file(source);
+    let copied = super::maps::changing(target, || {
+        remote::with(source, |source| {
+            client.with_handle(handle, 0, |target| source.copy_range(r, target, w, count as u64))
+        })
+    })? as usize;
+    // SAFETY: the program passes null or offsets.
+    unsafe {
+        advance_file(source, from_at, copied);
+        advance_file(target, to_at, copied);
+    }
+    Ok(copied as isize)
 }
 
 /// Checks the arguments of a `splice`, in the kernel's order, before anything is taken out of a pipe.
@@ -298,7 +453,7 @@ pub(crate) unsafe fn splice(
             Ok(()) if flags & libc::SPLICE_F_NONBLOCK != 0 && is_empty(from) => {
                 finish(Err(libc::EAGAIN))
             }
-            Ok(()) => copy(from, from_at, to, to_at, count.min(SPLICE_BYTES)),
+            Ok(()) => copy_in_turns(from, from_at, to, to_at, count.min(SPLICE_BYTES)),
         }
     }
 }

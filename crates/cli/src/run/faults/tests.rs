@@ -32,3 +32,26 @@ fn a_page_is_read_although_its_neighbours_cannot_be() {
     }
     assert_eq!(read(2, 4, 2), Err(Some(libc::EIO)));
 }
+
+#[test]
+fn more_is_read_ahead_of_who_goes_on_page_by_page() {
+    let mut pattern = Pattern::default();
+    let mut next = |page: u64, time: Duration| {
+        let (before, length) = pattern.window(page, page);
+        pattern.reads(page - before, before + length);
+        pattern.took(time);
+        (before, length)
+    };
+    let page = page_bytes() as u64;
+    assert_eq!(next(page, LONG), (page, AROUND - page), "around the first page");
+    let (mut at, mut lengths) = (AROUND, Vec::new());
+    // A long time for less than the maximum says nothing.
+    for time in [2 * LONG, LONG, LONG, LONG, LONG, 2 * LONG, 2 * LONG, 2 * LONG, LONG, LONG] {
+        let (before, length) = next(at, time);
+        assert_eq!(before, 0);
+        at += length;
+        lengths.push(length >> 16);
+    }
+    assert_eq!(lengths, [2, 4, 8, 16, 16, 16, 32, 64, 128, 128]);
+    assert_eq!(next(at + AROUND, LONG).1, AROUND, "elsewhere");
+}
