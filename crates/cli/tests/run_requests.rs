@@ -141,7 +141,11 @@ fn copies_into_far_files_are_written_together() {
     let content = support::noise((5 << 20) + 7, 7);
     fs::write(world.local("f"), &content).unwrap();
     for call in ["os.sendfile(to, source, 0, 1 << 30)", "os.copy_file_range(source, to, 1 << 30)"] {
-        let far = Far::new(&world, 8, |requests| matches!(requests, [Request::Write { .. }, ..]));
+        let far = Far::new(&world, 8, |requests| {
+            // Answers to the first ones take long.
+            std::thread::sleep(Duration::from_millis(10));
+            matches!(requests, [Request::Write { offset: 2_097_152.., .. }, ..])
+        });
         let text = format!(
             "
 import os

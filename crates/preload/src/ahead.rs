@@ -33,8 +33,8 @@ const VALID: Duration = Duration::from_millis(100);
 const WINDOW_BYTES: std::ops::RangeInclusive<usize> = 32 * 1024..=512 * 1024;
 /// Bytes of the longest reads for which data is requested early. Longer ones are answered without a pause anyway.
 const LONG_BYTES_MAX: usize = 2 * 1024 * 1024;
-/// A file whose long reads all take longer is far.
-const FAR: Duration = Duration::from_millis(4);
+/// A file is far if all its long reads take longer, or a write does that its writer has to wait for.
+pub(crate) const FAR: Duration = Duration::from_millis(4);
 /// Maximum number of pieces that a file has at a time, 4 MiB in all.
 const PIECES_MAX: usize = 8;
 /// Longest trip that counts: one that takes longer may have been held up.

@@ -1,20 +1,23 @@
-//! Copies bytes into a remote file with several writes on their way, so that a far server is never without
-//! work, and a near one writes while the next bytes are read. All are answered before the call returns: like any
+//! Copies bytes into a remote file with several writes on their way: two, so that a server writes while the next
+//! bytes are read, and more for a far one, so that it is never without work. All are answered before the call returns: like any
 //! other write, everybody sees then what it has copied.
 
 use super::maps;
+use crate::ahead::FAR;
 use crate::descriptors::Open;
 use crate::remote;
 use std::collections::VecDeque;
 use std::future::Future;
+use std::ops::RangeInclusive;
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
+use std::time::Instant;
 use towline_client::{Error, Operation};
 
 /// Bytes of a write: as many as can be sent with the request for it.
 const WRITE_BYTES: usize = 256 * 1024;
-/// Maximum number of writes on their way, 4 MiB in all.
-const WRITES_MAX: usize = 16;
+/// Number of writes on their way: at first, since their buffers then stay in the caches, and at most, 4 MiB in all.
+const WRITES: RangeInclusive<usize> = 2..=16;
 
 type Answer = Result<(usize, Vec<u8>), Error>;
 
@@ -22,6 +25,7 @@ type Answer = Result<(usize, Vec<u8>), Error>;
 struct Write {
     at: u64,
     length: usize,
+    sent: Instant,
     operation: Operation<(usize, Vec<u8>)>,
 }
 
@@ -30,6 +34,8 @@ struct Upload {
     target: Open,
     /// In the order of the file.
     under_way: VecDeque<Write>,
+    /// How many of them to have.
+    depth: usize,
     spare: Vec<Vec<u8>>,
     /// Bytes at the beginning that are written.
     written: usize,
@@ -48,9 +54,9 @@ impl Upload {
     }
 
     fn send(&mut self, data: Vec<u8>, at: u64) {
-        let length = data.len();
+        let (length, sent) = (data.len(), Instant::now());
         match remote::with(self.target, |file| file.start_write_at(data, at)) {
-            Ok(operation) => self.under_way.push_back(Write { at, length, operation }),
+            Ok(operation) => self.under_way.push_back(Write { at, length, sent, operation }),
             Err(error) => self.stop(Some(error)),
         }
     }
@@ -61,7 +67,13 @@ impl Upload {
         let look = Pin::new(&mut first.operation).poll(&mut Context::from_waker(Waker::noop()));
         match look {
             Poll::Ready(answer) => self.took(first.at, first.length, answer),
-            Poll::Pending if waits => self.took(first.at, first.length, first.operation.wait()),
+            Poll::Pending if waits => {
+                let answer = first.operation.wait();
+                if first.sent.elapsed() > FAR {
+                    self.depth = (4 * self.depth).min(*WRITES.end());
+                }
+                self.took(first.at, first.length, answer);
+            }
             Poll::Pending => {
                 self.under_way.push_front(first);
                 return false;
@@ -105,12 +117,19 @@ pub(super) fn upload(
     count: usize,
     mut read: impl FnMut(&mut [u8], usize) -> Result<usize, i32>,
 ) -> Result<usize, i32> {
-    let (under_way, spare) = (VecDeque::new(), Vec::new());
-    let mut upload = Upload { target, under_way, spare, written: 0, is_cut: false, failed: None };
+    let mut upload = Upload {
+        target,
+        under_way: VecDeque::new(),
+        depth: *WRITES.start(),
+        spare: Vec::new(),
+        written: 0,
+        is_cut: false,
+        failed: None,
+    };
     let (mut sent, mut ends) = (0, Ok(false));
     loop {
         let is_over = upload.is_cut || sent == count || ends != Ok(false);
-        let waits = is_over || upload.under_way.len() == WRITES_MAX;
+        let waits = is_over || upload.under_way.len() >= upload.depth;
         if upload.take_first(waits) {
             continue;
         }
