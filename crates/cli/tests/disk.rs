@@ -260,6 +260,8 @@ fn what_cannot_be_copied_is_refused_with_a_reason() {
     let before = std::fs::read(&local).unwrap();
     for (arguments, expected) in [
         (&["copy", &local, &local][..], "the same disk"),
+        (&["copy", "--resume", &missing, &local], "no such file"),
+        (&["copy", "--resume", &two, &local], "served, or copied to, as a disk"),
         (&["copy", &img, &img], "the same disk"),
         (&["copy", &nbd, &nbd], "the same disk"),
         // The file behind the server's disk, which would be emptied first.
@@ -553,16 +555,36 @@ fn a_server_that_is_killed_in_the_middle_of_a_copy() {
     }
 }
 
+fn mount(options: &str, at: &str) -> bool {
+    let done = Command::new("mount").args(["-t", "tmpfs", "-o", options, "none", at]).output();
+    done.is_ok_and(|done| done.status.success())
+}
+
+#[test]
+fn a_copy_needs_no_space_for_its_progress() {
+    let place = Place::new();
+    let state = place.path("state");
+    std::fs::create_dir_all(&state).unwrap();
+    if !mount("size=4k", &state) {
+        eprintln!(
+            "SKIPPED: a_copy_needs_no_space_for_its_progress: cannot mount a tmpfs (needs root)"
+        );
+        return;
+    }
+    std::fs::write(format!("{state}/filler"), vec![1; 4096]).unwrap();
+    let (source, target) = (place.full("source", 4 * MIB), place.path("target"));
+    let done = place.disk(&["copy", &source, &target]);
+    assert!(Command::new("umount").arg(&state).status().unwrap().success());
+    done.unwrap();
+    assert!(same(&source, &target));
+}
+
 #[test]
 fn a_target_without_space() {
     let place = Place::new();
     let full = place.path("full");
     std::fs::create_dir(&full).unwrap();
-    let mount = |options: &str| {
-        let done =
-            Command::new("mount").args(["-t", "tmpfs", "-o", options, "none", &full]).output();
-        done.is_ok_and(|done| done.status.success())
-    };
+    let mount = |options| mount(options, &full);
     if !mount("size=8m") {
         eprintln!("SKIPPED: a_target_without_space: cannot mount a tmpfs (needs root)");
         return;

@@ -1,7 +1,7 @@
 //! `towline disk copy`: opens source and target, and resumes interrupted copies.
 
 use super::end::{End, Named};
-use super::journal::{Journal, forget_others, full_name};
+use super::journal::{Journal, forget_others, full_name, write_journal};
 use super::noted::{Left, Piece, Stamp, Title};
 use super::pieces::Plan;
 use super::stream::Output;
@@ -197,10 +197,7 @@ fn prepare(
         && let Some(title) = title(&end)?
     {
         match journal.read(&title)? {
-            Left::Pieces(pieces) => {
-                journal.begin(&title, &pieces)?;
-                found = Some((end, Earlier { pieces, sure: title.sure() }));
-            }
+            Left::Pieces(pieces) => found = Some((end, title, pieces)),
             Left::Other(what) => {
                 report
                     .remark(format_args!("the {what} has changed since: copying everything again"));
@@ -208,7 +205,9 @@ fn prepare(
             Left::Nothing => {}
         }
     }
-    if let Some((end, earlier)) = found {
+    if let Some((end, title, pieces)) = found {
+        write_journal(&mut journal, |journal| journal.begin(&title, &pieces))?;
+        let earlier = Earlier { pieces, sure: title.sure() };
         forget_others(journal.as_ref(), &end.place()?)?;
         return Ok(Prepared { target: Target::Disk { end, is_new: false }, journal, earlier });
     }
@@ -228,8 +227,8 @@ fn prepare(
         forget(Some(&end.place()?))?;
         end
     };
-    if let (Some(journal), Some(title)) = (&mut journal, title(&end)?) {
-        journal.begin(&title, &[])?;
+    if let Some(title) = title(&end)? {
+        write_journal(&mut journal, |journal| journal.begin(&title, &[]))?;
     }
     Ok(Prepared { target: Target::Disk { end, is_new }, journal, earlier: Earlier::default() })
 }

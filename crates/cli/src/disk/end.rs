@@ -98,7 +98,7 @@ enum Kind {
 }
 
 impl End {
-    /// Opens an existing disk, for reading or also for writing. With `checksums`, data of our own
+    /// Opens an existing disk, for reading or also for writing, unless it is a file in use as a disk. With `checksums`, data of our own
     /// protocol carries checksums.
     pub(super) fn open(
         remotes: &Remotes,
@@ -124,7 +124,13 @@ impl End {
                 }
                 Kind::Nbd(callers)
             }
-            Named::File(path) => Kind::Local(local(path, writes)?, Mutex::default()),
+            Named::File(path) => {
+                if writes && path.is_file() {
+                    let unused = File::open(path).map_err(Failure::from).and_then(|f| unused(&f));
+                    unused.map_err(|failure| failure.about(path.display()))?;
+                }
+                Kind::Local(local(path, writes)?, Mutex::default())
+            }
         };
         let end = Self { name: name.to_owned(), is_target: writes, kind };
         if writes && end.is_read_only() {
@@ -142,12 +148,7 @@ impl End {
     ) -> Outcome<Self> {
         let make = || -> Outcome<()> {
             let file = File::options().write(true).create(true).truncate(false).open(name)?;
-            let lock = FlockOperation::NonBlockingLockExclusive;
-            if rustix::fs::flock(&file, lock) == Err(rustix::io::Errno::WOULDBLOCK) {
-                return Err(
-                    Failure::from(Errno::EBUSY).with("it is served, or copied to, as a disk")
-                );
-            }
+            unused(&file)?;
             before()?;
             file.set_len(0)?;
             Ok(file.set_len(size)?)
@@ -453,6 +454,17 @@ pub(super) fn named(url: &Url) -> Outcome<()> {
 /// Explains an error of an NBD server.
 pub(super) fn failed(source: &Source, error: &towline_attach::Error) -> Failure {
     Failure::new(error.to_string()).about(source)
+}
+
+/// Locks a file that is about to be written. Fails if it is in use as a disk, under any name.
+fn unused(file: &File) -> Outcome<()> {
+    match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
+        Err(rustix::io::Errno::WOULDBLOCK) => {
+            Err(Failure::from(Errno::EBUSY).with("it is served, or copied to, as a disk"))
+        }
+        // Not every file system has locks.
+        _ => Ok(()),
+    }
 }
 
 fn local(path: &Path, writes: bool) -> Outcome<Arc<FileDisk>> {

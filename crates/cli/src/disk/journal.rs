@@ -60,6 +60,17 @@ fn forget_others_in(directory: &Path, own: Option<&Journal>, target: &Stamp) -> 
     Ok(())
 }
 
+/// Writes to a journal, or gives it up.
+pub(super) fn write_journal(
+    journal: &mut Option<Journal>,
+    work: impl FnOnce(&mut Journal) -> Outcome<()>,
+) -> Outcome<()> {
+    match journal.as_mut().map(work) {
+        Some(Err(why)) => journal.take().map_or(Ok(()), |journal| journal.give_up(&why)),
+        _ => Ok(()),
+    }
+}
+
 impl Journal {
     /// Opens the journal of copies from this source to this target.
     pub(super) fn open(source: &str, target: &str) -> Outcome<Self> {
@@ -106,28 +117,38 @@ impl Journal {
         Ok(Left::read(BufReader::new(&self.file), now))
     }
 
+    fn failed(&self, error: impl Into<Failure>) -> Failure {
+        error.into().about(self.path.display())
+    }
+
     /// Starts a new journal, with pieces that are already finished.
     pub(super) fn begin(&mut self, now: &Title, done: &[Piece]) -> Outcome<()> {
-        self.file.set_len(0)?;
-        self.file.seek(SeekFrom::Start(0))?;
-        self.file.write_all(line(now).map_err(io::Error::from)?.as_bytes())?;
+        let mut begin = || -> io::Result<()> {
+            self.file.set_len(0)?;
+            self.file.seek(SeekFrom::Start(0))?;
+            self.file.write_all(line(now)?.as_bytes())
+        };
+        begin().map_err(|error| self.failed(error))?;
         self.note(done)
     }
 
     /// Durably withdraws everything noted, before the target is emptied.
     pub(super) fn clear(&mut self) -> Outcome<()> {
-        if self.file.metadata()?.len() > 0 {
-            self.file.set_len(0)?;
-            self.file.sync_data()?;
-        }
-        Ok(())
+        let clear = || -> io::Result<()> {
+            if self.file.metadata()?.len() > 0 {
+                self.file.set_len(0)?;
+                self.file.sync_data()?;
+            }
+            Ok(())
+        };
+        clear().map_err(|error| self.failed(error))
     }
 
     /// Durably withdraws these pieces, before they are overwritten. Otherwise, if this run ended before it
     /// noted them again, a later one would take the new bytes for the noted ones.
     pub(super) fn take_back(&mut self, pieces: &[Piece]) -> Outcome<()> {
         self.append(pieces.iter().map(|piece| Piece { sum: None, ..*piece }))?;
-        Ok(self.file.sync_data()?)
+        self.file.sync_data().map_err(|error| self.failed(error))
     }
 
     /// Notes pieces that are on stable storage.
@@ -137,11 +158,20 @@ impl Journal {
     }
 
     fn append(&mut self, pieces: impl Iterator<Item = Piece>) -> Outcome<()> {
-        let mut lines = String::new();
-        for piece in pieces {
-            lines += &line(&piece).map_err(io::Error::from)?;
-        }
-        Ok(self.file.write_all(lines.as_bytes())?)
+        let append = || -> io::Result<()> {
+            let mut lines = String::new();
+            for piece in pieces {
+                lines += &line(&piece)?;
+            }
+            self.file.write_all(lines.as_bytes())
+        };
+        append().map_err(|error| self.failed(error))
+    }
+
+    /// Withdraws everything noted, since nothing can be noted any more. The copy goes on without.
+    fn give_up(mut self, why: &Failure) -> Outcome<()> {
+        log::warn!("this copy cannot be resumed: {why}");
+        self.clear()
     }
 
     /// Removes the journal of a complete copy.
@@ -164,12 +194,26 @@ impl Drop for Journal {
 
 #[cfg(test)]
 mod tests {
-    use super::Journal;
+    use super::{Journal, write_journal};
     use crate::disk::noted::{Left, Piece, Stamp, Title};
     use std::ffi::OsStr;
     use std::fs::File;
     use std::io::Write;
     use std::os::unix::ffi::OsStrExt;
+
+    #[test]
+    fn a_copy_goes_on_without_a_journal_that_cannot_be_written() {
+        let full = || File::options().read(true).write(true).open("/dev/full").unwrap();
+        let piece = Piece { offset: 0, length: 1, sum: Some(1) };
+        let mut journal = Some(Journal { path: "journal".into(), file: full() });
+        write_journal(&mut journal, |_| Ok(())).unwrap();
+        assert!(journal.is_some());
+        let failed = journal.as_mut().unwrap().note(&[piece]).unwrap_err().to_string();
+        assert!(failed.contains("journal: no space left"), "{failed}");
+        write_journal(&mut journal, |journal| journal.note(&[piece])).unwrap();
+        assert!(journal.is_none());
+        write_journal(&mut journal, |journal| journal.note(&[piece])).unwrap();
+    }
 
     #[test]
     fn only_the_same_copy_is_continued_and_torn_lines_do_not_count() {

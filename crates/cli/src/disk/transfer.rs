@@ -1,7 +1,7 @@
 //! Transfers the pieces of a disk, several at a time.
 
 use super::end::End;
-use super::journal::Journal;
+use super::journal::{Journal, write_journal};
 use super::noted::Piece;
 use super::pieces::{PIECE_BYTES, Plan, is_zero, runs};
 use super::stream::{self, Output};
@@ -260,8 +260,8 @@ impl<'a> Transfer<'a> {
         let mut state = locked(&self.state);
         let State { earlier, journal, .. } = &mut *state;
         let pieces: Vec<_> = earlier.range(range.clone()).map(|(_, piece)| *piece).collect();
-        if let (Some(journal), [_, ..]) = (journal, &pieces[..]) {
-            journal.take_back(&pieces)?;
+        if !pieces.is_empty() {
+            write_journal(journal, |journal| journal.take_back(&pieces))?;
         }
         for piece in pieces {
             earlier.remove(&piece.offset);
@@ -323,14 +323,12 @@ impl<'a> Transfer<'a> {
         end.flush().inspect_err(|_| locked(&self.state).flush_failed = true)?;
         let mut state = locked(&self.state);
         let State { done, noted, journal, noted_at, earlier, .. } = &mut *state;
-        if let Some(journal) = journal {
-            let new: Vec<_> = done[*noted..count]
-                .iter()
-                .filter(|piece| earlier.get(&piece.offset) != Some(piece))
-                .copied()
-                .collect();
-            journal.note(&new)?;
-        }
+        let new: Vec<_> = done[*noted..count]
+            .iter()
+            .filter(|piece| earlier.get(&piece.offset) != Some(piece))
+            .copied()
+            .collect();
+        write_journal(journal, |journal| journal.note(&new))?;
         (*noted, *noted_at) = (count, Instant::now());
         Ok(())
     }
