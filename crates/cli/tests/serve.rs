@@ -144,6 +144,13 @@ fn a_service_managers_socket_and_addresses_are_served_together() {
     assert!(text(&["disk", "info", &format!("nbd://{at}/d")]).contains("size: 1048576 "));
     assert_eq!(text(&["ls", &of_socket("towline", "")]), "m\nd\tdisk, memory\n");
     server.end();
+
+    // Nobody could reach the files, and no other socket than the manager's is opened unless told so.
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let output = managed(listener, &both[..6]).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    assert!(complaint.contains("--nbd -: the sockets"), "{complaint}");
 }
 
 /// Nor for known directories: their inotify queues are checked through a ring only where rings are allowed.
@@ -244,12 +251,17 @@ fn a_configuration_file_is_read_and_read_again() {
 fn directories_that_were_replaced_are_opened_again() {
     let directory = TempDir::new().unwrap();
     let (served, socket) = (directory.path().join("served"), directory.path().join("socket"));
-    let gone = directory.path().join("gone");
+    let (gone, file) = (directory.path().join("gone"), directory.path().join("towline.toml"));
     fs::create_dir(&served).unwrap();
+    let configure = |limit| {
+        let export = format!("[export.d]\ndir = \"{}\"\niops = {limit}\n", served.display());
+        fs::write(&file, export).unwrap();
+    };
+    configure(1000);
     let mut server = Serving::new(
         Command::new(TOWLINE)
-            .args(["serve", "--dir", &format!("d={}", served.display()), "--listen"])
-            .arg(format!("unix://{}", socket.display()))
+            .args(["serve", "--listen", &format!("unix://{}", socket.display()), "--config"])
+            .arg(&file)
             .stdin(Stdio::null()),
     );
     server.says("listening on unix://");
@@ -260,12 +272,16 @@ fn directories_that_were_replaced_are_opened_again() {
         server.signal(rustix::process::Signal::HUP);
         server.says("read the configuration again");
     };
-    // There is no directory at the path: the open one is kept.
-    server.signal(rustix::process::Signal::HUP);
-    let said = server.says("the one that was opened before");
-    assert!(said.contains("export \"d\": directory ") && said.contains("No such file"), "{said}");
-    server.says("read the configuration again");
-    assert_eq!(text(&["ls", &url("d")]), "old\n");
+    // There is no directory at the path: the open one is kept, also with other options.
+    for limit in [1000, 100] {
+        configure(limit);
+        server.signal(rustix::process::Signal::HUP);
+        let said = server.says("the one that was opened before");
+        assert!(said.contains("export \"d\": directory "), "{said}");
+        assert!(said.contains("No such file"), "{said}");
+        server.says("read the configuration again");
+        assert_eq!(text(&["ls", &url("d")]), "old\n");
+    }
     fs::create_dir_all(served.join("new")).unwrap();
     assert_eq!(text(&["ls", &url("d")]), "old\n");
     again(&mut server);

@@ -78,8 +78,12 @@ impl Exports {
             if next.iter().any(|a| a.export.name == *name) {
                 return Err(wrong("name is used twice"));
             }
-            let old =
-                self.active.read().iter().find(|a| a.export == *export).map(|a| a.store.clone());
+            let old = self
+                .active
+                .read()
+                .iter()
+                .find(|a| is_same(&a.export, export))
+                .map(|a| a.store.clone());
             let old = old.filter(|store| match &export.kind {
                 ExportKind::Directory(path) => !is_replaced(name, store.as_ref(), path),
                 _ => true,
@@ -204,6 +208,12 @@ fn is_replaced(name: &str, store: &dyn FileStore, path: &Path) -> bool {
         }
         _ => false,
     }
+}
+
+/// Returns true if two exports have the same store, whatever their other options.
+fn is_same(one: &Export, other: &Export) -> bool {
+    let of = |export: &Export| (export.name.clone(), export.kind.clone(), export.read_only);
+    of(one) == of(other)
 }
 
 /// Returns the result of a call to a file system, or `None` if it does not return in time.

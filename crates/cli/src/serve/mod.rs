@@ -356,6 +356,10 @@ fn serve(args: &Args) -> Result<(), Refusal> {
     if !for_files.is_empty() {
         config.listen.clear();
     } else if config.listen.is_empty() && !config.exports.is_empty() {
+        if is_managed {
+            let what = " -: the sockets of the service manager are for disks; add --listen for the other exports";
+            return Err(Refusal::of(args, args.nbd.contains(&Front::Standard), "nbd", what));
+        }
         config.listen.push(Address::parse("tcp://127.0.0.1:7440")?);
     }
     crate::descriptors::raise_limit();
