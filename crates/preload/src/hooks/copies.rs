@@ -102,12 +102,7 @@ struct Source {
 impl Source {
     /// Fills a buffer from an offset on, as far as the file goes. Offsets only grow.
     fn read(&mut self, room: &mut [u8], at: u64, left: usize) -> Result<usize, i32> {
-        let Some(open) = self.remote else {
-            let (to, length) = (room.as_mut_ptr() as usize, room.len());
-            let arguments = [self.descriptor as usize, to, length, at as usize, 0, 0];
-            // SAFETY: the buffer outlives the call.
-            return unsafe { checked(libc::SYS_pread64, arguments) };
-        };
+        let Some(open) = self.remote else { return self.read_local(room, at) };
         let mut done = 0;
         while done < room.len() {
             let at = at + done as u64;
@@ -125,6 +120,25 @@ impl Source {
             let count = known.len().min(room.len() - done);
             room[done..done + count].copy_from_slice(&known[..count]);
             done += count;
+        }
+        Ok(done)
+    }
+
+    fn read_local(&self, room: &mut [u8], at: u64) -> Result<usize, i32> {
+        let mut done = 0;
+        while done < room.len() {
+            let rest = &mut room[done..];
+            let (to, length) = (rest.as_mut_ptr() as usize, rest.len());
+            let arguments = [self.descriptor as usize, to, length, at as usize + done, 0, 0];
+            // SAFETY: the buffer outlives the call.
+            match unsafe { checked(libc::SYS_pread64, arguments) } {
+                Ok(0) => break,
+                // Some file systems read less than there is.
+                Ok(count) => done += count,
+                // The next read reports it.
+                Err(_) if done > 0 => break,
+                Err(error) => return Err(error),
+            }
         }
         Ok(done)
     }
