@@ -1,7 +1,7 @@
 //! Hooks that copy between descriptors: `sendfile`, `copy_file_range`, `splice`.
 
 use super::io::{CALL_BYTES_MAX, lseek, pread, pwrite, read, write};
-use super::uploads::upload;
+use super::uploads::copy_to_remote;
 use crate::descriptors::{self, Open};
 use crate::guard::{checked, errno, finish, ours, set_errno};
 use crate::table::real;
@@ -13,18 +13,16 @@ use std::sync::atomic::Ordering;
 const PIECE_BYTES: usize = 256 * 1024;
 /// Bytes of a file that are copied before handlers of signals may run; servers copy as many at once.
 const PART_BYTES: usize = 64 * 1024 * 1024;
-/// Bytes requested at once of a remote file that is copied to another server.
-const BLOCK_BYTES: usize = 4 * 1024 * 1024;
 /// Most bytes that one `splice` moves: what a pipe holds by default.
 const SPLICE_BYTES: usize = 64 * 1024;
 
 /// Returns the offset that the caller keeps; `None` if a copy uses the file's own.
-unsafe fn place_of(at: *mut off64_t) -> Option<off64_t> {
+pub(super) unsafe fn place_of(at: *mut off64_t) -> Option<off64_t> {
     // SAFETY: the program passes null or an offset.
     unsafe { at.as_ref() }.copied()
 }
 
-unsafe fn advance(at: *mut off64_t, by: usize) {
+pub(super) unsafe fn advance(at: *mut off64_t, by: usize) {
     // SAFETY: the program passes null or an offset.
     if let Some(at) = unsafe { at.as_mut() } {
         *at += by as i64;
@@ -73,119 +71,19 @@ impl End {
 }
 
 /// Returns where a copy reads or writes an open file.
-fn offset(open: Open, given: Option<off64_t>) -> Result<u64, i32> {
+pub(super) fn offset(open: Open, given: Option<off64_t>) -> Result<u64, i32> {
     let own = || open.entry.offset.load(Ordering::Relaxed);
     u64::try_from(given.unwrap_or_else(own)).map_err(|_| libc::EINVAL)
 }
 
 /// Moves an open file's own offset, or the caller's.
-unsafe fn advance_file(open: Open, at: *mut off64_t, by: usize) {
+pub(super) unsafe fn advance_file(open: Open, at: *mut off64_t, by: usize) {
     if !at.is_null() {
         // SAFETY: the program passes an offset.
         unsafe { advance(at, by) };
     } else if let Ok(_lock) = remote::lock_offset(open) {
         open.entry.offset.fetch_add(by as i64, Ordering::Relaxed);
     }
-}
-
-/// Reads a file that is copied into a remote one.
-struct Source {
-    descriptor: c_int,
-    /// The file, if it is remote.
-    remote: Option<Open>,
-    /// Bytes of a remote file from this offset on. Single requests for many keep it busy: what others request ahead is
-    /// forgotten at each write.
-    block: Vec<u8>,
-    from: u64,
-}
-
-impl Source {
-    /// Fills a buffer from an offset on, as far as the file goes. Offsets only grow.
-    fn read(&mut self, room: &mut [u8], at: u64, left: usize) -> Result<usize, i32> {
-        let Some(open) = self.remote else { return self.read_local(room, at) };
-        let mut done = 0;
-        while done < room.len() {
-            let at = at + done as u64;
-            let known = self.block.get((at - self.from) as usize..).unwrap_or_default();
-            if known.is_empty() {
-                self.block.resize(BLOCK_BYTES.min(left - done), 0);
-                let got = remote::read_at(open, &mut self.block, at as i64)?;
-                self.block.truncate(got);
-                self.from = at;
-                if got == 0 {
-                    break;
-                }
-                continue;
-            }
-            let count = known.len().min(room.len() - done);
-            room[done..done + count].copy_from_slice(&known[..count]);
-            done += count;
-        }
-        Ok(done)
-    }
-
-    fn read_local(&self, room: &mut [u8], at: u64) -> Result<usize, i32> {
-        let mut done = 0;
-        while done < room.len() {
-            let rest = &mut room[done..];
-            let (to, length) = (rest.as_mut_ptr() as usize, rest.len());
-            let arguments = [self.descriptor as usize, to, length, at as usize + done, 0, 0];
-            // SAFETY: the buffer outlives the call.
-            match unsafe { checked(libc::SYS_pread64, arguments) } {
-                Ok(0) => break,
-                // Some file systems read less than there is.
-                Ok(count) => done += count,
-                // The next read reports it.
-                Err(_) if done > 0 => break,
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(done)
-    }
-}
-
-/// Copies a regular file, or a device with blocks, into a remote file; stops at the first short piece.
-unsafe fn copy_to_remote(
-    from: c_int,
-    from_at: *mut off64_t,
-    target: Open,
-    to_at: *mut off64_t,
-    count: size_t,
-) -> Result<isize, i32> {
-    let source = descriptors::find(from);
-    // SAFETY: the program passes null or offsets.
-    let (read_at, write_at) = unsafe { (place_of(from_at), place_of(to_at)) };
-    let write_at = offset(target, write_at)?;
-    let read_at = match (source, read_at) {
-        (Some(source), at) => offset(source, at)?,
-        (None, Some(at)) => u64::try_from(at).map_err(|_| libc::EINVAL)?,
-        (None, None) => {
-            let arguments = [from as usize, 0, libc::SEEK_CUR as usize, 0, 0, 0];
-            // SAFETY: the call takes no addresses.
-            unsafe { checked(libc::SYS_lseek, arguments)? as u64 }
-        }
-    };
-    let count = match limits::file_bytes() {
-        None => count,
-        Some(limit) => limits::room(limit, write_at, count)?,
-    };
-    let mut bytes = Source { descriptor: from, remote: source, block: Vec::new(), from: read_at };
-    let copied = upload(target, write_at, count, |room, at| {
-        bytes.read(room, read_at + at as u64, count - at)
-    })?;
-    // SAFETY: the program passes null or offsets.
-    unsafe {
-        match source {
-            Some(source) => advance_file(source, from_at, copied),
-            None if from_at.is_null() => {
-                let arguments = [from as usize, copied, libc::SEEK_CUR as usize, 0, 0, 0];
-                checked(libc::SYS_lseek, arguments)?;
-            }
-            None => advance(from_at, copied),
-        }
-        advance_file(target, to_at, copied);
-    }
-    Ok(copied as isize)
 }
 
 /// Copies a regular file, or a device with blocks, through this process; stops at the first short piece.

@@ -1,11 +1,14 @@
-//! Copies bytes into a remote file with several writes on their way: two, so that a server writes while the next
-//! bytes are read, and more for a far one, so that it is never without work. All are answered before the call returns: like any
-//! other write, everybody sees then what it has copied.
+//! Copies bytes into a remote file with several writes on their way: two, so that a server writes while the
+//! next bytes are read, and more for a far one, so that it is never without work. All are answered before the
+//! call returns: as after any other write, everybody sees then what it has copied.
 
+use super::copies::{advance, advance_file, offset, place_of};
 use super::maps;
 use crate::ahead::FAR;
-use crate::descriptors::Open;
-use crate::remote;
+use crate::descriptors::{self, Open};
+use crate::guard::checked;
+use crate::{limits, remote};
+use libc::{c_int, off64_t, size_t};
 use std::collections::VecDeque;
 use std::future::Future;
 use std::ops::RangeInclusive;
@@ -16,8 +19,11 @@ use towline_client::{Error, Operation};
 
 /// Bytes of a write: as many as can be sent with the request for it.
 const WRITE_BYTES: usize = 256 * 1024;
-/// Number of writes on their way: at first, since their buffers then stay in the caches, and at most, 4 MiB in all.
+/// Number of writes on their way: at first, since their buffers then stay in the caches, and at most (4 MiB).
 const WRITES: RangeInclusive<usize> = 2..=16;
+
+/// Bytes requested at once of a remote file that is copied to another server.
+const BLOCK_BYTES: usize = 4 * 1024 * 1024;
 
 type Answer = Result<(usize, Vec<u8>), Error>;
 
@@ -106,12 +112,12 @@ impl Upload {
 }
 
 /// Copies `count` bytes to offset `at` of a file. `read` fills a buffer from the given place of them, and
-/// returns fewer bytes only at the end of the source. Returns the number of bytes copied, fewer if the source ends or something
-/// fails behind them; then more may have been written further on.
+/// returns fewer bytes only at the end of the source. Returns the number of bytes copied, fewer if the source
+/// ends or something fails behind them; then more may have been written further on.
 ///
 /// # Errors
 /// Those of reading and writing, if nothing was copied.
-pub(super) fn upload(
+fn upload(
     target: Open,
     at: u64,
     count: usize,
@@ -154,4 +160,104 @@ pub(super) fn upload(
         Err(error) if upload.written == 0 => Err(error),
         _ => Ok(upload.written),
     }
+}
+
+/// Reads a file that is copied into a remote one.
+struct Source {
+    descriptor: c_int,
+    /// The file, if it is remote.
+    remote: Option<Open>,
+    /// Bytes of a remote file from this offset on, got by one request for many of them: what is read ahead would
+    /// be forgotten at each write.
+    block: Vec<u8>,
+    from: u64,
+}
+
+impl Source {
+    /// Fills a buffer from an offset on, as far as the file goes. Offsets only grow.
+    fn read(&mut self, room: &mut [u8], at: u64, left: usize) -> Result<usize, i32> {
+        let Some(open) = self.remote else { return self.read_local(room, at) };
+        let mut done = 0;
+        while done < room.len() {
+            let at = at + done as u64;
+            let known = self.block.get((at - self.from) as usize..).unwrap_or_default();
+            if known.is_empty() {
+                self.block.resize(BLOCK_BYTES.min(left - done), 0);
+                let got = remote::read_at(open, &mut self.block, at as i64)?;
+                self.block.truncate(got);
+                self.from = at;
+                if got == 0 {
+                    break;
+                }
+                continue;
+            }
+            let count = known.len().min(room.len() - done);
+            room[done..done + count].copy_from_slice(&known[..count]);
+            done += count;
+        }
+        Ok(done)
+    }
+
+    fn read_local(&self, room: &mut [u8], at: u64) -> Result<usize, i32> {
+        let mut done = 0;
+        while done < room.len() {
+            let rest = &mut room[done..];
+            let (to, length) = (rest.as_mut_ptr() as usize, rest.len());
+            let arguments = [self.descriptor as usize, to, length, at as usize + done, 0, 0];
+            // SAFETY: the buffer outlives the call.
+            match unsafe { checked(libc::SYS_pread64, arguments) } {
+                Ok(0) => break,
+                // Some file systems read less than there is.
+                Ok(count) => done += count,
+                // The next read reports it.
+                Err(_) if done > 0 => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(done)
+    }
+}
+
+/// Copies a regular file, or a device with blocks, into a remote file; stops at the first short piece.
+pub(super) unsafe fn copy_to_remote(
+    from: c_int,
+    from_at: *mut off64_t,
+    target: Open,
+    to_at: *mut off64_t,
+    count: size_t,
+) -> Result<isize, i32> {
+    let source = descriptors::find(from);
+    // SAFETY: the program passes null or offsets.
+    let (read_at, write_at) = unsafe { (place_of(from_at), place_of(to_at)) };
+    let write_at = offset(target, write_at)?;
+    let read_at = match (source, read_at) {
+        (Some(source), at) => offset(source, at)?,
+        (None, Some(at)) => u64::try_from(at).map_err(|_| libc::EINVAL)?,
+        (None, None) => {
+            let arguments = [from as usize, 0, libc::SEEK_CUR as usize, 0, 0, 0];
+            // SAFETY: the call takes no addresses.
+            unsafe { checked(libc::SYS_lseek, arguments)? as u64 }
+        }
+    };
+    let count = match limits::file_bytes() {
+        None => count,
+        Some(limit) => limits::room(limit, write_at, count)?,
+    };
+    let mut bytes = Source { descriptor: from, remote: source, block: Vec::new(), from: read_at };
+    let copied = upload(target, write_at, count, |room, at| {
+        bytes.read(room, read_at + at as u64, count - at)
+    })?;
+    // SAFETY: the program passes null or offsets.
+    unsafe {
+        match source {
+            Some(source) => advance_file(source, from_at, copied),
+            None if from_at.is_null() => {
+                let arguments = [from as usize, copied, libc::SEEK_CUR as usize, 0, 0, 0];
+                checked(libc::SYS_lseek, arguments)?;
+            }
+            None => advance(from_at, copied),
+        }
+        advance_file(target, to_at, copied);
+    }
+    Ok(copied as isize)
 }

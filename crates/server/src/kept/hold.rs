@@ -12,6 +12,7 @@ use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -99,6 +100,7 @@ pub(super) fn connect(
     rustix::net::listen(&listener, 4)?;
     let (program, arguments) = command.split_first().ok_or(io::ErrorKind::InvalidInput)?;
     let child = Command::new(program)
+        .arg0("towline") // in lists of processes
         .args(arguments)
         .arg(directory.join(SOCKET))
         .stdin(listener)
