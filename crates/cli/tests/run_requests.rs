@@ -131,33 +131,39 @@ fn long_reads_of_far_files_are_requested_together() {
     assert!((0..3).any(|_| is_together()));
 }
 
-/// What `sendfile` and `copy_file_range` copy into a remote file is written by several requests together.
+/// What `sendfile` and `copy_file_range` copy into a far file is written by few requests.
 #[test]
-fn copies_into_far_files_are_written_together() {
+fn copies_into_far_files_are_few_requests() {
     if !have("python3") {
         return println!("SKIPPED copies into far files: there is no python3");
     }
     let world = World::new();
-    let content = support::noise((5 << 20) + 7, 7);
+    let content = support::noise((16 << 20) + 7, 7);
     fs::write(world.local("f"), &content).unwrap();
     for call in ["os.sendfile(to, source, 0, 1 << 30)", "os.copy_file_range(source, to, 1 << 30)"] {
-        let far = Far::new(&world, 8, |requests| {
-            // Answers to the first ones take long.
-            std::thread::sleep(Duration::from_millis(10));
-            matches!(requests, [Request::Write { offset: 2_097_152.., .. }, ..])
-        });
-        let text = format!(
-            "
+        let writes = || {
+            let before = operations(&world, "Write");
+            let far = Far::new(&world, 1, |requests| {
+                let is_meant = matches!(requests, [Request::Write { .. }, ..]);
+                // Each answer takes long, however much is written.
+                std::thread::sleep(Duration::from_millis(if is_meant { 20 } else { 0 }));
+                is_meant
+            });
+            let text = format!(
+                "
 import os
 source = os.open(os.environ['HERE'] + '/f', os.O_RDONLY)
 to = os.open(os.environ['AT'] + '/f', os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
 print({call})"
-        );
-        let output = far_away(&world, &far, &["python3", "-c", &text]);
-        let said = String::from_utf8_lossy(&output.stdout);
-        assert_eq!(said, "5242887\n", "{}", String::from_utf8_lossy(&output.stderr));
-        assert!(fs::read(world.local("served/f")).unwrap() == content);
-        far.requests();
+            );
+            let output = far_away(&world, &far, &["python3", "-c", &text]);
+            let said = String::from_utf8_lossy(&output.stdout);
+            assert_eq!(said, "16777223\n", "{}", String::from_utf8_lossy(&output.stderr));
+            assert!(fs::read(world.local("served/f")).unwrap() == content);
+            operations(&world, "Write") - before
+        };
+        // By 256 KiB, they are 65. On a busy machine, the time of a request may vary.
+        assert!((0..5).any(|_| writes() < 8));
     }
 }
 

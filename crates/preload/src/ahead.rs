@@ -3,8 +3,8 @@
 //! the next ones are requested before: ever more of them, as long as it has to wait for them, so that a far
 //! server sends without a pause.
 //!
-//! Long reads need no longer ones. Only if they take long, from a far server or a slow disk, is what follows them
-//! requested before ([`Reader::is_far`]): then copying it once more is nothing beside waiting for it.
+//! Long reads need no longer ones. Only if the server is far ([`Reader::is_far`]) is what follows them requested
+//! before: then copying it once more is nothing beside waiting for it.
 //!
 //! Data read ahead is used only for a moment and until any process of the run changes something or takes a lock,
 //! like data from opening (`opened.rs`). The end of a file is not remembered: a read there asks the server.
@@ -33,7 +33,7 @@ const VALID: Duration = Duration::from_millis(100);
 const WINDOW_BYTES: std::ops::RangeInclusive<usize> = 32 * 1024..=512 * 1024;
 /// Bytes of the longest reads for which data is requested early. Longer ones are answered without a pause anyway.
 const LONG_BYTES_MAX: usize = 2 * 1024 * 1024;
-/// A file is far if all its long reads take longer, or a write does that its writer has to wait for.
+/// What takes less time is not worth waiting for less.
 pub(crate) const FAR: Duration = Duration::from_millis(4);
 /// Maximum number of pieces that a file has at a time, 4 MiB in all.
 const PIECES_MAX: usize = 8;
@@ -72,8 +72,9 @@ struct Reader {
     depth_max: usize,
     /// The shortest time that a piece took to arrive for which the reader waited, with no other one under way.
     trip: Duration,
-    /// The shortest time that a long read took.
-    long_read: Option<Duration>,
+    /// The shortest time that a long read took, and the time that a short one took, if it is known.
+    long_read: Duration,
+    short_read: Option<Duration>,
     /// Data read ahead, each piece beginning where the one before ends.
     pieces: VecDeque<Piece>,
 }
@@ -185,7 +186,8 @@ impl Reader {
             depth: 1,
             depth_max: PIECES_MAX,
             trip: TRIP_MAX,
-            long_read: None,
+            long_read: TRIP_MAX,
+            short_read: None,
             pieces: VecDeque::new(),
         }
     }
@@ -200,14 +202,17 @@ impl Reader {
         self.next = offset.saturating_add(length as u64);
     }
 
-    /// Notes how long a long read took.
-    fn took(&mut self, time: Duration) {
-        self.long_read = Some(self.long_read.map_or(time, |shortest| shortest.min(time)));
+    /// Notes how long a long read took. Returns true if it is to be found out how long a short one takes.
+    fn took(&mut self, time: Duration) -> bool {
+        self.long_read = self.long_read.min(time);
+        self.trip = self.trip.min(time);
+        self.in_order >= IN_ORDER && self.long_read > FAR && self.short_read.is_none()
     }
 
-    /// Returns true if long reads take so long that it is better to request what follows them before.
+    /// Returns true if long reads take long because the server is far: what follows them is better requested
+    /// before. If the network is slow, this would only delay other requests.
     fn is_far(&self) -> bool {
-        self.long_read.is_some_and(|shortest| shortest > FAR)
+        self.long_read > FAR && self.short_read.is_some_and(|short| 4 * short > self.long_read)
     }
 
     /// Goes on with a read: copies the data that is there and returns its length and what to do next.
@@ -242,7 +247,9 @@ impl Reader {
             }
             self.judge(first, spare);
             if is_last {
+                // The file has become shorter, perhaps for a moment only.
                 self.drop_all(spare);
+                return (done, Next::Read);
             }
         }
         let wanted = target.len() - done;
@@ -405,7 +412,10 @@ pub(crate) fn read_at(open: Open, target: &mut [u8], offset: u64) -> Result<usiz
             let asked = Instant::now();
             let read = remote::with(open, |file| file.read_at(rest, at));
             if is_long(rest.len()) && rest.len() <= LONG_BYTES_MAX {
-                let _ = with_reader(file, |reader, _| reader.took(asked.elapsed()));
+                let time = asked.elapsed();
+                if with_reader(file, |reader, _| reader.took(time)) == Some(true) {
+                    look(open, file, at);
+                }
             }
             break read;
         };
@@ -419,6 +429,15 @@ pub(crate) fn read_at(open: Open, target: &mut [u8], offset: u64) -> Result<usiz
         Ok(count) => Ok(done + count),
         Err(_) if done > 0 => Ok(done),
         Err(error) => Err(error),
+    }
+}
+
+/// Finds out how long a short read takes.
+fn look(open: Open, file: (usize, u64), at: u64) {
+    let asked = Instant::now();
+    if remote::with(open, |file| file.read_at(&mut [0], at)).is_ok() {
+        let time = asked.elapsed();
+        let _ = with_reader(file, |reader, _| reader.short_read = Some(time));
     }
 }
 
@@ -526,16 +545,28 @@ mod tests {
         };
         let mut one = Reader::new(0, 0);
         assert!(matches!(reads(&mut one), Next::Read), "nothing is known yet");
-        one.took(2 * FAR);
+        assert!(one.took(2 * FAR));
+        one.short_read = Some(FAR / 10);
+        assert!(matches!(reads(&mut one), Next::Read), "the network is slow");
+        one.short_read = Some(FAR);
         let next = one.next;
         assert!(matches!(reads(&mut one), Next::Ask(from) if from == next));
         one.depth_max = 1;
         assert!(matches!(reads(&mut one), Next::Read), "it was in vain");
         let mut near = Reader::new(0, 0);
-        near.took(FAR / 2);
-        near.took(2 * FAR);
-        assert!(matches!(reads(&mut near), Next::Read));
-        assert!(matches!(reads(&mut near), Next::Read), "one of them was fast");
+        near.in_order = IN_ORDER;
+        assert!(!near.took(FAR / 2));
+        assert!(!near.took(2 * FAR), "one of them was fast");
+    }
+
+    #[test]
+    fn the_end_of_a_file_that_has_become_shorter_is_asked_for_once() {
+        let mut shrunk = reader(vec![piece(0), piece(LONG)]);
+        shrunk.size = 9 * LONG as u64;
+        shrunk.pieces[1].data = Data::Here(Vec::new(), 0);
+        assert!(matches!(read(&mut shrunk, LONG), (1, Next::End)), "a short read");
+        shrunk.reads(LONG as u64, LONG);
+        assert!(matches!(shrunk.go_on(&mut [0; 9], LONG as u64, &mut None), (0, Next::Read)));
     }
 
     #[test]

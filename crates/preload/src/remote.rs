@@ -438,16 +438,14 @@ fn put(open: Open, data: &[u8], at: u64, appends: bool) -> Result<(usize, i64), 
             &data[..limits::room(limit, from, data.len())?]
         }
     };
-    let (count, at) = with(open, |file| {
-        let (count, at) = if appends {
-            file.append(&data[..data.len().min(APPEND_BYTES_MAX)])?
-        } else {
-            (file.write_at(data, at)?, at)
-        };
-        Ok((count, at as i64))
-    })?;
-    crate::hooks::maps::wrote(open, at, &data[..count.min(data.len())]);
-    Ok((count, at))
+    let data = if appends { &data[..data.len().min(APPEND_BYTES_MAX)] } else { data };
+    crate::hooks::maps::writing(open, data, at, appends, |data, at| {
+        with(open, |file| {
+            let (count, at) =
+                if appends { file.append(data)? } else { (file.write_at(data, at)?, at) };
+            Ok((count, at as i64))
+        })
+    })
 }
 
 /// Returns true for a descriptor that only names a file (`O_PATH`).

@@ -21,8 +21,10 @@ use towline_net::{Wait, peer_credentials, receive_descriptors};
 const AROUND: u64 = 64 << 10;
 /// Maximum read-ahead, in bytes, for a program that goes on page by page: at first, and if reads take long.
 const AHEAD_MAX: RangeInclusive<u64> = 1 << 20..=8 << 20;
-/// A read of the maximum that takes longer raises it: from a far server, more bytes hardly take longer.
+/// A read of the maximum that takes longer raises it, if it was so much faster, per byte, than a shorter one: from
+/// a far server, more bytes hardly take longer.
 const LONG: Duration = Duration::from_millis(4);
+const BETTER: f64 = 1.3;
 /// How often to check on a process that has closed its connection but may still be alive.
 const LOOK: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
@@ -61,12 +63,10 @@ impl Range {
     }
 
     /// Returns the start and length of the memory to fill when this page is touched.
-    fn window(&mut self, page: u64) -> (u64, u64) {
+    fn window(&self, page: u64) -> (u64, u64) {
         let (before, length) = self.pattern.window(page, self.offset + (page - self.at));
         let before = before.min(page - self.at);
-        let length = (before + length).min(self.end() - (page - before));
-        self.pattern.reads(page - before, length);
-        (page - before, length)
+        (page - before, (before + length).min(self.end() - (page - before)))
     }
 }
 
@@ -74,13 +74,15 @@ impl Range {
 struct Pattern {
     /// Where the last bytes read end, and their number.
     last: (u64, u64),
+    /// How many bytes a second were read then.
+    rate: f64,
     /// Maximum number to read next.
     ahead_max: u64,
 }
 
 impl Default for Pattern {
     fn default() -> Self {
-        Self { last: (0, 0), ahead_max: *AHEAD_MAX.start() }
+        Self { last: (0, 0), rate: 0.0, ahead_max: *AHEAD_MAX.start() }
     }
 }
 
@@ -95,16 +97,14 @@ impl Pattern {
         (before, AROUND - before)
     }
 
-    /// Notes what is read.
-    fn reads(&mut self, start: u64, length: u64) {
-        self.last = (start + length, length.max(AROUND));
-    }
-
-    /// Notes how long that took.
-    fn took(&mut self, time: Duration) {
-        if self.last.1 == self.ahead_max && time > LONG {
+    /// Notes what was read, and how long it took.
+    fn read(&mut self, start: u64, length: u64, time: Duration) {
+        let (before, rate) = (self.last.1, length as f64 / time.as_secs_f64());
+        let is_better = before < length && rate > BETTER * self.rate;
+        if length == self.ahead_max && time > LONG && is_better {
             self.ahead_max = (2 * self.ahead_max).min(*AHEAD_MAX.end());
         }
+        (self.last, self.rate) = ((start + length, length.max(AROUND)), rate);
     }
 }
 
@@ -177,8 +177,7 @@ impl<'a> Process<'a> {
             }
             token => run.announced(token).ok_or_else(|| strange("a child of nobody"))?,
         };
-        // What is not used of it takes no memory.
-        let buffer = vec![0; *AHEAD_MAX.end() as usize];
+        let buffer = vec![0; *AHEAD_MAX.start() as usize];
         let process = peer_credentials(socket.as_fd())?.process;
         let ended = process.and_then(|process| pidfd_open(process, PidfdFlags::empty()).ok());
         let socket = Some(socket);
@@ -383,14 +382,16 @@ fn fill(
 ) -> io::Result<std::ops::Range<u64>> {
     let (start, length) = range.window(page);
     let offset = range.offset + (start - range.at);
-    let buffer = &mut buffer[..length as usize];
+    // Memory for more is not kept: there may be many processes.
+    let mut long = vec![0; if length > buffer.len() as u64 { length as usize } else { 0 }];
+    let buffer = if long.is_empty() { &mut buffer[..length as usize] } else { &mut long[..] };
     let memory = range.memory.clone();
     let _turn = memory.as_ref().map(|memory| memory.turn()).transpose()?;
     let (source, asked) = (range.source.clone(), Instant::now());
     let read = read_around(buffer, (page - start) as usize, |to, at| {
         source.with(|file| file.read_at(to, offset + at))
     })?;
-    range.pattern.took(asked.elapsed());
+    range.pattern.read(start, length, asked.elapsed());
     let end = read.end.next_multiple_of(page_bytes());
     buffer[read.end..end].fill(0);
     if start + end as u64 <= page {

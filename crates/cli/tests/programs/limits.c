@@ -117,6 +117,18 @@ static void copies(void) {
     TRY(sendfile(to, memory, NULL, 200));
     length("to");
     TRY(lseek(memory, 0, SEEK_CUR));
+    /* As long as the limit permits. */
+    MUST(ftruncate(memory, 300));
+    MUST(ftruncate(from, 300));
+    int both[2] = {memory, from};
+    for (int i = 0; i < 2; i++) {
+        MUST(ftruncate(to, 0));
+        MUST(lseek(to, 0, SEEK_SET));
+        MUST(lseek(both[i], 0, SEEK_SET));
+        TRY(sendfile(to, both[i], NULL, 1000));
+        TRY(sendfile(to, both[i], NULL, 1000));
+        length("to");
+    }
 }
 
 static void effects(void) {

@@ -2,6 +2,7 @@
 #include "pattern.h"
 #include <pthread.h>
 #include <setjmp.h>
+#include <sys/sendfile.h>
 #include <sys/syscall.h>
 
 static unsigned char *map(const char *path, long length, int protection, long offset) {
@@ -289,6 +290,27 @@ static void other_calls_and_stores(void) {
     MUST(close(fd));
 }
 
+/* What descriptors that cannot be read from change, a mapping shows, too. */
+static void changed_write_only(void) {
+    pattern("f", LENGTH);
+    unsigned char *at = map("f", LENGTH, BOTH, 0);
+    int to = MUST(open("f", O_WRONLY)), from = MUST(open("g", O_RDWR | O_CREAT, 0644));
+    MUST(write(from, "sent by another", 15));
+    memcpy(at + 20 * PAGE, "stored before", 13);
+    off_t in = 0;
+    MUST(lseek(to, 20 * PAGE, SEEK_SET));
+    SAY(sendfile(to, from, &in, 4));
+    say("%.13s", at + 20 * PAGE);
+    loff_t begin = 0, out = 25 * PAGE;
+    SAY(copy_file_range(from, &begin, to, &out, 15, 0));
+    say("%.15s", at + 25 * PAGE);
+    memcpy(at + 30 * PAGE, "below a hole", 12);
+    SAY(fallocate(to, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 30 * PAGE, 2 * PAGE));
+    say("%d %d", at[30 * PAGE], at[32 * PAGE]);
+    SAY(munmap(at, LENGTH));
+    for (long page = 20; page <= 30; page += 5) at_page("f", page);
+}
+
 /* Mapped read-only, and made writable by calls other than libc's mprotect. */
 static void made_writable_otherwise(void) {
     pattern("f", LENGTH);
@@ -473,6 +495,7 @@ int main(int count, char **arguments) {
         {"children-store-to-short-ones", children_store_to_short_ones},
         {"processes-share", processes_share},
         {"other-calls-and-stores", other_calls_and_stores},
+        {"changed-write-only", changed_write_only},
         {"made-writable-otherwise", made_writable_otherwise},
         {"ends-move-and-stores", ends_move_and_stores},
         {"pieces-and-sizes", pieces_and_sizes},

@@ -1,28 +1,65 @@
 //! Hooks that copy between descriptors: `sendfile`, `copy_file_range`, `splice`.
 
 use super::io::{CALL_BYTES_MAX, lseek, pread, pwrite, read, write};
-use super::uploads::copy_to_remote;
+use super::maps;
+use crate::ahead::FAR;
 use crate::descriptors::{self, Open};
 use crate::guard::{checked, errno, finish, ours, set_errno};
 use crate::table::real;
 use crate::{limits, remote};
 use libc::{c_int, c_uint, off64_t, size_t, ssize_t};
+use std::ops::RangeInclusive;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
-/// Bytes moved at once between a remote file and something else.
-const PIECE_BYTES: usize = 256 * 1024;
-/// Bytes of a file that are copied before handlers of signals may run; servers copy as many at once.
+/// Bytes moved at once between a remote file and something else, and at most into a far one.
+const PIECE_BYTES: RangeInclusive<usize> = 256 * 1024..=8 * 1024 * 1024;
+/// How much faster bytes have to move in pieces four times as long for these to be kept.
+const BETTER: f64 = 1.3;
+/// Bytes that the server copies before handlers of signals may run.
 const PART_BYTES: usize = 64 * 1024 * 1024;
 /// Most bytes that one `splice` moves: what a pipe holds by default.
 const SPLICE_BYTES: usize = 64 * 1024;
 
+/// How many bytes of a copy to move at a time. A write of many bytes hardly takes longer than one of few if the
+/// server is far, but others would wait longer for it if the network is slow.
+struct Pace {
+    bytes: usize,
+    /// Bytes per second in pieces of a fourth of the length.
+    before: f64,
+    is_settled: bool,
+}
+
+impl Pace {
+    fn new(to: c_int) -> Self {
+        let is_settled = descriptors::find(to).is_none();
+        Self { bytes: *PIECE_BYTES.start(), before: 0.0, is_settled }
+    }
+
+    /// Notes how long it took to move a piece.
+    fn moved(&mut self, bytes: usize, time: Duration) {
+        if self.is_settled || bytes < self.bytes {
+            return;
+        }
+        let now = bytes as f64 / time.as_secs_f64();
+        if time > FAR && now > BETTER * self.before {
+            self.before = now;
+            self.is_settled = self.bytes == *PIECE_BYTES.end();
+            self.bytes = (4 * self.bytes).min(*PIECE_BYTES.end());
+        } else {
+            self.bytes = (self.bytes / 4).max(*PIECE_BYTES.start());
+            self.is_settled = true;
+        }
+    }
+}
+
 /// Returns the offset that the caller keeps; `None` if a copy uses the file's own.
-pub(super) unsafe fn place_of(at: *mut off64_t) -> Option<off64_t> {
+unsafe fn place_of(at: *mut off64_t) -> Option<off64_t> {
     // SAFETY: the program passes null or an offset.
     unsafe { at.as_ref() }.copied()
 }
 
-pub(super) unsafe fn advance(at: *mut off64_t, by: usize) {
+unsafe fn advance(at: *mut off64_t, by: usize) {
     // SAFETY: the program passes null or an offset.
     if let Some(at) = unsafe { at.as_mut() } {
         *at += by as i64;
@@ -71,40 +108,19 @@ impl End {
 }
 
 /// Returns where a copy reads or writes an open file.
-pub(super) fn offset(open: Open, given: Option<off64_t>) -> Result<u64, i32> {
+fn offset(open: Open, given: Option<off64_t>) -> Result<u64, i32> {
     let own = || open.entry.offset.load(Ordering::Relaxed);
     u64::try_from(given.unwrap_or_else(own)).map_err(|_| libc::EINVAL)
 }
 
 /// Moves an open file's own offset, or the caller's.
-pub(super) unsafe fn advance_file(open: Open, at: *mut off64_t, by: usize) {
+unsafe fn advance_file(open: Open, at: *mut off64_t, by: usize) {
     if !at.is_null() {
         // SAFETY: the program passes an offset.
         unsafe { advance(at, by) };
     } else if let Ok(_lock) = remote::lock_offset(open) {
         open.entry.offset.fetch_add(by as i64, Ordering::Relaxed);
     }
-}
-
-/// Copies a regular file, or a device with blocks, through this process; stops at the first short piece.
-unsafe fn copy(
-    from: c_int,
-    from_at: *mut off64_t,
-    to: c_int,
-    to_at: *mut off64_t,
-    count: size_t,
-) -> ssize_t {
-    let is_regular =
-        |open: &Open| open.entry.mode.load(Ordering::Relaxed) & libc::S_IFMT == libc::S_IFREG;
-    let Some(target) = descriptors::find(to).filter(is_regular) else {
-        // SAFETY: the program passes valid arguments.
-        return unsafe { copy_in_turns(from, from_at, to, to_at, count) };
-    };
-    let part = |count| {
-        // SAFETY: the program passes valid arguments.
-        ours(|| unsafe { copy_to_remote(from, from_at, target, to_at, count) })
-    };
-    in_parts(count, part)
 }
 
 /// Copies bytes with as many calls of `part` as it takes; stops at the first short one.
@@ -121,19 +137,25 @@ fn in_parts(count: size_t, part: impl Fn(size_t) -> ssize_t) -> ssize_t {
     done as isize
 }
 
-/// Copies through this process, reading and writing in turns; stops at the first short piece.
+/// Copies through this process, reading and writing in turns; stops where the source ends. A write ends before
+/// the next one begins: others see a file that grows, and what is left of it if this process is killed, without
+/// holes.
 unsafe fn copy_in_turns(
-    from: c_int,
+    (from, kind): (c_int, u32),
     from_at: *mut off64_t,
     to: c_int,
     to_at: *mut off64_t,
     count: size_t,
 ) -> ssize_t {
-    let mut buffer = vec![0u8; PIECE_BYTES.min(count.max(1))];
+    let mut pace = Pace::new(to);
+    // Some file systems read less than there is. But a pipe would wait for more, and a server be asked again.
+    let goes_on = kind != libc::S_IFIFO && descriptors::find(from).is_none();
+    let mut buffer = Vec::new();
     let mut done = 0usize;
     while done < count {
-        let room = &mut buffer[..PIECE_BYTES.min(count - done)];
-        let length = room.len();
+        buffer.resize(pace.bytes.min(count - done), 0);
+        let (length, begin) = (buffer.len(), Instant::now());
+        let room = &mut buffer[..];
         // SAFETY: the buffer holds `length` bytes; the program passes descriptors and offsets.
         let got = unsafe {
             match place_of(from_at) {
@@ -165,7 +187,8 @@ unsafe fn copy_in_turns(
             advance(to_at, moved);
         }
         done += moved;
-        if put < got || got < length as isize {
+        pace.moved(moved, begin.elapsed());
+        if put < got || (got < length as isize && !goes_on) {
             return if done > 0 { done as isize } else { put };
         }
     }
@@ -214,20 +237,38 @@ pub(crate) unsafe fn sendfile(to: c_int, from: c_int, at: *mut off64_t, count: s
         if let Err(error) = check_sendfile(to, from, at, count) {
             return finish(Err(error));
         }
+        let in_turns = || copy_in_turns((from, libc::S_IFREG), at, to, to_at, count);
         match (descriptors::find(from), descriptors::find(to)) {
-            (Some(source), Some(target)) if mount(source) == mount(target) => {
+            (Some(source), Some(target))
+                if at.is_null() && std::ptr::eq(source.entry, target.entry) =>
+            {
+                ours(|| copy_onto_itself(source, count))
+            }
+            // With a limit of the file's length, the kernel looks first whether there is anything to copy.
+            (Some(source), Some(target))
+                if is_for_server(source, target) && limits::file_bytes().is_none() =>
+            {
                 let part = |count| ours(|| copy_by_server(source, at, target, to_at, count));
                 match in_parts(count, part) {
                     // As between parts of an export, or for bytes that overlap.
                     -1 if matches!(errno(), libc::EXDEV | libc::EINVAL | libc::EOPNOTSUPP) => {
-                        copy_in_turns(from, at, to, to_at, count)
+                        in_turns()
                     }
                     copied => copied,
                 }
             }
-            _ => copy(from, at, to, to_at, count),
+            _ => in_turns(),
         }
     }
+}
+
+/// `sendfile` from and to the offset that both have: nothing changes but this offset.
+fn copy_onto_itself(open: Open, count: size_t) -> Result<isize, i32> {
+    let left = remote::stat(open)?.size.saturating_sub(offset(open, None)?);
+    let copied = count.min(usize::try_from(left).unwrap_or(usize::MAX));
+    // SAFETY: there is no offset of the program.
+    unsafe { advance_file(open, std::ptr::null_mut(), copied) };
+    Ok(copied as isize)
 }
 
 /// Checks the descriptors of a `copy_file_range`, in the kernel's order.
@@ -266,14 +307,22 @@ pub(crate) unsafe fn copy_file_range(
         return finish(Err(error));
     }
     let count = count.min(CALL_BYTES_MAX);
-    match (source, target) {
-        (Some(source), Some(target)) if mount(source) == mount(target) => {
-            // SAFETY: the program passes valid arguments.
-            ours(|| unsafe { copy_by_server(source, from_at, target, to_at, count) })
+    // SAFETY: the program passes valid arguments.
+    unsafe {
+        match (source, target) {
+            (Some(source), Some(target)) if is_for_server(source, target) => {
+                ours(|| copy_by_server(source, from_at, target, to_at, count))
+            }
+            _ => copy_in_turns((from, libc::S_IFREG), from_at, to, to_at, count),
         }
-        // SAFETY: the program passes valid arguments.
-        _ => unsafe { copy(from, from_at, to, to_at, count) },
     }
+}
+
+/// Returns true if the server is to copy: not into a file of which this run has shared mappings, which have to
+/// show what was copied.
+fn is_for_server(source: Open, target: Open) -> bool {
+    mount(source) == mount(target)
+        && (maps::which(source) == maps::which(target) || !maps::has_shared(target))
 }
 
 fn mount(open: Open) -> u32 {
@@ -296,8 +345,8 @@ unsafe fn copy_by_server(
     };
     let handle = target.handle;
     let client = remote::client(mount(source) as usize)?;
-    let _ = super::maps::write_back_file(source);
-    let copied = super::maps::changing(target, || {
+    let _ = maps::write_back_file(source);
+    let copied = maps::changing(target, || {
         remote::with(source, |source| {
             client.with_handle(handle, 0, |target| source.copy_range(r, target, w, count as u64))
         })
@@ -365,7 +414,9 @@ pub(crate) unsafe fn splice(
             Ok(()) if flags & libc::SPLICE_F_NONBLOCK != 0 && is_empty(from) => {
                 finish(Err(libc::EAGAIN))
             }
-            Ok(()) => copy_in_turns(from, from_at, to, to_at, count.min(SPLICE_BYTES)),
+            Ok(()) => {
+                copy_in_turns((from, libc::S_IFIFO), from_at, to, to_at, count.min(SPLICE_BYTES))
+            }
         }
     }
 }

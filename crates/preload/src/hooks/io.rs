@@ -400,7 +400,14 @@ fn allocate(open: Open, mode: c_int, from: off64_t, length: off64_t) -> Result<(
         let end = from.saturating_add(length);
         limits::check(end, || remote::with(open, File::stat).map(|attr| attr.size))?;
     }
-    maps::changing(open, || remote::with(open, |file| file.allocate(mode as u32, from, length)))
+    let call = || remote::with(open, |file| file.allocate(mode as u32, from, length));
+    match mode & !libc::FALLOC_FL_KEEP_SIZE {
+        0 => call(),
+        libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_ZERO_RANGE => {
+            maps::zeroing(open, from..from.saturating_add(length), call)
+        }
+        _ => maps::changing(open, call),
+    }
 }
 
 pub(crate) unsafe fn fallocate(fd: c_int, mode: c_int, from: off64_t, length: off64_t) -> c_int {
@@ -449,14 +456,12 @@ fn fill(open: Open, from: u64, length: u64) -> Result<(), i32> {
         }
         Ok(())
     };
-    maps::changing(open, || {
-        for start in (from..end).step_by(PIECE) {
-            let piece = start..end.min(start + PIECE as u64);
-            // Without the program's flags: with `O_APPEND`, the bytes would go elsewhere.
-            remote::with_handle(mount, open.handle, |file| fill_piece(file, piece.clone()))?;
-        }
-        Ok(())
-    })
+    for start in (from..end).step_by(PIECE) {
+        let piece = start..end.min(start + PIECE as u64);
+        // Without the program's flags: with `O_APPEND`, the bytes would go elsewhere.
+        remote::with_handle(mount, open.handle, |file| fill_piece(file, piece.clone()))?;
+    }
+    Ok(())
 }
 
 pub(crate) unsafe fn posix_fadvise(

@@ -52,6 +52,9 @@ pub(super) struct Map {
     pub(super) shared: Option<Arc<Shared>>,
 }
 
+/// Most bytes that are written to a mapped file while nobody else may read it in or write it back.
+const WRITTEN_BYTES: usize = 1 << 20;
+
 pub(super) static MAPS: Mutex<Vec<Map>> = Mutex::new(Vec::new());
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 /// The process that forks, for its child: the parent may end before the child can ask for its number.
@@ -379,22 +382,61 @@ pub(crate) fn is_any_here() -> bool {
     COUNT.load(Ordering::Acquire) > 0
 }
 
-/// Brings shared mappings up to date after a write to their file.
-pub(crate) fn wrote(open: Open, offset: i64, data: &[u8]) {
-    if !shared::is_any() {
-        return;
+/// Returns true if the run has shared mappings of a file.
+pub(crate) fn has_shared(open: Open) -> bool {
+    shared::is_any() && inside(|| Shared::existing(which(open))).is_ok()
+}
+
+/// Writes to a file by `call`, at an offset or at the end, which returns the number of bytes written and where
+/// they are, and brings shared mappings up to date.
+pub(crate) fn writing(
+    open: Open,
+    data: &[u8],
+    at: u64,
+    appends: bool,
+    call: impl Fn(&[u8], u64) -> Result<(usize, i64), i32>,
+) -> Result<(usize, i64), i32> {
+    let shared = if shared::is_any() { Shared::existing(which(open)).ok() } else { None };
+    let Some(shared) = shared else { return call(data, at) };
+    let (mut done, mut first) = (0, at as i64);
+    while done < data.len() {
+        // A copy, as the data may be in a mapping of the same file: whoever reads a missing page in takes the turn.
+        let length = if appends { data.len() } else { WRITTEN_BYTES.min(data.len() - done) };
+        let part = data[done..done + length].to_vec();
+        match shared.writing(&part, || call(&part, at + done as u64)) {
+            Ok((count, begin)) => {
+                first = if done == 0 { begin } else { first };
+                done += count;
+                if count < length || appends {
+                    break;
+                }
+            }
+            Err(error) if done == 0 => return Err(error),
+            Err(_) => break,
+        }
     }
-    let _ = with_maps((), |maps| {
+    with_maps((), |maps| {
         for map in maps.iter().filter(|map| map.is_of(which(open))) {
             if map.is_touched && map.shared.is_some() {
                 // Pages may have been touched while the file was shorter.
-                touched::forget(map, offset, offset.saturating_add(data.len() as i64));
+                touched::forget(map, first, first.saturating_add(done as i64));
             }
         }
         Ok(())
-    });
-    // On failure, a mapping keeps what it had.
-    let _ = inside(|| Shared::existing(which(open))?.write(offset, data));
+    })?;
+    Ok((done, first))
+}
+
+/// Makes a range of a file zero by `call`, and the same of its shared mappings.
+pub(crate) fn zeroing(
+    open: Open,
+    range: std::ops::Range<u64>,
+    call: impl FnOnce() -> Result<(), i32>,
+) -> Result<(), i32> {
+    match shared::is_any().then(|| Shared::existing(which(open))) {
+        Some(Ok(shared)) => shared.zeroing(range, call),
+        _ => call(),
+    }
 }
 
 /// Brings mappings up to date after a change of their file's length.

@@ -33,7 +33,6 @@ pub(crate) mod status;
 pub(crate) mod streams;
 pub(crate) mod touched;
 pub(crate) mod trees;
-mod uploads;
 pub(crate) mod walks;
 pub(crate) mod watches;
 pub(crate) mod words;

@@ -337,9 +337,44 @@ impl Shared {
         memory::write_back(self, file, first..first + length.div_ceil(page_bytes()))
     }
 
-    /// Updates the memory after `data` was written to the file.
-    pub(crate) fn write(&self, offset: i64, data: &[u8]) -> Result<(), i32> {
-        let _turn = self.turn()?;
+    /// Writes to the file by `call`, which returns how many bytes of `data` it has written and where, and updates
+    /// the memory. Nobody writes back meanwhile what the memory had there before.
+    ///
+    /// # Errors
+    /// Those of `call`. If the memory fails, mappings keep what they had.
+    pub(crate) fn writing(
+        &self,
+        data: &[u8],
+        call: impl FnOnce() -> Result<(usize, i64), i32>,
+    ) -> Result<(usize, i64), i32> {
+        let turn = self.turn();
+        let (count, at) = call()?;
+        if turn.is_ok() {
+            let _ = self.update(at, &data[..count.min(data.len())]);
+        }
+        Ok((count, at))
+    }
+
+    /// Makes bytes of the file zero by `call`, and those of the memory.
+    pub(crate) fn zeroing(
+        &self,
+        range: std::ops::Range<u64>,
+        call: impl FnOnce() -> Result<(), i32>,
+    ) -> Result<(), i32> {
+        let turn = self.turn();
+        call()?;
+        if turn.is_ok() {
+            let zeroes = vec![0; AT_ONCE * page_bytes()];
+            let end = range.end.min((self.pages()? * page_bytes()) as u64);
+            for at in (range.start..end).step_by(zeroes.len()) {
+                self.update(at as i64, &zeroes[..zeroes.len().min((end - at) as usize)])?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Updates the memory after `data` was written to the file. Whoever does so has the turn.
+    fn update(&self, offset: i64, data: &[u8]) -> Result<(), i32> {
         let keeps = memory::is_set(self, memory::KEEPS_AT)?;
         let (start, end) = (offset as usize, offset as usize + data.len());
         let first = start / page_bytes();

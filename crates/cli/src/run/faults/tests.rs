@@ -35,23 +35,30 @@ fn a_page_is_read_although_its_neighbours_cannot_be() {
 
 #[test]
 fn more_is_read_ahead_of_who_goes_on_page_by_page() {
-    let mut pattern = Pattern::default();
-    let mut next = |page: u64, time: Duration| {
-        let (before, length) = pattern.window(page, page);
-        pattern.reads(page - before, before + length);
-        pattern.took(time);
-        (before, length)
+    // How long it takes to read so many bytes, in milliseconds.
+    let lengths = |time: fn(u64) -> u64| {
+        let mut pattern = Pattern::default();
+        let mut next = |page: u64| {
+            let (before, length) = pattern.window(page, page);
+            let time = Duration::from_millis(time(before + length));
+            pattern.read(page - before, before + length, time);
+            (before, length)
+        };
+        let page = page_bytes() as u64;
+        assert_eq!(next(page), (page, AROUND - page), "around the first page");
+        let mut at = AROUND;
+        let mut go_on = || {
+            let (before, length) = next(at);
+            assert_eq!(before, 0);
+            at += length;
+            length / AROUND
+        };
+        let lengths: Vec<u64> = (0..10).map(|_| go_on()).collect();
+        assert_eq!(next(at + AROUND).1, AROUND, "elsewhere");
+        lengths
     };
-    let page = page_bytes() as u64;
-    assert_eq!(next(page, LONG), (page, AROUND - page), "around the first page");
-    let (mut at, mut lengths) = (AROUND, Vec::new());
-    // A long time for less than the maximum says nothing.
-    for time in [2 * LONG, LONG, LONG, LONG, LONG, 2 * LONG, 2 * LONG, 2 * LONG, LONG, LONG] {
-        let (before, length) = next(at, time);
-        assert_eq!(before, 0);
-        at += length;
-        lengths.push(length >> 16);
-    }
-    assert_eq!(lengths, [2, 4, 8, 16, 16, 16, 32, 64, 128, 128]);
-    assert_eq!(next(at + AROUND, LONG).1, AROUND, "elsewhere");
+    let near = [2, 4, 8, 16, 16, 16, 16, 16, 16, 16];
+    assert_eq!(lengths(|bytes| 1 + (bytes >> 20)), near);
+    assert_eq!(lengths(|bytes| 1 + (bytes >> 13)), near, "the network is slow");
+    assert_eq!(lengths(|bytes| 50 + (bytes >> 17)), [2, 4, 8, 16, 32, 64, 128, 128, 128, 128]);
 }
