@@ -19,6 +19,6 @@ mod watch;
 pub use backend::{Backend, Finished, Geometry, Operation, Request};
 pub use error::Error;
 pub use native::Native;
-pub use origin::{Found, Origin};
+pub use origin::{BackendOptions, Found, Origin};
 pub use record::{Claim, Kind, Record};
 pub use watch::watch_size;

@@ -1,12 +1,13 @@
 //! Serves a queue from a disk of a Towline server, by a session of our own protocol. The session itself
-//! reconnects, repeats unanswered requests, and knows what a restart of the server lost.
+//! reconnects, repeats unanswered requests, and knows what a restart of the server lost. The sessions of a device
+//! share that knowledge: the kernel may write through one queue and flush through another.
 //!
 //! The queue's thread does all the work: it starts requests, and receives when the descriptor of
 //! the session is readable. The session therefore stays on TCP or a Unix socket: shared memory
 //! has no descriptor that could be waited for together with the kernel's requests.
 
 use crate::ublk::Event;
-use crate::{Backend, Error, Finished, Geometry, Operation as Do, Request};
+use crate::{Backend, BackendOptions, Error, Finished, Geometry, Operation as Do, Request};
 use std::collections::VecDeque;
 use std::future::Future;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
@@ -96,23 +97,20 @@ fn geometry(info: &DiskInfo) -> Geometry {
 }
 
 impl Native {
-    /// Connects and opens the disk. While the server is away, requests wait for `patience`, then they
-    /// and all later ones fail; without a limit they wait for ever. Changes of the disk's size are
-    /// reported through `tell`.
+    /// Connects and opens the disk. Changes of the disk's size are reported through `tell`.
     ///
     /// # Errors
-    /// If the server cannot be reached or has no such disk.
+    /// If the server cannot be reached, has no such disk, or has lost changes.
     pub fn connect(
         url: &Url,
-        patience: Option<Duration>,
-        depth: u16,
+        options: &BackendOptions,
         tell: Sender<Event>,
     ) -> Result<Self, Error> {
-        let mut options = Options::default();
-        options.reconnect = patience.unwrap_or(EVER);
-        options.coalesce = u32::from(depth / 2);
-        let client = Client::connect(&socket_of(&url.transport), options).map_err(failed(url))?;
-        let disk = client.disk(&url.export).map_err(failed(url))?;
+        let mut session = Options::default();
+        session.reconnect = options.patience.unwrap_or(EVER);
+        session.coalesce = u32::from(options.depth / 2);
+        let client = Client::connect(&socket_of(&url.transport), session).map_err(failed(url))?;
+        let disk = client.disk_sharing(&url.export, &options.durability).map_err(failed(url))?;
         let descriptor = client.fd().map_err(Error::system(url))?;
         Ok(Self {
             size: disk.size(),

@@ -7,7 +7,7 @@ use crate::{Backend, Error, Geometry};
 use std::fmt;
 use std::sync::mpsc::{self, Sender};
 use std::time::Duration;
-use towline_client::Url;
+use towline_client::{Durability, Url};
 
 /// What [`Origin::look`] found.
 #[derive(Clone, Copy, Debug)]
@@ -19,6 +19,29 @@ pub struct Found {
     pub identity: Option<u64>,
     /// The shortest time the server took to answer.
     pub round_trip: Duration,
+}
+
+/// Options for the connection behind a queue.
+#[derive(Clone, Debug, Default)]
+#[allow(clippy::exhaustive_structs)] // given by callers
+pub struct BackendOptions {
+    /// The device has several connections, see [`Lane::connect`]. All connections to a Towline server see the same
+    /// disk.
+    pub several: bool,
+    /// Time that requests wait while the server is away, for ever if absent. With a Towline server, they and all later
+    /// ones then fail.
+    pub patience: Option<Duration>,
+    /// Maximum number of requests under way.
+    pub depth: u16,
+    /// What all connections of the device know of the durability of its contents, if the server is a Towline server.
+    pub durability: Durability,
+}
+
+impl BackendOptions {
+    /// For a connection that asks one question at a time, and waits for no server.
+    pub(crate) fn for_questions(durability: Durability) -> Self {
+        Self { several: false, patience: Some(Duration::ZERO), depth: 1, durability }
+    }
 }
 
 /// A disk and its server.
@@ -69,28 +92,28 @@ impl Origin {
                 Ok(Found { geometry, identity: None, round_trip })
             }
             Self::Towline(url) => {
-                let disk = Native::connect(url, Some(Duration::ZERO), 1, mpsc::channel().0)?;
+                let options = BackendOptions::for_questions(Durability::default());
+                let disk = Native::connect(url, &options, mpsc::channel().0)?;
                 let (geometry, identity) = (disk.geometry(), Some(disk.identity()));
                 Ok(Found { geometry, identity, round_trip: disk.round_trip()? })
             }
         }
     }
 
-    /// Connects on behalf of a queue, `shared` if the device has several, see [`Lane::connect`] and
-    /// [`Native::connect`]. All connections to a Towline server see the same disk.
+    /// Connects on behalf of a queue. Changes of the disk's size are reported through `tell`.
     ///
     /// # Errors
-    /// When the server cannot be reached, has no such disk, or does not allow several connections.
+    /// When the server cannot be reached, has no such disk, does not allow several connections, or has lost changes.
     pub fn backend(
         &self,
-        shared: bool,
-        patience: Option<Duration>,
-        depth: u16,
+        options: &BackendOptions,
         tell: Sender<Event>,
     ) -> Result<Box<dyn Backend>, Error> {
         Ok(match self {
-            Self::Nbd(source) => Box::new(Lane::connect(source, shared, patience, tell)?),
-            Self::Towline(url) => Box::new(Native::connect(url, patience, depth, tell)?),
+            Self::Nbd(source) => {
+                Box::new(Lane::connect(source, options.several, options.patience, tell)?)
+            }
+            Self::Towline(url) => Box::new(Native::connect(url, options, tell)?),
         })
     }
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use support::{HAS_FLAGS, handshake, words};
 use tempfile::TempDir;
 use towline_attach::nbd::{Caller, Source};
-use towline_attach::{Finished, Operation, Origin, Request};
+use towline_attach::{BackendOptions, Finished, Operation, Origin, Request};
 
 const CAN_MULTI_CONN: u16 = 1 << 8;
 /// Longer than the server is away.
@@ -82,7 +82,13 @@ fn serve(listener: &UnixListener, connection: &Connection) -> usize {
 /// Reads through a lane of a device, and returns what was read.
 fn read(source: Source, shared: bool) -> Vec<u8> {
     let origin = Origin::Nbd(source);
-    let mut lane = origin.backend(shared, Some(PATIENCE), 1, mpsc::channel().0).unwrap();
+    let options = BackendOptions {
+        several: shared,
+        patience: Some(PATIENCE),
+        depth: 1,
+        ..BackendOptions::default()
+    };
+    let mut lane = origin.backend(&options, mpsc::channel().0).unwrap();
     let buffer = vec![0; LENGTH as usize];
     lane.begin(Request { tag: 0, operation: Operation::Read, offset: 0, length: LENGTH, buffer });
     loop {
@@ -113,7 +119,8 @@ fn a_single_connection_needs_no_announcement() {
 fn a_device_does_not_begin_without_the_announcement() {
     let world = World::new(&RESTARTED[1..2]);
     let origin = Origin::Nbd(world.source);
-    let refused = origin.backend(true, None, 1, mpsc::channel().0).err().unwrap().to_string();
+    let options = BackendOptions { several: true, depth: 1, ..BackendOptions::default() };
+    let refused = origin.backend(&options, mpsc::channel().0).err().unwrap().to_string();
     let expected = "the server does not announce that several connections see the same data";
     assert!(refused.starts_with(&format!("{origin}: {expected}")), "{refused}");
     assert_eq!(world.served.join().unwrap(), [0]);

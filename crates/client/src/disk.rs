@@ -2,7 +2,7 @@
 
 use crate::convert::{check_text, done, unexpected};
 use crate::core::{Checked, Core, Outcome};
-use crate::disks::{DiskState, Stored};
+use crate::disks::{DiskState, Durability, Stored};
 use crate::operation::Operation;
 use crate::vectored::UnderWay;
 use crate::{Client, Error};
@@ -90,7 +90,8 @@ pub enum ExtentKind {
 /// The client replaces a lost connection and resends unanswered requests. An answered change is on
 /// stable storage after the next [`Disk::flush`]. If the server's machine fails before that, the
 /// change may be lost; every later call then fails with [`Error::WritesLost`] (once the server is
-/// back), so that nobody goes on with stale bytes.
+/// back), so that nobody goes on with stale bytes. Who uses a disk in several sessions opens it with
+/// [`Client::disk_sharing`]: on its own, a session knows only its own changes and flushes.
 pub struct Disk {
     core: Arc<Core>,
     state: Arc<DiskState>,
@@ -103,14 +104,26 @@ impl Client {
     /// # Errors
     /// `ENOENT` if there is no such disk, `EMFILE` if too many are open.
     pub fn disk(&self, name: &[u8]) -> Result<Disk, Error> {
+        self.disk_sharing(name, &Durability::default())
+    }
+
+    /// Opens a disk that one user uses in several sessions, all with this `durability`. A flush in one of them covers
+    /// the changes that were answered before it in all, and once one finds that changes were lost, all fail.
+    ///
+    /// # Errors
+    /// As [`Client::disk`]; [`Error::WritesLost`] if changes were lost; `ESTALE` if it is another disk than the one
+    /// that the other sessions have.
+    pub fn disk_sharing(&self, name: &[u8], durability: &Durability) -> Result<Disk, Error> {
         let name = check_text(name, PATH_BYTES_MAX, Errno::ENOENT)?;
         let number = self.core.number_disk();
         let request = Request::DiskOpen { disk: number, name };
         let outcome = self.core.call(&[request], &[], &mut [])?;
         let info = DiskInfo::of(outcome.single()?)?;
-        let state = Arc::new(DiskState::new(number, name, info));
+        let state = Arc::new(DiskState::new(number, name, info, durability.clone()));
         self.core.remember_disk(&state);
-        Ok(Disk { core: self.core.clone(), state, checksums: false })
+        let disk = Disk { core: self.core.clone(), state, checksums: false };
+        disk.state.opened()?;
+        Ok(disk)
     }
 
     /// Returns the name and description of each disk of the server.
@@ -183,7 +196,7 @@ impl Disk {
         self.state.check()?;
         let outcome = self.core.call(&[*request], &[], &mut [])?;
         let info = DiskInfo::of(outcome.single()?)?;
-        *self.state.info.lock() = info;
+        self.state.learned(info)?;
         Ok(info)
     }
 

@@ -4,7 +4,7 @@
 use crate::convert::unexpected;
 use crate::core::{Core, Outcome};
 use crate::{DiskInfo, Error};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::io;
 use std::ops::Range;
@@ -16,14 +16,36 @@ pub(crate) struct DiskState {
     pub(crate) number: u32,
     pub(crate) name: Vec<u8>,
     pub(crate) info: Mutex<DiskInfo>,
-    durability: Mutex<Durability>,
+    durability: Durability,
+}
+
+/// What is known of the durability of a disk's contents, see [`crate::Client::disk_sharing`]. Clones share it.
+#[derive(Clone, Debug, Default)]
+pub struct Durability(Arc<Shared>);
+
+#[derive(Debug, Default)]
+struct Shared {
+    changes: Mutex<Changes>,
     /// Why the disk cannot be used any more. Checked before each request, so it takes no lock.
     broken: OnceLock<Error>,
+    /// Of the disk that was opened first.
+    identity: OnceLock<u64>,
+}
+
+impl Durability {
+    /// For a disk to which somebody else made changes under `epoch` ([`DiskInfo::epoch`]), which may not have been
+    /// flushed.
+    #[must_use]
+    pub fn inherited(epoch: u64) -> Self {
+        // Their numbers are smaller than those of all changes still to come.
+        let changes = Changes { unflushed: vec![(epoch, 0..1)], ..Changes::default() };
+        Self(Arc::new(Shared { changes: Mutex::new(changes), ..Shared::default() }))
+    }
 }
 
 /// Changes that were answered and not flushed.
-#[derive(Default)]
-struct Durability {
+#[derive(Debug, Default)]
+struct Changes {
     /// Number of changes answered so far.
     answered: u64,
     /// Epochs of the server's disk under which changes were answered and not flushed, each with the
@@ -45,72 +67,91 @@ pub(crate) enum Stored {
 }
 
 impl DiskState {
-    pub(crate) fn new(number: u32, name: &[u8], info: DiskInfo) -> Self {
-        let (durability, broken) = (Mutex::default(), OnceLock::new());
-        Self { number, name: name.to_vec(), info: Mutex::new(info), durability, broken }
+    pub(crate) fn new(number: u32, name: &[u8], info: DiskInfo, durability: Durability) -> Self {
+        Self { number, name: name.to_vec(), info: Mutex::new(info), durability }
     }
 
     /// Fails if the disk cannot be used any more.
     pub(crate) fn check(&self) -> Result<(), Error> {
-        self.broken.get().cloned().map_or(Ok(()), Err)
+        self.durability.0.broken.get().cloned().map_or(Ok(()), Err)
     }
 
-    /// Number of changes answered so far.
+    fn changes(&self) -> MutexGuard<'_, Changes> {
+        self.durability.0.changes.lock()
+    }
+
+    /// Number of changes answered so far, in all sessions that share the durability.
     pub(crate) fn written(&self) -> u64 {
-        self.durability.lock().answered
+        self.changes().answered
+    }
+
+    /// Checks a disk that was just opened against those that share its durability.
+    pub(crate) fn opened(&self) -> Result<(), Error> {
+        let info = *self.info.lock();
+        if *self.durability.0.identity.get_or_init(|| info.identity) != info.identity {
+            return Err(Errno::ESTALE.into());
+        }
+        self.is_under(&self.changes(), info.epoch)
+    }
+
+    /// Notes what the server has told about the disk.
+    pub(crate) fn learned(&self, info: DiskInfo) -> Result<(), Error> {
+        *self.info.lock() = info;
+        self.is_under(&self.changes(), info.epoch)
     }
 
     /// Notes the answer to a change.
     pub(crate) fn stored(&self, outcome: &Outcome, how: Stored) -> Result<(), Error> {
         let Reply::Stored { epoch } = outcome.single()? else { return Err(unexpected()) };
-        self.note(&mut self.durability.lock(), epoch, how)
+        self.note(&mut self.changes(), epoch, how)
     }
 
     /// Notes how the disk came out of a restart; `reply` answers the request that reopened it.
     fn reopened(&self, reply: Reply<'_>) {
-        let mut durability = self.durability.lock();
+        let mut changes = self.changes();
         let before = *self.info.lock();
         match DiskInfo::of(reply) {
             Ok(info) if info.identity == before.identity => {
                 *self.info.lock() = info;
-                if info.epoch != before.epoch {
-                    durability.ended.push(before.epoch);
+                // The other sessions find the same end.
+                if info.epoch != before.epoch && !changes.ended.contains(&before.epoch) {
+                    changes.ended.push(before.epoch);
                 }
                 // The error stays for the next caller.
-                let _ = self.is_under(&durability, info.epoch);
+                let _ = self.is_under(&changes, info.epoch);
             }
             _ => {
-                self.broken.get_or_init(|| Errno::ESTALE.into());
+                self.durability.0.broken.get_or_init(|| Errno::ESTALE.into());
             }
         }
     }
 
-    fn note(&self, durability: &mut Durability, epoch: u64, how: Stored) -> Result<(), Error> {
+    fn note(&self, changes: &mut Changes, epoch: u64, how: Stored) -> Result<(), Error> {
         match how {
             Stored::Durable => {}
             Stored::Cached => {
-                durability.answered += 1;
-                let now = durability.answered;
-                match durability.unflushed.iter_mut().find(|(known, _)| *known == epoch) {
-                    Some((_, changes)) => changes.end = now + 1,
-                    None => durability.unflushed.push((epoch, now..now + 1)),
+                changes.answered += 1;
+                let now = changes.answered;
+                match changes.unflushed.iter_mut().find(|(known, _)| *known == epoch) {
+                    Some((_, numbers)) => numbers.end = now + 1,
+                    None => changes.unflushed.push((epoch, now..now + 1)),
                 }
-                if durability.ended.contains(&epoch) {
+                if changes.ended.contains(&epoch) {
                     self.lose();
                 }
             }
             Stored::Flushed(covers) => {
-                self.is_under(durability, epoch)?;
-                durability.unflushed.retain(|(_, changes)| changes.end > covers + 1);
+                self.is_under(changes, epoch)?;
+                changes.unflushed.retain(|(_, numbers)| numbers.end > covers + 1);
             }
         }
-        self.is_under(durability, epoch)
+        self.is_under(changes, epoch)
     }
 
     /// Takes note that the server's disk is under this epoch: changes left unflushed under another
     /// may be lost.
-    fn is_under(&self, durability: &Durability, epoch: u64) -> Result<(), Error> {
-        if durability.unflushed.iter().any(|(known, _)| *known != epoch) {
+    fn is_under(&self, changes: &Changes, epoch: u64) -> Result<(), Error> {
+        if changes.unflushed.iter().any(|(known, _)| *known != epoch) {
             self.lose();
         }
         self.check()
@@ -119,7 +160,7 @@ impl DiskState {
     /// Fails all later requests, since unflushed changes may be lost.
     fn lose(&self) {
         let disk = String::from_utf8_lossy(&self.name).into_owned();
-        self.broken.get_or_init(|| Error::WritesLost { disk });
+        self.durability.0.broken.get_or_init(|| Error::WritesLost { disk });
     }
 }
 

@@ -35,6 +35,7 @@ mod watching;
 
 pub use client::{Client, Options, PlaceOf, Priority};
 pub use disk::{Disk, DiskInfo, ExtentKind, ZeroHow};
+pub use disks::Durability;
 pub use error::Error;
 pub use file::{Begun, File, Lock};
 pub use names::{Batch, DirEntry, SetAttr};

@@ -8,7 +8,10 @@ use std::path::Path;
 use std::time::Duration;
 use towline_attach::nbd::{Kernel, KernelOptions, Source};
 use towline_attach::ublk::{Control, Device, Event, Options};
-use towline_attach::{Claim, Error, Found, Kind, Origin, Record, read_ahead, watch_size};
+use towline_attach::{
+    BackendOptions, Claim, Error, Found, Kind, Origin, Record, read_ahead, watch_size,
+};
+use towline_client::Durability;
 
 /// Longest read or write of a ublk device in bytes. Each request under way may need this much memory.
 const TRANSFER_BYTES_MAX: u32 = 512 * 1024;
@@ -154,17 +157,24 @@ fn serve(
     claim: Claim,
     made: Option<Duration>,
 ) -> Result<(), Error> {
-    let patience = record.patience.map(Duration::from_secs);
     let origin = origin.clone();
-    let (queues, depth) = (device.information().queues, device.information().depth);
+    let options = BackendOptions {
+        several: device.information().queues > 1,
+        patience: record.patience.map(Duration::from_secs),
+        depth: device.information().depth,
+        durability: Durability::default(),
+    };
     let served = device.serve(
         &mut control,
         move |queue, tell| {
             if queue == 0 {
                 let tell = tell.clone();
-                watch_size(&origin, move |size| tell.send(Event::Resized(size)).is_ok())?;
+                let durability = options.durability.clone();
+                watch_size(&origin, durability, move |size| {
+                    tell.send(Event::Resized(size)).is_ok()
+                })?;
             }
-            origin.backend(queues > 1, patience, depth, tell)
+            origin.backend(&options, tell)
         },
         || announce(args, record, made),
     );

@@ -9,8 +9,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
-use towline_client::{Client, Errno, Error, Group, Options, Transport};
+use towline_client::{Client, Disk, Durability, Errno, Error, Group, Options, Transport};
 use towline_mem::Aggregate;
+use towline_server::{DiskExport, DiskKind, OwnStore};
 use towline_store::{BlockStore, Continuity, Direction, Extent, Geometry, Now, Place, ZeroHow};
 
 fn connect(port: u16) -> Client {
@@ -273,6 +274,84 @@ fn unflushed_writes_that_are_lost_are_told() {
     let other = |old: &Fragile| Fragile::with(2, old.epoch, old.durable.clone());
     let stale = Err(Error::from(Errno::ESTALE));
     assert_eq!(after(flushed, other), (stale.clone().map(|()| 0), stale));
+}
+
+/// Uses a disk in two sessions, and returns what each finds after its server's machine failed.
+fn both_after(
+    use_it: impl Fn(&Disk, &Disk),
+    durability: &Durability,
+) -> (Result<(), Error>, Result<(), Error>) {
+    let store = Fragile::new();
+    let mut disks = own(store.clone());
+    let (first, second) = (disks.client(), disks.client());
+    let one = first.disk_sharing(b"own", durability).unwrap();
+    let other = second.disk_sharing(b"own", durability).unwrap();
+    use_it(&one, &other);
+    disks.restart(store.after_failure());
+    // The other session learns first.
+    let flushed = other.flush();
+    (one.read_at(&mut [9; 512], 0), flushed)
+}
+
+#[test]
+fn sessions_that_share_a_disk_lose_writes_together() {
+    let lost = Err(Error::WritesLost { disk: "own".into() });
+    let both_lost = (lost.clone(), lost);
+    let write = |disk: &Disk| disk.write_at(&[1; 512], 0).unwrap();
+    assert_eq!(both_after(|one, _| write(one), &Durability::default()), both_lost);
+    // A flush covers the writes of both,
+    let flushed = |one: &Disk, other: &Disk| {
+        write(one);
+        other.flush().unwrap();
+    };
+    assert_eq!(both_after(flushed, &Durability::default()), (Ok(()), Ok(())));
+    // but not those that were answered after it was sent.
+    let too_late = |one: &Disk, other: &Disk| {
+        write(one);
+        let flush = other.start_flush().unwrap();
+        write(one);
+        flush.wait().unwrap();
+    };
+    assert_eq!(both_after(too_late, &Durability::default()), both_lost);
+    // What somebody else wrote before counts until it is flushed.
+    assert_eq!(both_after(|_, _| (), &Durability::inherited(1)), both_lost);
+    let settled = |_: &Disk, other: &Disk| other.flush().unwrap();
+    assert_eq!(both_after(settled, &Durability::inherited(1)), (Ok(()), Ok(())));
+}
+
+#[test]
+fn a_disk_is_not_shared_with_another_one_or_after_a_loss() {
+    let store = Fragile::new();
+    let mut disks = own(store.clone());
+    let lost = Error::WritesLost { disk: "own".into() };
+    let inherited = Durability::inherited(2);
+    for _ in 0..2 {
+        assert_eq!(disks.client().disk_sharing(b"own", &inherited).err(), Some(lost.clone()));
+    }
+    let (durability, client) = (Durability::default(), disks.client());
+    let _disk = client.disk_sharing(b"own", &durability).unwrap();
+    // Another disk takes its place, which the first session has not seen yet.
+    disks.restart(Fragile::with(2, 1, store.durable.clone()));
+    let opened = disks.client().disk_sharing(b"own", &durability);
+    assert_eq!(opened.err(), Some(Errno::ESTALE.into()));
+}
+
+#[test]
+fn who_asks_for_the_properties_of_a_disk_learns_of_a_loss() {
+    let store = Fragile::new();
+    let disks = own(store.clone());
+    let (client, durability) = (disks.client(), Durability::default());
+    let disk = client.disk_sharing(b"own", &durability).unwrap();
+    disk.write_at(&[1; 512], 0).unwrap();
+    store.fails.store(true, Ordering::Relaxed);
+    assert_eq!(disk.flush().unwrap_err().errno(), Errno::EIO);
+    // The operator has the server forgive the failure.
+    let export = DiskExport::new("own", DiskKind::Own(OwnStore(store)));
+    disks.server.as_ref().unwrap().replace(&[], &[export]).unwrap();
+    let (other, lost) = (disks.client(), Error::WritesLost { disk: "own".into() });
+    assert_eq!(other.disk(b"own").unwrap().refresh().err(), None, "it wrote nothing");
+    assert_eq!(disk.refresh(), Err(lost.clone()));
+    assert_eq!(other.disk_sharing(b"own", &durability).err(), Some(lost));
 }
 
 #[test]
