@@ -49,6 +49,8 @@ pub struct Native {
     client: Client,
     disk: Disk,
     descriptor: OwnedFd,
+    /// The session was given up: its descriptor stays ready for ever, and nothing will arrive.
+    given_up: bool,
     /// Size of the disk in bytes, as the device knows it.
     size: u64,
     tell: Sender<Event>,
@@ -118,6 +120,7 @@ impl Native {
             client,
             disk,
             descriptor,
+            given_up: false,
             pending: Vec::new(),
             under_way: 0,
             woken: Arc::default(),
@@ -229,7 +232,7 @@ impl Backend for Native {
     }
 
     fn turn(&mut self) {
-        self.client.progress();
+        self.given_up = self.client.restore().is_err();
         let mut looked = false;
         loop {
             let woken =
@@ -243,7 +246,7 @@ impl Backend for Native {
             }
         }
         // A lost connection has been replaced by now, but the old descriptor stays ready for ever.
-        if !looked && self.is_cut() {
+        if !looked && !self.given_up && self.is_cut() {
             if let Ok(descriptor) = self.client.fd() {
                 self.descriptor = descriptor;
             }
@@ -260,7 +263,7 @@ impl Backend for Native {
     }
 
     fn interest(&self) -> Option<(RawFd, bool)> {
-        Some((self.descriptor.as_raw_fd(), false))
+        (!self.given_up).then(|| (self.descriptor.as_raw_fd(), false))
     }
 
     fn deadline(&self) -> Option<Instant> {

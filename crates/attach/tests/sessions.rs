@@ -13,7 +13,7 @@ use towline_store::{BlockStore, Continuity, Extent, Geometry, ZeroHow};
 
 const LENGTH: u32 = 512;
 /// Longer than any request takes.
-const LONG: Duration = Duration::from_secs(60);
+const LONG: Duration = Duration::from_secs(20);
 
 /// A disk of which only this boot of its machine counts.
 #[derive(Debug)]
@@ -141,4 +141,21 @@ fn what_was_written_on_one_queue_and_flushed_on_another_is_not_lost() {
         ask(&mut **queue, Operation::Read).unwrap();
         ask(&mut **queue, WRITE).unwrap();
     }
+}
+
+#[test]
+fn a_queue_whose_server_was_given_up_waits_for_the_kernel_only() {
+    let mut world = World::new();
+    let patience = Some(Duration::from_millis(20));
+    let options = BackendOptions { patience, depth: 1, ..BackendOptions::default() };
+    let [mut queue] = world.queues(&options);
+    assert!(queue.interest().is_some());
+    drop(world.server.take());
+    let end = Instant::now() + LONG;
+    while queue.interest().is_some() {
+        assert!(Instant::now() < end, "the descriptor of a dead session is waited for");
+        queue.turn();
+    }
+    ask(&mut *queue, Operation::Read).unwrap_err();
+    assert!(queue.interest().is_none() && queue.deadline().is_none());
 }
