@@ -18,14 +18,16 @@ passed=0 failed=0 skipped=0
 TEST_SECONDS=${TEST_SECONDS:-600}
 only= # part of the names of the tests to run
 server=
+boot=/proc/sys/kernel/random/boot_id # the file that names the boot of the server's machine
 
 serve() { # serve DISK... : starts a server, or the same one again
     [ $# = 0 ] || disks=$*
     words=
     for disk in $disks; do words="$words --disk $disk"; done
     rm -f "$socket" "$socket.native"
-    # shellcheck disable=SC2086 # these are words
-    RUST_LOG=warn "$TOWLINE" serve $words --nbd "unix://$socket" \
+    # shellcheck disable=SC2086,SC2016 # these are words; expanded by the other shell
+    RUST_LOG=warn unshare -m sh -c 'mount --bind "$0" /proc/sys/kernel/random/boot_id; exec "$@"' "$boot" \
+        "$TOWLINE" serve $words --nbd "unix://$socket" \
         --listen "unix://$socket.native" >>"$work/serve.log" 2>&1 &
     server=$!
     until_true 60 "the server listens" [ -S "$socket" ]

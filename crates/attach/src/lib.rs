@@ -21,4 +21,4 @@ pub use error::Error;
 pub use native::Native;
 pub use origin::{BackendOptions, Found, Origin};
 pub use record::{Claim, Kind, Record};
-pub use watch::watch_size;
+pub use watch::watch_disk;

@@ -134,16 +134,15 @@ impl Native {
         geometry(&self.disk.info())
     }
 
-    /// Asks the server for the current size of the disk, bytes.
+    /// Asks the server for the current properties of the disk.
     ///
     /// # Errors
-    /// If the server cannot be reached.
-    pub fn ask_size(&self) -> Result<u64, Error> {
-        let info = self.disk.refresh().map_err(|error| Error::System {
-            what: "the size of the disk".to_owned(),
+    /// If the server cannot be reached, or has lost changes.
+    pub fn ask(&self) -> Result<DiskInfo, Error> {
+        self.disk.refresh().map_err(|error| Error::System {
+            what: "the properties of the disk".to_owned(),
             source: std::io::Error::other(error.to_string()),
-        })?;
-        Ok(info.size)
+        })
     }
 
     /// Measures how long the server takes to answer: the shortest of three tries.
@@ -154,16 +153,16 @@ impl Native {
         let mut shortest = Duration::MAX;
         for _ in 0..3 {
             let begun = Instant::now();
-            self.ask_size()?;
+            self.ask()?;
             shortest = shortest.min(begun.elapsed());
         }
         Ok(shortest)
     }
 
-    /// Identifies the contents of the disk: other contents have another number.
+    /// Returns the properties of the disk as last reported by the server.
     #[must_use]
-    pub fn identity(&self) -> u64 {
-        self.disk.info().identity
+    pub fn info(&self) -> DiskInfo {
+        self.disk.info()
     }
 
     /// Returns true if the watched connection has ended.

@@ -7,7 +7,7 @@ use crate::{Backend, Error, Geometry};
 use std::fmt;
 use std::sync::mpsc::{self, Sender};
 use std::time::Duration;
-use towline_client::{Durability, Url};
+use towline_client::{DiskInfo, Durability, Url};
 
 /// What [`Origin::look`] found.
 #[derive(Clone, Copy, Debug)]
@@ -17,6 +17,8 @@ pub struct Found {
     pub geometry: Geometry,
     /// Identifies the contents, if the protocol tells: other contents have another number.
     pub identity: Option<u64>,
+    /// Changes when answered changes that were not flushed may be lost, if the protocol tells.
+    pub epoch: Option<u64>,
     /// The shortest time the server took to answer.
     pub round_trip: Duration,
 }
@@ -89,13 +91,18 @@ impl Origin {
             Self::Nbd(source) => {
                 let connection = source.connect()?;
                 let (geometry, round_trip) = (connection.geometry, connection.round_trip);
-                Ok(Found { geometry, identity: None, round_trip })
+                Ok(Found { geometry, identity: None, epoch: None, round_trip })
             }
             Self::Towline(url) => {
                 let options = BackendOptions::for_questions(Durability::default());
                 let disk = Native::connect(url, &options, mpsc::channel().0)?;
-                let (geometry, identity) = (disk.geometry(), Some(disk.identity()));
-                Ok(Found { geometry, identity, round_trip: disk.round_trip()? })
+                let DiskInfo { identity, epoch, .. } = disk.info();
+                Ok(Found {
+                    geometry: disk.geometry(),
+                    identity: Some(identity),
+                    epoch: Some(epoch),
+                    round_trip: disk.round_trip()?,
+                })
             }
         }
     }

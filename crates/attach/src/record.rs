@@ -47,6 +47,8 @@ pub struct Record {
     pub patience: Option<u64>,
     /// Identifies the contents of the disk, if its protocol tells: other contents have another number.
     pub identity: Option<u64>,
+    /// Changes when answered changes that were not flushed may be lost, if the protocol tells.
+    pub epoch: Option<u64>,
     /// Tells the device from others that have its number before or after it, see [`crate::ublk::owner`] and
     /// [`crate::nbd::owner`].
     pub owner: String,
@@ -117,17 +119,20 @@ impl Record {
         let before = lock(&path).map_err(failed)?.ok_or_else(|| {
             Error::Refused(format!("/dev/{} is served by another process", self.name()))
         })?;
-        // Without a readable record nobody could take over or detach the device, so the old file
-        // stays complete until the new one replaces it.
-        let new = path.with_extension("json.new");
-        let written = self.write(&new).and_then(|file| std::fs::rename(&new, &path).map(|()| file));
-        if written.is_err() {
-            let _ = std::fs::remove_file(&new);
-            if before.metadata().is_ok_and(|before| before.len() == 0) {
-                let _ = std::fs::remove_file(&path);
-            }
+        let written = self.replace(&path);
+        if written.is_err() && before.metadata().is_ok_and(|before| before.len() == 0) {
+            let _ = std::fs::remove_file(&path);
         }
         Ok(Claim { file: written.map_err(failed)?, path })
+    }
+
+    /// Writes this record to `path`, and locks it. The caller has locked the file that is there. Without a readable
+    /// record nobody could take over or detach the device, so that file stays complete until the new one replaces it.
+    fn replace(&self, path: &Path) -> io::Result<File> {
+        let new = path.with_extension("json.new");
+        self.write(&new)
+            .and_then(|file| std::fs::rename(&new, path).map(|()| file))
+            .inspect_err(|_| drop(std::fs::remove_file(&new)))
     }
 
     /// Writes this record to a new file, and locks it.
@@ -140,7 +145,12 @@ impl Record {
         Ok(file)
     }
 
-    /// Returns true if a process holds exactly this record, not an earlier or later one of the device.
+    /// Returns true if it is about the same device and process. The process may have written it again meanwhile.
+    fn is_same(&self, other: &Self) -> bool {
+        (&self.owner, self.process) == (&other.owner, other.process)
+    }
+
+    /// Returns true if a process holds this record, not an earlier or later one of the device.
     #[must_use]
     pub fn is_held(&self) -> bool {
         self.is_held_in(Path::new(DIRECTORY))
@@ -152,7 +162,7 @@ impl Record {
             let Ok(file) = File::open(&path) else { return false };
             let held = rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared).is_err();
             if is_at(&file, &path) {
-                return held && read(file).as_ref() == Some(self);
+                return held && read(file).is_some_and(|found| found.is_same(self));
             }
         }
     }
@@ -160,7 +170,7 @@ impl Record {
     /// Removes the record and its log, unless the device has another record by now.
     pub fn remove(&self) {
         let path = self.path();
-        if File::open(&path).ok().and_then(read).as_ref() == Some(self) {
+        if File::open(&path).ok().and_then(read).is_some_and(|found| found.is_same(self)) {
             let _ = std::fs::remove_file(self.log());
             let _ = std::fs::remove_file(path);
         }
@@ -219,6 +229,15 @@ fn lock(path: &Path) -> io::Result<Option<File>> {
 }
 
 impl Claim {
+    /// Writes the record again, with what has changed.
+    ///
+    /// # Errors
+    /// If the file cannot be written; the old one stays.
+    pub fn renew(&mut self, record: &Record) -> Result<(), Error> {
+        self.file = record.replace(&self.path).map_err(Error::system(self.path.display()))?;
+        Ok(())
+    }
+
     /// Removes the record of a device that no longer exists.
     pub fn remove(self) {
         // It may be a successor's by now.
@@ -242,6 +261,7 @@ mod tests {
             connections: 2,
             patience: None,
             identity: Some(u64::MAX),
+            epoch: Some(1),
             owner: String::new(),
         }
     }
@@ -265,6 +285,19 @@ mod tests {
         assert!(!record(1).is_held_in(place.path()), "the one who looks saw an earlier record");
         assert_eq!(found(place.path()), Some(record(2)));
         second.remove();
+        assert_eq!(std::fs::read_dir(place.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_record_that_is_written_again_stays_that_of_its_process() {
+        let place = tempfile::tempdir().unwrap();
+        let mut claim = record(1).claim_in(place.path()).unwrap();
+        let renewed = Record { epoch: Some(2), ..record(1) };
+        claim.renew(&renewed).unwrap();
+        assert_eq!(found(place.path()), Some(renewed));
+        assert!(record(1).is_held_in(place.path()), "who looks may have read it before");
+        record(2).claim_in(place.path()).unwrap_err();
+        claim.remove();
         assert_eq!(std::fs::read_dir(place.path()).unwrap().count(), 0);
     }
 

@@ -37,7 +37,7 @@ pub struct Options {
 }
 
 /// What happens to a device while it is served.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Event {
     /// A queue has connected to the server.
@@ -46,6 +46,8 @@ pub enum Event {
     Ready,
     /// The size of the disk behind the device, in bytes; it may be a new one.
     Resized(u64),
+    /// The epoch of the disk, under which nothing is lost; it may be a new one.
+    Epoch(u64),
     /// A queue has ended: the device was stopped (true), or the queue failed (false).
     Ended(bool),
 }
@@ -194,7 +196,8 @@ impl Device {
     }
 
     /// Serves the device until another process stops it, as `detach` does. `backend` connects for a
-    /// queue, and gets a sender to report size changes; `started` is called once the device can be used.
+    /// queue, and gets a sender to report size changes; `started` is called once the device can be used, and `epoch`
+    /// with each epoch that is reported.
     ///
     /// # Errors
     /// If the device cannot start: a new device is then removed, and one that was taken over waits for
@@ -205,6 +208,7 @@ impl Device {
         control: &mut Control,
         backend: F,
         started: impl FnOnce(),
+        epoch: impl FnMut(u64),
     ) -> Result<(), Error>
     where
         F: Fn(u16, Sender<Event>) -> Result<Box<dyn Backend>, Error> + Send + Sync + 'static,
@@ -223,7 +227,7 @@ impl Device {
             return Err(error);
         }
         started();
-        attend(&events, threads, |bytes| self.resize(control, bytes))
+        attend(&events, threads, |bytes| self.resize(control, bytes), epoch)
     }
 
     /// Starts the threads of the queues. Each connects, and then waits at its gate for the device.
@@ -360,18 +364,19 @@ fn await_each(
         match events.recv() {
             Ok(event) if so_far(&event) => left -= 1,
             // It is told again.
-            Ok(Event::Resized(_)) => (),
+            Ok(Event::Resized(_) | Event::Epoch(_)) => (),
             _ => return Err(Error::Refused("cannot serve a queue".to_owned())),
         }
     }
     Ok(())
 }
 
-/// Waits until the device is stopped, which ends all queues, and passes on size changes meanwhile.
+/// Waits until the device is stopped, which ends all queues, and passes on sizes and epochs meanwhile.
 fn attend(
     events: &Receiver<Event>,
     threads: Vec<JoinHandle<()>>,
     mut resize: impl FnMut(u64) -> Result<(), Error>,
+    mut epoch: impl FnMut(u64),
 ) -> Result<(), Error> {
     // A size that the kernel refuses is told again and again.
     let (mut left, mut logged) = (threads.len(), Logged::default());
@@ -388,6 +393,7 @@ fn attend(
                 Err(error) if logged.is_new(&error) => log::error!("{error}"),
                 Err(_) => (),
             },
+            Ok(Event::Epoch(now)) => epoch(now),
             Ok(Event::Connected | Event::Ready) => (),
         }
     }

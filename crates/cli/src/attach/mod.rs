@@ -94,6 +94,9 @@ pub(crate) struct Args {
     #[arg(long, value_name = "DEVICE", num_args = 0..=1, default_missing_value = "",
         conflicts_with_all = NEW)]
     resume: Option<String>,
+    /// With --resume: go on although the server's machine failed, which loses what was written and not synced.
+    #[arg(long, conflicts_with_all = NEW, conflicts_with = "list")]
+    force: bool,
     /// The process in the background.
     #[arg(long, hide = true, requires = "foreground")]
     background: bool,
@@ -235,7 +238,9 @@ fn resume(args: &Args, device: &str, report: &Report) {
         } else if args.foreground {
             serve::resume(args, record)
         } else {
-            in_background(&[format!("--resume={}", record.name())], report)
+            let mut flags = vec![format!("--resume={}", record.name())];
+            flags.extend(args.force.then(|| "--force".to_owned()));
+            in_background(&flags, report)
         };
         report.check(record.name(), resumed);
     }
@@ -321,7 +326,9 @@ mod tests {
         assert_eq!(flags.len() + 1, NEW.len(), "and the URL");
         for flag in flags {
             assert!(parsed(&format!("{flag} nbd://host/vm1")).is_some(), "{flag}");
-            for line in ["--list", "--list --json", "--resume", "--resume=ublkb0"] {
+            let lines =
+                ["--list", "--list --json", "--resume", "--resume=ublkb0", "--resume --force"];
+            for line in lines {
                 assert!(parsed(line).is_some(), "{line}");
                 assert!(parsed(&format!("{line} {flag}")).is_none(), "{line} {flag}");
             }
@@ -331,6 +338,8 @@ mod tests {
             "--resume=ublkb0 nbd://host/vm1",
             "--list --foreground",
             "--list --resume",
+            "--list --force",
+            "--force nbd://host/vm1",
             "--nbd --depth=1 nbd://host/vm1",
             "--ublk --timeout=1 nbd://host/vm1",
             "--ublk --nbd nbd://host/vm1",

@@ -7,9 +7,9 @@ use std::io::Write;
 use std::path::Path;
 use std::time::Duration;
 use towline_attach::nbd::{Kernel, KernelOptions, Source};
-use towline_attach::ublk::{Control, Device, Event, Options};
+use towline_attach::ublk::{Control, Device, Options};
 use towline_attach::{
-    BackendOptions, Claim, Error, Found, Kind, Origin, Record, read_ahead, watch_size,
+    BackendOptions, Claim, Error, Found, Kind, Origin, Record, read_ahead, watch_disk,
 };
 use towline_client::Durability;
 
@@ -21,6 +21,12 @@ const DEPTH: u16 = 64;
 const TIMEOUT_SECONDS: u64 = 30;
 /// Maximum default number of connections.
 const QUEUES_MAX: usize = 4;
+
+/// Why a device is not resumed whose server may have lost what its process had answered.
+const LOST: &str = "\
+the server's machine, or a flush there, has failed: what was written and not synced may be lost; use \
+`towline detach --force`, attach the disk again and check its contents, or, if everything was synced, \
+`towline attach --resume --force`";
 
 /// Attaches a disk and serves it.
 pub(super) fn attach(args: &Args, origin: &Origin, kind: Kind) -> Outcome<()> {
@@ -37,6 +43,7 @@ pub(super) fn attach(args: &Args, origin: &Origin, kind: Kind) -> Outcome<()> {
         connections: 1,
         patience: args.dead_after,
         identity: None,
+        epoch: None,
         owner: String::new(),
     };
     match kind {
@@ -58,7 +65,7 @@ pub(super) fn attach(args: &Args, origin: &Origin, kind: Kind) -> Outcome<()> {
         }
         Kind::Ublk => {
             let mut attached = || {
-                let Found { geometry, identity, round_trip, .. } = origin.look()?;
+                let Found { geometry, identity, epoch, round_trip, .. } = origin.look()?;
                 let mut control = Control::open()?;
                 let options = Options {
                     number: args.number,
@@ -71,6 +78,7 @@ pub(super) fn attach(args: &Args, origin: &Origin, kind: Kind) -> Outcome<()> {
                 record.connections = device.information().queues;
                 record.size = geometry.size;
                 record.identity = identity;
+                record.epoch = epoch;
                 let claim = device.owner().and_then(|owner| {
                     record.owner = owner;
                     record.claim()
@@ -88,11 +96,13 @@ pub(super) fn attach(args: &Args, origin: &Origin, kind: Kind) -> Outcome<()> {
 pub(super) fn resume(args: &Args, record: &Record) -> Outcome<()> {
     settle(args);
     let origin = origin(&record.url)?;
-    let record = Record { process: std::process::id(), ..record.clone() };
-    let claim = record.claim().map_err(|error| failure(&error))?;
-    let Found { geometry, identity, .. } = wait_for(&origin, record.connections > 1)?;
-    if identity != record.identity {
-        return Err(Failure::new("the disk's contents have changed; detach it with --force"));
+    let mut record = Record { process: std::process::id(), ..record.clone() };
+    let mut claim = record.claim().map_err(|error| failure(&error))?;
+    let Found { geometry, identity, epoch, .. } = wait_for(&origin, record.connections > 1)?;
+    unchanged(&record, identity, epoch, args.force)?;
+    if epoch != record.epoch {
+        record.epoch = epoch;
+        claim.renew(&record).map_err(|error| failure(&error))?;
     }
     match record.kind {
         Kind::Nbd => {
@@ -111,6 +121,24 @@ pub(super) fn resume(args: &Args, record: &Record) -> Outcome<()> {
             resumed().map_err(|error| failure(&error))
         }
     }
+}
+
+/// Checks that the disk that was found has what was written to the device. With `force`, the user answers for it that
+/// nothing was lost.
+fn unchanged(
+    record: &Record,
+    identity: Option<u64>,
+    epoch: Option<u64>,
+    force: bool,
+) -> Outcome<()> {
+    if identity != record.identity {
+        return Err(Failure::new("the disk's contents have changed; detach it with --force"));
+    }
+    // The process that knew what was not flushed is gone.
+    if epoch != record.epoch && !force {
+        return Err(Failure::new(LOST));
+    }
+    Ok(())
 }
 
 /// Finds out what the disk is like. Tries for a while, because the server may be starting, too. A `shared` disk,
@@ -154,35 +182,49 @@ fn serve(
     device: Device,
     origin: &Origin,
     record: &Record,
-    claim: Claim,
+    mut claim: Claim,
     made: Option<Duration>,
 ) -> Result<(), Error> {
+    let durability = match (made, record.epoch) {
+        // The process before may have left changes that are not flushed.
+        (None, Some(epoch)) => Durability::inherited(epoch),
+        _ => Durability::default(),
+    };
     let origin = origin.clone();
     let options = BackendOptions {
         several: device.information().queues > 1,
         patience: record.patience.map(Duration::from_secs),
         depth: device.information().depth,
-        durability: Durability::default(),
+        durability,
     };
+    let mut known = record.clone();
     let served = device.serve(
         &mut control,
         move |queue, tell| {
             if queue == 0 {
-                let tell = tell.clone();
-                let durability = options.durability.clone();
-                watch_size(&origin, durability, move |size| {
-                    tell.send(Event::Resized(size)).is_ok()
-                })?;
+                watch_disk(&origin, options.durability.clone(), tell.clone())?;
             }
             origin.backend(&options, tell)
         },
         || announce(args, record, made),
+        |epoch| renew(&mut claim, &mut known, epoch),
     );
     // A device that still exists waits for another process.
     if served.is_ok() || control.information(record.number).is_ok_and(|found| found.is_none()) {
         remove(claim, record);
     }
     served
+}
+
+/// Records a new epoch of the disk, under which nothing was lost.
+fn renew(claim: &mut Claim, record: &mut Record, epoch: u64) {
+    if record.epoch == Some(epoch) {
+        return;
+    }
+    record.epoch = Some(epoch);
+    if let Err(error) = claim.renew(record) {
+        log::error!("{error}: the device can only be resumed with --force");
+    }
 }
 
 /// Serves a device of the kernel's NBD client, otherwise like [`serve`].
@@ -238,5 +280,38 @@ fn announce(args: &Args, record: &Record, made: Option<Duration>) {
             let _ = rustix::stdio::dup2_stdout(&log);
             let _ = rustix::stdio::dup2_stderr(&log);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::unchanged;
+    use towline_attach::{Kind, Record};
+
+    #[test]
+    fn a_disk_that_may_have_lost_writes_is_resumed_only_by_force() {
+        let record = Record {
+            kind: Kind::Ublk,
+            number: 0,
+            url: String::new(),
+            process: 1,
+            size: 512,
+            connections: 1,
+            patience: None,
+            identity: Some(1),
+            epoch: Some(2),
+            owner: String::new(),
+        };
+        let refused = |identity, epoch, force| {
+            unchanged(&record, identity, epoch, force).err().map(|failure| failure.to_string())
+        };
+        assert_eq!(refused(Some(1), Some(2), false), None);
+        let said = refused(Some(1), Some(3), false).unwrap();
+        assert!(said.contains("may be lost") && said.contains("--resume --force"), "{said}");
+        assert_eq!(refused(Some(1), Some(3), true), None);
+        assert!(refused(Some(2), Some(2), true).unwrap().contains("contents have changed"));
+        // NBD does not tell.
+        let record = Record { identity: None, epoch: None, ..record.clone() };
+        assert!(unchanged(&record, None, None, false).is_ok());
     }
 }

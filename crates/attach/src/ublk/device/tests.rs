@@ -62,7 +62,7 @@ fn one_queue_that_ends_early_is_enough() {
         in_time(move || await_each(&events, 2, |event| matches!(event, Event::Connected)))
     };
     let connected = Event::Connected;
-    wait(&[connected, Event::Resized(7), connected]).unwrap();
+    wait(&[connected, Event::Resized(7), Event::Epoch(7), connected]).unwrap();
     wait(&[connected, Event::Ended(false)]).unwrap_err();
 }
 
@@ -75,27 +75,30 @@ fn a_failed_queue_is_not_waited_for_with_the_others() {
         std::thread::spawn(move || failed.send(Event::Ended(false)).unwrap()),
         std::thread::spawn(move || never.recv().unwrap_or_default()),
     ];
-    in_time(move || attend(&events, threads, |_| Ok(()))).unwrap_err();
+    in_time(move || attend(&events, threads, |_| Ok(()), |_| ())).unwrap_err();
     drop((tell, stopped));
 }
 
 #[test]
-fn a_stopped_device_tells_of_its_size_until_then() {
+fn a_stopped_device_tells_of_its_disk_until_then() {
     let (tell, events) = mpsc::channel();
     let threads = vec![std::thread::spawn(move || {
         tell.send(Event::Resized(512)).unwrap();
+        tell.send(Event::Epoch(7)).unwrap();
         tell.send(Event::Ended(true)).unwrap();
     })];
-    let sizes = Arc::new(Mutex::new(Vec::new()));
-    let seen = sizes.clone();
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let seen = told.clone();
     let attended = move || {
-        attend(&events, threads, |bytes| {
-            seen.lock().unwrap().push(bytes);
+        let note = |number| seen.lock().unwrap().push(number);
+        let resize = |bytes| {
+            note(bytes);
             Ok(())
-        })
+        };
+        attend(&events, threads, resize, note)
     };
     in_time(attended).unwrap();
-    assert_eq!(*sizes.lock().unwrap(), [512]);
+    assert_eq!(*told.lock().unwrap(), [512, 7]);
 }
 
 #[test]
