@@ -1,7 +1,7 @@
 //! The interface between the queues of a device and the connection to the server.
 
 use crate::Error;
-use std::fmt::Display;
+use std::fmt::{self, Display};
 use std::os::fd::RawFd;
 use std::time::Instant;
 
@@ -55,6 +55,22 @@ impl Geometry {
         }
     }
 
+    /// Checks that the users of a device can continue with this disk.
+    ///
+    /// # Errors
+    /// If it lacks something that the device has: then it is not the disk that the device was made of.
+    pub(crate) fn continues(&self, device: DeviceGeometry) -> Result<(), Error> {
+        let block = self.block_minimum.max(512);
+        if block <= device.block
+            && self.size >= device.bytes
+            && (device.read_only || !self.read_only)
+        {
+            return Ok(());
+        }
+        let now = DeviceGeometry { bytes: self.whole_blocks(), block, read_only: self.read_only };
+        Err(Error::Refused(format!("this is another disk: {now}, and the device has {device}")))
+    }
+
     /// Checks that several connections may be used together. Otherwise a read on one could miss what was written
     /// on another, and a flush on one would not cover it. `what` names the server in the error.
     ///
@@ -84,6 +100,24 @@ impl Geometry {
             ))),
             bytes => Ok(bytes),
         }
+    }
+}
+
+/// What a device has, as its users know it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DeviceGeometry {
+    /// Size in bytes.
+    pub(crate) bytes: u64,
+    /// Unit of requests in bytes.
+    pub(crate) block: u32,
+    /// It cannot be written.
+    pub(crate) read_only: bool,
+}
+
+impl Display for DeviceGeometry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mode = if self.read_only { ", read-only" } else { "" };
+        write!(f, "{} bytes in blocks of {}{mode}", self.bytes, self.block)
     }
 }
 
@@ -162,22 +196,51 @@ pub trait Backend {
 mod tests {
     use super::*;
 
+    const DISK: Geometry = Geometry {
+        size: 10_000_001,
+        block_minimum: 1,
+        block_preferred: 4096,
+        transfer_maximum: 1 << 20,
+        read_only: false,
+        rotational: false,
+        flush: true,
+        fua: true,
+        trim: false,
+        zero: false,
+        connections: true,
+    };
+
+    #[test]
+    fn a_device_continues_only_with_a_disk_that_has_all_of_it() {
+        let device = DeviceGeometry { bytes: DISK.whole_blocks(), block: 512, read_only: false };
+        for disk in [
+            DISK,
+            Geometry { size: device.bytes, ..DISK },
+            Geometry { size: 1 << 30, block_minimum: 512, ..DISK },
+        ] {
+            disk.continues(device).unwrap();
+        }
+        for (disk, said) in [
+            (Geometry { size: device.bytes - 1, ..DISK }, "9999360 bytes in blocks of 512"),
+            (Geometry { block_minimum: 1024, ..DISK }, "blocks of 1024"),
+            (Geometry { read_only: true, ..DISK }, "blocks of 512, read-only"),
+        ] {
+            let refused = disk.continues(device).unwrap_err().to_string();
+            assert!(
+                refused.starts_with("this is another disk: ") && refused.contains(said),
+                "{refused}"
+            );
+        }
+        let device = DeviceGeometry { read_only: true, block: 4096, ..device };
+        for read_only in [false, true] {
+            Geometry { read_only, block_minimum: 4096, ..DISK }.continues(device).unwrap();
+        }
+    }
+
     #[test]
     fn a_device_has_whole_blocks_and_moves_whole_pages() {
         let page = towline_mem::page_bytes() as u32;
-        let disk = Geometry {
-            size: 10_000_001,
-            block_minimum: 1,
-            block_preferred: 4096,
-            transfer_maximum: 3 * page + 17,
-            read_only: false,
-            rotational: false,
-            flush: true,
-            fua: true,
-            trim: false,
-            zero: false,
-            connections: true,
-        };
+        let disk = Geometry { transfer_maximum: 3 * page + 17, ..DISK };
         assert_eq!(disk.device_bytes().unwrap(), 9_999_872);
         assert_eq!(disk.transfer_bytes(u32::MAX).unwrap(), 3 * page);
         assert_eq!(disk.transfer_bytes(2 * page).unwrap(), 2 * page);

@@ -3,6 +3,7 @@
 
 use super::netlink::{Attributes, Netlink, attribute, command};
 use super::source::{Connection, Source};
+use crate::backend::DeviceGeometry;
 use crate::error::{Logged, NOT_ALLOWED};
 use crate::watch::PERIOD;
 use crate::{Error, Geometry, sysfs};
@@ -164,7 +165,7 @@ impl Kernel {
     /// Takes over a device whose process is gone.
     ///
     /// # Errors
-    /// If there is no such device, or its owner is not `expected`.
+    /// If there is no such device, its owner is not `expected`, or the disk is a different one now.
     pub fn resume(
         source: &Source,
         number: u32,
@@ -173,14 +174,15 @@ impl Kernel {
         geometry: Geometry,
     ) -> Result<Self, Error> {
         let netlink = Netlink::open()?;
-        match owner(number) {
-            Some(owner) if owner == expected => {
-                let size = sysfs::size(&format!("nbd{number}"));
-                let size = size.unwrap_or(geometry.whole_blocks());
-                Ok(Self::new(netlink, source, geometry, size, number, connections, owner))
-            }
-            _ => Err(Error::Refused(format!("/dev/nbd{number} is no longer attached"))),
-        }
+        let owner = owner(number)
+            .filter(|owner| owner == expected)
+            .ok_or_else(|| Error::Refused(format!("/dev/nbd{number} is no longer attached")))?;
+        let device = sysfs::geometry(&format!("nbd{number}"))?;
+        geometry.continues(device)?;
+        // What a server that is back later has to match.
+        let DeviceGeometry { bytes, block, read_only } = device;
+        let geometry = Geometry { block_minimum: block, read_only, ..geometry };
+        Ok(Self::new(netlink, source, geometry, bytes, number, connections, owner))
     }
 
     /// Returns the number N in `/dev/nbdN`.
@@ -284,16 +286,19 @@ impl Kernel {
     }
 
     fn hand_over(&mut self, connection: Connection) -> Result<bool, Error> {
-        let (old, new) = (self.geometry, connection.geometry);
-        if new.block_minimum > old.block_minimum || new.read_only != old.read_only {
-            return Err(Error::Refused(format!("{}: another disk now", self.source)));
-        }
+        let new = connection.geometry;
+        // The size is left to `follow_size`.
+        new.continues(DeviceGeometry {
+            bytes: 0,
+            block: self.geometry.block_minimum.max(512),
+            read_only: self.geometry.read_only,
+        })?;
         if self.connections > 1 {
             new.shareable(&self.source)?;
         }
         let longest = sysfs::length(&format!("nbd{}", self.number), LONGEST)?;
         takes(&self.source, new.transfer_maximum, longest)?;
-        // The size is left to `follow_size`. The socket stays open until the kernel has a reference to it.
+        // The socket stays open until the kernel has a reference to it.
         let connections = [connection];
         let attributes = Attributes::default()
             .u32(attribute::INDEX, self.number)

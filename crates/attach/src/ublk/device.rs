@@ -3,6 +3,7 @@
 use super::abi::{Parameters, attribute, feature, part};
 use super::control::{Control, Information, State};
 use super::queue::{Queue, Shape};
+use crate::backend::DeviceGeometry;
 use crate::error::Logged;
 use crate::{Backend, Error, Geometry};
 use rustix::fs::{Mode, OFlags};
@@ -169,19 +170,11 @@ impl Device {
             ))
         })?;
         let old = control.parameters(number)?;
-        let new = parameters(geometry, information.transfer_maximum)?;
-        if new.sectors < old.sectors
-            || new.logical_block_shift > old.logical_block_shift
-            || new.attributes & !old.attributes & attribute::READ_ONLY != 0
-        {
-            return Err(Error::Refused(format!(
-                "this is another disk: {} bytes in blocks of {}, but it was {} in blocks of {}",
-                new.sectors * 512,
-                1 << new.logical_block_shift,
-                old.sectors * 512,
-                1 << old.logical_block_shift,
-            )));
-        }
+        geometry.continues(DeviceGeometry {
+            bytes: old.sectors * 512,
+            block: 1 << old.logical_block_shift,
+            read_only: old.attributes & attribute::READ_ONLY != 0,
+        })?;
         Ok(Self::new(information, old.sectors * 512, true))
     }
 
