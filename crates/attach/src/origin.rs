@@ -10,9 +10,11 @@ use std::time::Duration;
 use towline_client::{DiskInfo, Durability, Url};
 
 /// What [`Origin::look`] found.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Found {
+    /// The disk, by its own name, see [`Source::named`].
+    pub origin: Origin,
     /// Size, block sizes and abilities.
     pub geometry: Geometry,
     /// Identifies the contents, if the protocol tells: other contents have another number.
@@ -91,13 +93,15 @@ impl Origin {
             Self::Nbd(source) => {
                 let connection = source.connect()?;
                 let (geometry, round_trip) = (connection.geometry, connection.round_trip);
-                Ok(Found { geometry, identity: None, epoch: None, round_trip })
+                let origin = Self::Nbd(source.named(&connection));
+                Ok(Found { origin, geometry, identity: None, epoch: None, round_trip })
             }
             Self::Towline(url) => {
                 let options = BackendOptions::for_questions(Durability::default());
                 let disk = Native::connect(url, &options, mpsc::channel().0)?;
                 let DiskInfo { identity, epoch, .. } = disk.info();
                 Ok(Found {
+                    origin: self.clone(),
                     geometry: disk.geometry(),
                     identity: Some(identity),
                     epoch: Some(epoch),

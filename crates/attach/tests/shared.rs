@@ -8,7 +8,7 @@ use std::os::unix::net::UnixListener;
 use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::Duration;
-use support::{HAS_FLAGS, handshake, words};
+use support::{DEFAULT, HAS_FLAGS, handshake, words};
 use tempfile::TempDir;
 use towline_attach::nbd::{Caller, Source};
 use towline_attach::{BackendOptions, Finished, Operation, Origin, Request};
@@ -124,6 +124,21 @@ fn a_device_does_not_begin_without_the_announcement() {
     let expected = "the server does not announce that several connections see the same data";
     assert!(refused.starts_with(&format!("{origin}: {expected}")), "{refused}");
     assert_eq!(world.served.join().unwrap(), [0]);
+}
+
+#[test]
+fn a_disk_that_was_asked_for_by_the_empty_name_is_found_again_by_its_own() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("a socket");
+    let listener = UnixListener::bind(&path).unwrap();
+    let served = std::thread::spawn(move || {
+        [(); 2].map(|()| handshake(&mut listener.accept().unwrap().0, 1 << 20, HAS_FLAGS).unwrap())
+    });
+    let url = format!("nbd+unix:///?socket={}", path.display());
+    let found = Origin::parse(&url).unwrap().look().unwrap();
+    assert!(found.origin.to_string().starts_with("nbd+unix:///the%20first%20one?socket="));
+    assert_eq!(found.origin.look().unwrap().origin, found.origin);
+    assert_eq!(served.join().unwrap(), ["", DEFAULT]);
 }
 
 /// Callers know of each other only later.

@@ -23,6 +23,8 @@ pub(super) struct Agreed {
     pub(super) geometry: Geometry,
     /// Transmission flags.
     pub(super) flags: u16,
+    /// The name of the disk that was asked for by the empty name, if the server tells.
+    pub(super) name: Option<String>,
     /// The shortest time the server took to answer an option.
     pub(super) round_trip: Duration,
     /// Replies are structured.
@@ -60,8 +62,8 @@ pub(super) fn agree<S: Read + Write>(
     // A server refuses an option that it does not know, and the handshake goes on without it.
     let chunks = chunks && asking.ask(option::STRUCTURED_REPLY, &[], |_, _| Ok(()))?.is_none();
     let allocation = if chunks { asking.allocation(name)? } else { None };
-    let (geometry, flags) = asking.go(name)?;
-    Ok(Agreed { geometry, flags, round_trip: asking.round_trip, chunks, allocation })
+    let (geometry, flags, name) = asking.go(name)?;
+    Ok(Agreed { geometry, flags, name, round_trip: asking.round_trip, chunks, allocation })
 }
 
 /// The option phase of the handshake.
@@ -155,13 +157,16 @@ impl<S: Read + Write> Asking<'_, S> {
         Ok(number.filter(|_| refused.is_none()))
     }
 
-    fn go(&mut self, name: &str) -> Result<(Geometry, u16), Error> {
+    fn go(&mut self, name: &str) -> Result<(Geometry, u16, Option<String>), Error> {
+        let wanted: &[u16] =
+            if name.is_empty() { &[info::BLOCK_SIZE, info::NAME] } else { &[info::BLOCK_SIZE] };
         let mut data = (name.len() as u32).to_be_bytes().to_vec();
         data.extend(name.as_bytes());
-        data.extend(1_u16.to_be_bytes());
-        data.extend(info::BLOCK_SIZE.to_be_bytes());
+        data.extend((wanted.len() as u16).to_be_bytes());
+        data.extend(wanted.iter().flat_map(|kind| kind.to_be_bytes()));
         let mut export = None;
         let mut blocks = None;
+        let mut told = None;
         let refused = self.ask(option::GO, &data, |kind, body| {
             if kind != option_reply::INFO || body.len() < 2 {
                 return Err(Error::Protocol("unexpected option reply"));
@@ -170,6 +175,9 @@ impl<S: Read + Write> Asking<'_, S> {
                 (info::EXPORT, 12) => export = Some((be64(&body[2..]), be16(&body[10..]))),
                 (info::BLOCK_SIZE, 14) => {
                     blocks = Some([be32(&body[2..]), be32(&body[6..]), be32(&body[10..])]);
+                }
+                (info::NAME, _) if name.is_empty() => {
+                    told = std::str::from_utf8(&body[2..]).ok().map(str::to_owned);
                 }
                 (info::EXPORT | info::BLOCK_SIZE, _) => {
                     return Err(Error::Protocol("information of the wrong length"));
@@ -182,7 +190,7 @@ impl<S: Read + Write> Asking<'_, S> {
         match refused {
             None => {
                 let (size, flags) = export.ok_or(Error::Protocol("it did not report a size"))?;
-                geometry(size, flags, blocks).map(|geometry| (geometry, flags))
+                geometry(size, flags, blocks).map(|geometry| (geometry, flags, told))
             }
             Some(Refused { kind: option_reply::ERR_UNKNOWN, .. }) => {
                 Err(Error::Refused(format!("{what}: the server has no such disk")))

@@ -119,6 +119,7 @@ impl Kernel {
     pub fn attach(source: &Source, options: &KernelOptions) -> Result<(Self, Duration), Error> {
         let mut netlink = Netlink::open()?;
         let mut connections = vec![source.connect()?];
+        let source = &source.named(&connections[0]);
         let (geometry, flags) = (connections[0].geometry, connections[0].flags);
         let block = geometry.block_minimum.max(512);
         if block > BLOCK_BYTES_MAX {
@@ -183,6 +184,12 @@ impl Kernel {
         let DeviceGeometry { bytes, block, read_only } = device;
         let geometry = Geometry { block_minimum: block, read_only, ..geometry };
         Ok(Self::new(netlink, source, geometry, bytes, number, connections, owner))
+    }
+
+    /// Returns the disk, by its own name.
+    #[must_use]
+    pub fn source(&self) -> &Source {
+        &self.source
     }
 
     /// Returns the number N in `/dev/nbdN`.

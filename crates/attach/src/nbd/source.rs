@@ -47,6 +47,8 @@ pub struct Connection {
     pub geometry: Geometry,
     /// Transmission flags, for the client that sends the requests.
     pub flags: u16,
+    /// The name of the disk that was asked for by the empty name, if the server tells.
+    name: Option<String>,
     /// The shortest time the server took to answer an option.
     pub round_trip: Duration,
     /// Replies are structured.
@@ -132,6 +134,14 @@ impl Source {
         &self.name
     }
 
+    /// Returns the disk of this connection by its own name. The empty name may stand for another disk once the server
+    /// is restarted.
+    #[must_use]
+    pub fn named(&self, connection: &Connection) -> Self {
+        let name = connection.name.as_ref().unwrap_or(&self.name).clone();
+        Self { place: self.place.clone(), name }
+    }
+
     /// Returns true if `text` begins like the URL of an NBD server.
     #[must_use]
     pub fn looks_like(text: &str) -> bool {
@@ -179,8 +189,8 @@ impl Source {
         let (agreed, socket) =
             patiently(socket, patience, |stream| agree(stream, &self.name, chunks, self))
                 .map_err(failed)?;
-        let Agreed { geometry, flags, round_trip, chunks, allocation } = agreed?;
-        Ok(Connection { socket, geometry, flags, round_trip, chunks, allocation })
+        let Agreed { geometry, flags, name, round_trip, chunks, allocation } = agreed?;
+        Ok(Connection { socket, geometry, flags, name, round_trip, chunks, allocation })
     }
 }
 

@@ -11,8 +11,12 @@ pub(crate) fn words(words: &[u32]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_be_bytes()).collect()
 }
 
-/// Agrees to everything that the client proposes, until it is ready for requests to a disk of this size.
-pub(crate) fn handshake(stream: &mut UnixStream, size: u64, flags: u16) -> std::io::Result<()> {
+/// The name of the disk that the empty name stands for.
+pub(crate) const DEFAULT: &str = "the first one";
+
+/// Agrees to everything that the client proposes, until it is ready for requests to a disk of this size. Returns the
+/// name that it asked for.
+pub(crate) fn handshake(stream: &mut UnixStream, size: u64, flags: u16) -> std::io::Result<String> {
     let mut greeting = b"NBDMAGIC".to_vec();
     greeting.extend(OPTION_MAGIC.to_be_bytes());
     greeting.extend(3_u16.to_be_bytes());
@@ -33,12 +37,19 @@ pub(crate) fn handshake(stream: &mut UnixStream, size: u64, flags: u16) -> std::
         match option {
             // SET_META_CONTEXT, GO.
             10 => answer(4, &[&[0, 0, 0, 9], &b"base:allocation"[..]].concat())?,
-            7 => answer(3, &[&[0, 0], &size.to_be_bytes()[..], &flags.to_be_bytes()].concat())?,
+            7 => {
+                answer(3, &[&[0, 0], &size.to_be_bytes()[..], &flags.to_be_bytes()].concat())?;
+                // Kinds of information follow the name: NAME is told if it is asked for.
+                if body[..4] == [0; 4] && body[6..].chunks(2).any(|kind| kind == [0, 1]) {
+                    answer(3, &[&[0, 1], DEFAULT.as_bytes()].concat())?;
+                }
+            }
             _ => {}
         }
         answer(1, &[])?;
         if option == 7 {
-            return Ok(());
+            let end = 4 + u32::from_be_bytes(body[..4].try_into().unwrap()) as usize;
+            return Ok(String::from_utf8(body[4..end].to_vec()).unwrap());
         }
     }
 }

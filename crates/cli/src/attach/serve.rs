@@ -37,7 +37,7 @@ pub(super) fn attach(args: &Args, origin: &Origin, kind: Kind) -> Outcome<()> {
     let mut record = Record {
         kind,
         number: 0,
-        url: origin.to_string(),
+        url: String::new(),
         process: std::process::id(),
         size: 0,
         connections: 1,
@@ -56,6 +56,7 @@ pub(super) fn attach(args: &Args, origin: &Origin, kind: Kind) -> Outcome<()> {
                 Kernel::attach(source, &options).map_err(|error| failure(&error))?;
             record.number = kernel.number();
             record.connections = kernel.connections();
+            record.url = kernel.source().to_string();
             record.owner = kernel.owner().to_owned();
             record.size = kernel.geometry().size;
             // Without a record it could not be detached.
@@ -65,7 +66,7 @@ pub(super) fn attach(args: &Args, origin: &Origin, kind: Kind) -> Outcome<()> {
         }
         Kind::Ublk => {
             let mut attached = || {
-                let Found { geometry, identity, epoch, round_trip, .. } = origin.look()?;
+                let Found { origin, geometry, identity, epoch, round_trip, .. } = origin.look()?;
                 let mut control = Control::open()?;
                 let options = Options {
                     number: args.number,
@@ -74,6 +75,7 @@ pub(super) fn attach(args: &Args, origin: &Origin, kind: Kind) -> Outcome<()> {
                     transfer_maximum: geometry.transfer_bytes(TRANSFER_BYTES_MAX)?,
                 };
                 let device = Device::create(&mut control, &geometry, &options)?;
+                record.url = origin.to_string();
                 record.number = device.information().number;
                 record.connections = device.information().queues;
                 record.size = geometry.size;
@@ -85,7 +87,7 @@ pub(super) fn attach(args: &Args, origin: &Origin, kind: Kind) -> Outcome<()> {
                 });
                 // Without a record it could not be detached.
                 let claim = claim.inspect_err(|_| drop(control.delete(record.number)))?;
-                serve(args, control, device, origin, &record, claim, Some(round_trip))
+                serve(args, control, device, &origin, &record, claim, Some(round_trip))
             };
             attached().map_err(|error| failure(&error))
         }
