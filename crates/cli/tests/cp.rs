@@ -330,6 +330,34 @@ fn two_sources_do_not_take_one_place() {
     assert_eq!(text(&["cat", &world.url("mem/same")]), "two");
 }
 
+/// The first copy of a file with several names may be replaced by a later source before the other names are made.
+#[test]
+fn names_of_one_file_are_not_linked_to_what_a_later_source_brings() {
+    let world = World::new();
+    let path = |name: &str| world.local(name).display().to_string();
+    for directory in ["one/d", "two/d"] {
+        fs::create_dir_all(world.local(directory)).unwrap();
+    }
+    for name in ["f", "g"] {
+        fs::write(world.local("two/d").join(name), "two").unwrap();
+        let _ = fs::remove_file(world.local("one/d/f"));
+        let _ = fs::remove_file(world.local("one/d/g"));
+        fs::write(world.local("one/d/f"), "one").unwrap();
+        fs::hard_link(world.local("one/d/f"), world.local("one/d/g")).unwrap();
+        let other = if name == "f" { "g" } else { "f" };
+        let ways = [("one/d", "two/d"), ("one/.", "two/."), ("one/d", "two/.")];
+        for (number, (first, second)) in ways.into_iter().enumerate() {
+            let target = format!("{name}{number}");
+            good(&["mkdir", &world.url(&format!("dir/{target}"))]);
+            good(&["cp", "-a", &path(first), &path(second), &world.url(&format!("dir/{target}"))]);
+            let copies = world.local("served").join(target).join("d");
+            assert_eq!(fs::read_to_string(copies.join(name)).unwrap(), "two", "{first} {second}");
+            assert_eq!(fs::read_to_string(copies.join(other)).unwrap(), "one", "{first} {second}");
+        }
+        fs::remove_file(world.local("two/d").join(name)).unwrap();
+    }
+}
+
 /// As in a tree from an unfinished copy.
 #[test]
 fn files_with_the_names_of_parts_are_copied_too() {

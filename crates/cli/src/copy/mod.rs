@@ -189,7 +189,7 @@ fn plan(args: &Args, remotes: &Remotes, report: &Report) -> Option<Vec<Vec<Job>>
         );
         return None;
     }
-    let mut lists = vec![Vec::with_capacity(sources.len())];
+    let mut lists: Vec<Vec<Job>> = Vec::new();
     let mut taken = HashMap::with_capacity(sources.len());
     let mut named = HashSet::with_capacity(sources.len());
     for source in sources {
@@ -202,8 +202,12 @@ fn plan(args: &Args, remotes: &Remotes, report: &Report) -> Option<Vec<Vec<Job>>
             .and_then(|source| job(remotes, source, &target, directory, args.recursive))
             .and_then(|job| Ok((take(&mut taken, &job)?, job)));
         let Some((is_first, job)) = report.check(&shown, job) else { continue };
+        // Contents that go directly into the target may have the names of other sources.
+        let is_alone = |job: &Job| inner_name(job.source_name()).is_none();
         match lists.last_mut() {
-            Some(last) if is_first => last.push(job),
+            Some(last) if is_first && !is_alone(&job) && !last.first().is_some_and(is_alone) => {
+                last.push(job);
+            }
             _ => lists.push(vec![job]),
         }
     }

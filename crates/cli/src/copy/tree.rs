@@ -41,6 +41,11 @@ impl Job {
         self.ends().1.to_string()
     }
 
+    /// Returns the last name of the source.
+    pub(super) fn source_name(&self) -> &[u8] {
+        self.source.name()
+    }
+
     /// Returns true if this copies a directory.
     pub(super) fn is_directory(&self) -> bool {
         self.status.attr.is_directory()
@@ -72,7 +77,7 @@ pub(super) struct Tree<'a> {
     recursive: bool,
     queue: Queue<Job>,
     directories: Mutex<Vec<Directory>>,
-    /// The first copy of each file with several names, unless that copy failed.
+    /// The first copy that a list makes of each file with several names, unless that copy failed.
     first_names: Mutex<HashMap<(FileSystem, u64), Arc<End>>>,
     /// The further names of such files.
     more_names: Mutex<Vec<Job>>,
@@ -104,10 +109,12 @@ impl<'a> Tree<'a> {
         for jobs in lists {
             self.queue.push(jobs);
             together(workers, || self.work());
-        }
-        let more_names = std::mem::take(&mut *locked(&self.more_names));
-        for job in more_names {
-            self.another_name(&job);
+            let more_names = std::mem::take(&mut *locked(&self.more_names));
+            for job in more_names {
+                self.another_name(&job);
+            }
+            // The next list may replace these copies by others.
+            locked(&self.first_names).clear();
         }
         // Deepest first: a directory's times are set after all changes in it.
         for directory in locked(&self.directories).drain(..).rev() {
