@@ -374,6 +374,46 @@ fn files_with_the_names_of_parts_are_copied_too() {
     assert_eq!(sums(tree.to_str().unwrap()), sums(&world.url("dir/tree")));
 }
 
+/// Also those that another source has brought to the same directory.
+#[test]
+fn named_files_with_the_names_of_parts_are_copied_too() {
+    let world = World::new();
+    let path = |name: &str| world.local(name).display().to_string();
+    let (part, left) = (".a.towline-part", ".b.000000000.towline-part");
+    for directory in ["one", "two"] {
+        fs::create_dir(world.local(directory)).unwrap();
+    }
+    fs::write(world.local("one").join(part), "important").unwrap();
+    fs::write(world.local("one").join(left), "important").unwrap();
+    fs::write(world.local("two/a"), noise(3 << 20, 5)).unwrap();
+    fs::write(world.local("two/b"), noise(100_000, 5)).unwrap();
+    let (one, left) = (path(&format!("one/{part}")), path(&format!("one/{left}")));
+    for (number, sources) in [
+        [&one, &left, &path("two/a"), &path("two/b")],
+        [&path("two/b"), &path("two/a"), &one, &left],
+    ]
+    .into_iter()
+    .map(|sources| sources.map(String::as_str).to_vec())
+    .chain([vec!["one/.", "two/."], vec!["two/.", "one/."]])
+    .enumerate()
+    {
+        for option in ["-r", "-r --resume", "-rj1"] {
+            let target = format!("{number}{option}");
+            fs::create_dir(world.local("served").join(&target)).unwrap();
+            let mut command = Command::new(TOWLINE);
+            command.arg("cp").args(option.split(' ')).args(&sources).current_dir(&world.path);
+            let output = command.arg(world.url(&format!("dir/{target}"))).output().unwrap();
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+            let copies = names(&world.local("served").join(target));
+            assert_eq!(
+                copies,
+                [part, ".b.000000000.towline-part", "a", "b"],
+                "{sources:?} {option}"
+            );
+        }
+    }
+}
+
 #[test]
 fn a_directory_is_not_copied_into_itself_without_end() {
     let world = World::new();

@@ -3,7 +3,7 @@
 use super::attributes::{self, AccessList, Parent, Wanted};
 use super::end::{End, Status};
 use super::handle::Handle;
-use super::part;
+use super::part::{self, NotParts};
 use super::pieces::{Transfer, first_difference};
 use super::stamp::Stamp;
 use crate::interrupt::Interrupt;
@@ -73,17 +73,18 @@ pub(super) struct Files {
     pub(super) interrupt: Interrupt,
     /// Limits the number of large files under way.
     pub(super) large: Permits,
+    /// Copies that have names of parts.
+    pub(super) not_parts: NotParts,
 }
 
 impl Files {
-    /// Copies a regular file. If `part_is_taken`, its part gets a name that no other run uses.
+    /// Copies a regular file.
     pub(super) fn copy(
         &self,
         source: &End,
         target: &End,
         status: &Status,
         mut existing: Existing,
-        part_is_taken: bool,
         parent: &Parent,
     ) -> Outcome<()> {
         if self.resume || target.is_local() {
@@ -98,7 +99,7 @@ impl Files {
         }
         let sparse = is_sparse(status);
         if status.attr.size > WHOLE_BYTES_MAX || sparse {
-            return self.large(source, target, status, existing, part_is_taken, parent);
+            return self.large(source, target, status, existing, parent);
         }
         let expected = status.attr.size as usize;
         let data =
@@ -113,7 +114,7 @@ impl Files {
                         source.open_regular(status.is_followed).map_err(|f| f.about(source))?;
                     self.without_length(source, target, status, &existing, input, parent)
                 }
-                _ => self.large(source, target, status, existing, part_is_taken, parent),
+                _ => self.large(source, target, status, existing, parent),
             };
         }
         self.whole(source, target, status, existing, &data, parent)?;
@@ -219,7 +220,6 @@ impl Files {
         target: &End,
         status: &Status,
         existing: Existing,
-        part_is_taken: bool,
         parent: &Parent,
     ) -> Outcome<()> {
         let sparse = is_sparse(status);
@@ -237,11 +237,10 @@ impl Files {
             return self.without_length(source, target, status, &existing, input, parent);
         }
         let stamp = Stamp::new(&attr);
-        let part = match part_is_taken {
-            true => part::unique_name(target.name(), self.run),
-            false => part::name(target.name()),
-        };
-        let part = target.sibling(&part)?;
+        let mut part = target.sibling(&part::name(target.name()))?;
+        if self.not_parts.has(&part) {
+            part = target.sibling(&part::unique_name(target.name(), self.run))?;
+        }
         let (output, from) = self.open_part(&part, &stamp).map_err(|f| f.about(target))?;
         let inside = match (source, target) {
             (End::Remote(source), End::Remote(target)) => {

@@ -23,6 +23,7 @@ use attributes::Wanted;
 use clap::ValueEnum;
 use end::{End, Status};
 use file::{Files, Permits};
+use part::NotParts;
 use rustix::fs::Mode;
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsString;
@@ -143,6 +144,7 @@ pub(crate) fn run(mut args: Args) -> ExitCode {
             "towline: cp: stopped: partial copies may remain; repeat with --resume, or remove them",
         ),
         large: Permits::default(),
+        not_parts: NotParts::default(),
     };
     if let Some(bar) = files.progress.bar() {
         report.print_above(bar);

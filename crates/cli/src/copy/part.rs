@@ -4,10 +4,13 @@
 //! source it comes from and up to where it is complete; only a part that has it and whose source
 //! is unchanged is ever continued.
 
+use super::end::End;
 use super::handle::Handle;
 use super::stamp::Stamp;
 use crate::report::Outcome;
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use towline_wire::limits::NAME_BYTES_MAX;
 
 /// The extended attribute that holds a part's stamp.
@@ -27,7 +30,7 @@ pub(super) fn unique_name(of: &[u8], run: u32) -> Vec<u8> {
 }
 
 /// Returns true if this may be the name of a part.
-pub(super) fn is_part(name: &[u8]) -> bool {
+fn is_part(name: &[u8]) -> bool {
     name.ends_with(SUFFIX.as_bytes())
 }
 
@@ -45,6 +48,28 @@ pub(super) fn is_of_another_run<'a>(
         && number.iter().all(u8::is_ascii_hexdigit)
         && !number.starts_with(format!("{run:08x}").as_bytes())
         && files.any(|file| with_suffix(file, &part[dot..]) == part)
+}
+
+/// The copies of this command that have names of parts, because their sources have. They are never taken for parts.
+#[derive(Default)]
+pub(super) struct NotParts(Mutex<HashSet<String>>);
+
+impl NotParts {
+    /// Notes a place that a copy takes, if it has the name of a part.
+    pub(super) fn note(&self, place: &End) {
+        if is_part(place.name()) {
+            self.locked().insert(place.to_string());
+        }
+    }
+
+    /// Returns true if a copy takes this place.
+    pub(super) fn has(&self, place: &End) -> bool {
+        self.locked().contains(&place.to_string())
+    }
+
+    fn locked(&self) -> MutexGuard<'_, HashSet<String>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 fn with_suffix(of: &[u8], suffix: &[u8]) -> Vec<u8> {

@@ -6,7 +6,6 @@ use super::file::{Existing, Files};
 use super::part;
 use crate::report::{Failure, Outcome, Report};
 use crate::workers::{Queue, together};
-use std::collections::HashSet;
 use std::collections::hash_map::{Entry, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use towline_client::{Errno, SetAttr};
@@ -21,8 +20,6 @@ pub(super) struct Job {
     name: Option<Vec<u8>>,
     status: Status,
     existing: Existing,
-    /// Another source file has the name that its part would get.
-    part_is_taken: bool,
     /// The directory in which the copy is made.
     parent: Arc<Parent>,
 }
@@ -33,7 +30,7 @@ impl Job {
         let (source, target) = (Arc::new(source), Arc::new(target));
         let existing = Existing::Unknown;
         let parent = Arc::default();
-        Self { source, target, name: None, status, existing, part_is_taken: false, parent }
+        Self { source, target, name: None, status, existing, parent }
     }
 
     /// Returns the place of the copy.
@@ -105,6 +102,7 @@ impl<'a> Tree<'a> {
         share_parents(&mut lists);
         for job in lists.iter().flatten() {
             self.files.progress.found(1, bytes(&job.status));
+            self.files.not_parts.note(&job.target);
         }
         for jobs in lists {
             self.queue.push(jobs);
@@ -148,9 +146,7 @@ impl<'a> Tree<'a> {
     fn one(&self, job: &Job, source: &End, target: &End) -> Outcome<()> {
         let attr = &job.status.attr;
         if attr.is_file() && !(job.name.is_none() && self.goes_to_device(target)) {
-            let part = job.part_is_taken;
-            let (existing, parent) = (job.existing, &job.parent);
-            return self.files.copy(source, target, &job.status, existing, part, parent);
+            return self.files.copy(source, target, &job.status, job.existing, &job.parent);
         }
         if attr.is_file() || !self.recursive {
             return self.files.stream(source, target, &job.status, &job.parent);
@@ -244,6 +240,9 @@ impl<'a> Tree<'a> {
         });
         // Only now, so that a target inside the source is listed, too: then it is found and told.
         let listed = source.list(source_follow, |failure| self.report.error(&source, failure))?;
+        for entry in &listed {
+            self.files.not_parts.note(&target.child(&entry.name));
+        }
         let mut there: HashMap<_, _> = if self.files.resume && !new {
             // What cannot be looked at is told when it is written.
             let names = target.list(follow, drop).map_err(|f| f.about(&target))?;
@@ -254,8 +253,6 @@ impl<'a> Tree<'a> {
         };
         let known = new || self.files.resume;
         let (source, target) = (Arc::new(source), Arc::new(target));
-        let parts: HashSet<_> =
-            listed.iter().map(|e| &e.name).filter(|n| part::is_part(n)).cloned().collect();
         let sizes = listed.iter().map(|entry| bytes(&entry.status));
         let total = sizes.fold(0, u64::saturating_add);
         self.files.progress.found(listed.len() as u64, total);
@@ -267,7 +264,6 @@ impl<'a> Tree<'a> {
                 None if !known => Existing::Unknown,
                 found => found.into(),
             },
-            part_is_taken: !parts.is_empty() && parts.contains(&part::name(&entry.name)),
             name: Some(entry.name),
             parent: parent.clone(),
         });
@@ -280,9 +276,8 @@ impl<'a> Tree<'a> {
         let names = || listed.iter().map(|entry| entry.name.as_slice());
         let left = |name: &[u8]| part::is_of_another_run(name, self.files.run, names());
         for entry in there.iter().filter(|entry| left(&entry.name)) {
-            // A source file may have the name of a part.
-            if names().all(|name| name != entry.name) {
-                let part = target.child(&entry.name);
+            let part = target.child(&entry.name);
+            if !self.files.not_parts.has(&part) {
                 match part.unlink() {
                     Err(failure) if !failure.is(Errno::ENOENT) => return Err(failure.about(part)),
                     _ => (),
