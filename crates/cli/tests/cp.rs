@@ -11,9 +11,10 @@ use std::io::{Read, Seek, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt, symlink};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use support::{TOWLINE, World, bad, good, have, names, noise, run, set_mode, text};
+use support::{TOWLINE, World, bad, good, have, names, noise, run, set_mode, text, wait_until};
 
 const LARGE: usize = 20 << 20;
 
@@ -573,6 +574,41 @@ fn files_that_end_before_their_size_are_copied_and_summed() {
     fs::File::create(&hole).unwrap().set_len(100_000).unwrap();
     good(&["cp", hole.to_str().unwrap(), &copy]);
     assert_eq!(good(&["cat", &copy]), vec![0; 100_000]);
+}
+
+/// As from some FUSE file systems, where one read yields only a part of what is there.
+#[test]
+fn files_that_are_read_in_short_pieces_are_copied_whole() {
+    let world = World::new();
+    let (mounted, socket) = (world.local("mounted"), world.local("short"));
+    fs::create_dir(&mounted).unwrap();
+    let program = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/short_reads.py");
+    let mut file_system =
+        Command::new("python3").arg(program).arg(&mounted).stdout(Stdio::piped()).spawn().unwrap();
+    let mut said = [0; 8];
+    if file_system.stdout.take().unwrap().read_exact(&mut said).is_err() {
+        file_system.wait().unwrap();
+        return eprintln!("SKIPPED: no FUSE file system can be mounted here");
+    }
+    let mut server = Command::new(TOWLINE)
+        .args(["serve", "--dir", &format!("e={}", mounted.display())])
+        .args(["--listen", &format!("unix://{}", socket.display())])
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    wait_until("the server listens", || UnixStream::connect(&socket).is_ok());
+    let copy = world.local("copy");
+    let url = format!("towline+unix:///e/f?socket={}", socket.display());
+    let output = run(&["cp", "--verify", &url, copy.to_str().unwrap()]);
+    let (copied, expected) = (fs::read(&copy), fs::read(mounted.join("f")));
+    server.kill().unwrap();
+    server.wait().unwrap();
+    assert!(Command::new("umount").arg("-l").arg(&mounted).status().unwrap().success());
+    file_system.kill().unwrap();
+    file_system.wait().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(expected.as_ref().unwrap().len(), 200_000);
+    assert!(copied.unwrap() == expected.unwrap());
 }
 
 /// Like any other files in a tree, wherever the links lead.

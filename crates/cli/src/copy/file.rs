@@ -104,6 +104,10 @@ impl Files {
         let expected = status.attr.size as usize;
         let data =
             source.read_start(status.is_followed, expected + 1).map_err(|f| f.about(source))?;
+        if data.len() < expected {
+            // It has become shorter, or its file system returns less than it is asked for.
+            return self.large(source, target, status, existing, parent);
+        }
         if data.len() > expected {
             // The file has grown since it was looked at, or its size means nothing, as in `/proc`.
             let size = source.status(status.is_followed).map_err(|f| f.about(source))?.attr.size;
