@@ -359,6 +359,34 @@ fn names_of_one_file_are_not_linked_to_what_a_later_source_brings() {
     }
 }
 
+/// Links in the target may lead to what is copied.
+#[test]
+fn a_source_is_not_replaced_by_a_further_name_of_its_copy() {
+    let world = World::new();
+    let served = world.local("served");
+    let inode = |name: &str| fs::metadata(served.join(name)).unwrap().ino();
+    let local = served.display().to_string();
+    for base in [world.url("dir"), local] {
+        for directory in ["a", "b"] {
+            fs::create_dir(served.join(directory)).unwrap();
+        }
+        fs::write(served.join("a/x"), "data").unwrap();
+        fs::hard_link(served.join("a/x"), served.join("a/y")).unwrap();
+        symlink("../a/y", served.join("b/y")).unwrap();
+        let source = |name: &str| world.url(&format!("dir/a/{name}"));
+        // Whichever is copied first.
+        for names in [["x", "y"], ["y", "x"]] {
+            let [one, other] = names.map(source);
+            let complaint = bad(1, &["cp", "-aj1", &one, &other, &format!("{base}/b")]);
+            assert!(complaint.contains("is the same file as the source"), "{complaint}");
+            assert_eq!(inode("a/x"), inode("a/y"));
+        }
+        for directory in ["a", "b"] {
+            fs::remove_dir_all(served.join(directory)).unwrap();
+        }
+    }
+}
+
 /// As in a tree from an unfinished copy.
 #[test]
 fn files_with_the_names_of_parts_are_copied_too() {

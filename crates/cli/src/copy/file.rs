@@ -418,7 +418,8 @@ fn looked_at(target: &End, existing: Existing) -> Outcome<Existing> {
     }
 }
 
-fn check_replaceable(source: &Status, there: &Status) -> Outcome<()> {
+/// Fails unless a copy of a regular file may replace what is there.
+pub(super) fn check_replaceable(source: &Status, there: &Status) -> Outcome<()> {
     if source.is_same(there) {
         return Err(Failure::new("is the same file as the source"));
     }

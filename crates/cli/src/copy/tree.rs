@@ -2,7 +2,7 @@
 
 use super::attributes::{self, Parent};
 use super::end::{End, FileSystem, Listed, Status};
-use super::file::{Existing, Files};
+use super::file::{Existing, Files, check_replaceable};
 use super::part;
 use crate::report::{Failure, Outcome, Report};
 use crate::workers::{Queue, together};
@@ -184,7 +184,8 @@ impl<'a> Tree<'a> {
         let first = locked(&self.first_names).get(&job.status.identity()).cloned();
         match first {
             Some(first) => {
-                self.report.check(&target, another_name(&first, &target, self.files.run));
+                let linked = another_name(&job.status, &first, &target, self.files.run);
+                self.report.check(&target, linked);
                 self.files.progress.bytes(bytes(&job.status));
             }
             None if self.files.interrupt.came() => {}
@@ -392,12 +393,16 @@ fn share_parents(lists: &mut [Vec<Job>]) {
     }
 }
 
-fn another_name(first: &End, new: &End, run: u32) -> Outcome<()> {
+/// Links a further name of the source to its first copy.
+fn another_name(source: &Status, first: &End, new: &End, run: u32) -> Outcome<()> {
     match first.link(new) {
         Err(failure) if failure.is(Errno::EEXIST) => {
             let (one, other) = (first.status(false)?, new.status(false)?);
             if one.identity() == other.identity() {
                 return Ok(());
+            }
+            if one.attr.is_file() {
+                check_replaceable(source, &other)?;
             }
             replace(new, run, |beside| first.link(beside))
         }
