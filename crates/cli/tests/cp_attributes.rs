@@ -243,9 +243,9 @@ fn lists_that_a_directory_hands_down_do_not_stay() {
     }
 }
 
-/// Copies files of user 4321 and group 4322 with `-p`, as another user, with a command that runs the program.
+/// Copies files of user 4321 and group 4322 with an option, as another user, with a command that runs the program.
 /// Returns the owners and modes of a small and a large copy.
-fn copied_by(command: &[&str]) -> Option<Vec<(u32, u32, u32)>> {
+fn copied_by(command: &[&str], option: &str) -> Option<Vec<(u32, u32, u32)>> {
     if !rustix::process::geteuid().is_root() || !have(command[0]) {
         println!("SKIPPED: only root can give files away and become another user");
         return None;
@@ -261,7 +261,7 @@ fn copied_by(command: &[&str]) -> Option<Vec<(u32, u32, u32)>> {
         set_mode(&source, 0o6755);
         let output = Command::new(command[0])
             .args(&command[1..])
-            .args([TOWLINE, "cp", "-p", &world.url("dir/source")])
+            .args([TOWLINE, "cp", option, &world.url("dir/source")])
             .arg(&own)
             .output()
             .unwrap();
@@ -275,20 +275,24 @@ fn copied_by(command: &[&str]) -> Option<Vec<(u32, u32, u32)>> {
 
 #[test]
 fn the_group_is_kept_where_the_user_cannot_be() {
-    let user = ["setpriv", "--reuid=65534", "--regid=65534", "--groups=65534,4322"];
-    if let Some(owners) = copied_by(&user) {
-        assert_eq!(owners, [(65534, 4322, 0o755); 2]);
-    }
-    let user = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
-    if let Some(owners) = copied_by(&user) {
-        assert_eq!(owners, [(65534, 65534, 0o755); 2]);
+    for option in ["-p", "-a"] {
+        let user = ["setpriv", "--reuid=65534", "--regid=65534", "--groups=65534,4322"];
+        if let Some(owners) = copied_by(&user, option) {
+            assert_eq!(owners, [(65534, 4322, 0o755); 2]);
+        }
+        let user = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
+        if let Some(owners) = copied_by(&user, option) {
+            assert_eq!(owners, [(65534, 65534, 0o755); 2]);
+        }
     }
 }
 
 #[test]
 fn an_owner_that_a_container_does_not_know_is_left_out() {
     // Its root is root outside; it knows nobody else.
-    if let Some(owners) = copied_by(&["unshare", "-Ur"]) {
-        assert_eq!(owners, [(0, 0, 0o755); 2]);
+    for option in ["-p", "-a"] {
+        if let Some(owners) = copied_by(&["unshare", "-Ur"], option) {
+            assert_eq!(owners, [(0, 0, 0o755); 2]);
+        }
     }
 }

@@ -202,15 +202,15 @@ impl Files {
         }
         let replaced = legacy.replaced.as_ref();
         let mut set = self.wanted.rest(attr, replaced);
+        if data.is_none() {
+            // A large part gives rights only to its owner until it is complete.
+            set.mode = Some(self.wanted.mode(attr, replaced));
+        }
         if self.wanted.xattr {
             // Before the attributes: setting the owner, even to the same one, removes file capabilities
             // (`chown(2)`).
             set = attributes::set_owner(written, &set)?;
             attributes::copy_xattrs(source, attr, written)?;
-        }
-        if data.is_none() {
-            // A large part gives rights only to its owner until it is complete.
-            set.mode = Some(self.wanted.mode(attr, replaced));
         }
         if let Some(list) = &legacy.list {
             set = list.hand_down(written, set);
