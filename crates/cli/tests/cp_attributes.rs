@@ -273,6 +273,37 @@ fn copied_by(command: &[&str], option: &str) -> Option<Vec<(u32, u32, u32)>> {
     Some(owners.to_vec())
 }
 
+/// Until it has its owner, a copy would be a set-user-ID file of who copies.
+#[test]
+fn set_user_id_bits_come_after_the_owner() {
+    if !have("strace") {
+        return;
+    }
+    let world = World::new();
+    let (source, trace) = (world.local("served/source"), world.local("trace"));
+    fs::write(&source, "data").unwrap();
+    set_mode(&source, 0o4755);
+    for what in ["mode,owner", "owner", "mode", "times"] {
+        let target = world.local(what);
+        let copied = Command::new("strace")
+            .args(["-f", "-e", "trace=openat", "-o"])
+            .args([trace.as_os_str(), TOWLINE.as_ref(), "cp".as_ref()])
+            .args([format!("--preserve={what}"), world.url("dir/source")])
+            .arg(&target)
+            .output()
+            .unwrap();
+        if !copied.status.success() {
+            return eprintln!("SKIPPED: strace may not trace here");
+        }
+        let kept = what.contains("mode");
+        let trace = fs::read_to_string(&trace).unwrap();
+        let created = trace.lines().find(|line| line.contains("towline-part")).unwrap();
+        assert_eq!(created.contains(", 0600)"), kept, "{what}: {created}");
+        let mode = fs::metadata(target).unwrap().mode() & 0o7000;
+        assert_eq!(mode, if kept { 0o4000 } else { 0 }, "{what}");
+    }
+}
+
 #[test]
 fn the_group_is_kept_where_the_user_cannot_be() {
     for option in ["-p", "-a"] {

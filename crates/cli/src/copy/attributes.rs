@@ -51,7 +51,17 @@ impl Wanted {
         }
     }
 
-    /// Returns the attributes still to set on a file created with [`Wanted::mode`].
+    /// Returns the permission bits with which a copy of a file is created. If [`Wanted::rest`] sets its mode, only
+    /// its owner has rights until it has everything else, and it is no set-user-ID file of a user to whom it does
+    /// not belong in the end.
+    pub(super) fn mode_before(&self, source: &Attr, replaced: Option<&Attr>) -> u32 {
+        match self.rest(source, replaced).mode {
+            Some(_) => 0o600,
+            None => self.mode(source, replaced),
+        }
+    }
+
+    /// Returns the attributes still to set on a new copy.
     pub(super) fn rest(&self, source: &Attr, replaced: Option<&Attr>) -> SetAttr {
         let owner = if self.owner { Some(source) } else { replaced };
         SetAttr {
@@ -287,6 +297,7 @@ mod tests {
         let plain = Wanted { umask: 0o022, ..Wanted::default() };
         assert_eq!(plain.mode(&source(), None), 0o755);
         assert_eq!(plain.rest(&source(), None), SetAttr::default());
+        assert_eq!(plain.mode_before(&source(), None), 0o755);
         // Without the sticky bit, users could remove each other's files.
         let public = |kind: u32| Attr { mode: kind | 0o3777, ..Attr::default() };
         assert_eq!(plain.mode(&public(0o040_000), None), 0o1755);
@@ -302,6 +313,7 @@ mod tests {
         let all = Wanted::new(&[Preserve::All], 0o022);
         let set = all.rest(&source(), None);
         assert_eq!((set.mode, set.uid, set.gid), (Some(0o4775), Some(1), Some(2)));
+        assert_eq!(all.mode_before(&source(), None), 0o600, "until it has its owner");
         assert_eq!(set.times.map(|times| times.1), Some(Timestamp::new(7, 9)));
         let less = with_less(&set);
         assert_eq!((less.mode, less.uid, less.gid), (Some(0o775), None, Some(2)), "no set-user-ID");

@@ -49,14 +49,6 @@ struct Legacy {
     list: Option<AccessList>,
 }
 
-impl Legacy {
-    /// Returns the mode with which a copy is created. If it takes anything over, only its owner has rights until
-    /// it has everything.
-    fn mode_before(&self, mode: u32) -> u32 {
-        if self.replaced.is_some() || self.list.is_some() { mode & 0o700 } else { mode }
-    }
-}
-
 /// How regular files are copied.
 pub(super) struct Files {
     /// Attributes to copy.
@@ -142,7 +134,7 @@ impl Files {
             let inherits = || parent.hands_down(target);
             let list = self.wanted.access_list((source, attr), None, inherits)?;
             let legacy = Legacy { replaced: None, list };
-            let mode = legacy.mode_before(self.wanted.mode(attr, None));
+            let mode = self.wanted.mode_before(attr, None);
             // The data is in the request itself, so the server writes all of it or nothing.
             match target.write_new(mode, data) {
                 Ok(()) => {
@@ -156,7 +148,7 @@ impl Files {
         let existing = looked_at(target, existing)?;
         let legacy = self.legacy(source, target, status, &existing, parent)?;
         let part = target.sibling(&part::unique_name(target.name(), self.run))?;
-        let mode = legacy.mode_before(self.wanted.mode(attr, legacy.replaced.as_ref()));
+        let mode = self.wanted.mode_before(attr, legacy.replaced.as_ref());
         let written = part
             .write_new(mode, data)
             .and_then(|()| self.finish(source, &part, attr, &legacy, Some(data)))
