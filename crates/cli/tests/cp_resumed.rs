@@ -259,3 +259,40 @@ fn what_could_not_be_made_durable_is_not_gone_on_with() {
     assert!(said.contains("input/output error; the incomplete copy was removed"), "{said}");
     assert!(!world.local(".target.towline-part").exists());
 }
+
+/// Another copy may replace the part when it is complete and about to get its name.
+#[test]
+fn the_part_of_another_copy_does_not_get_the_name_of_the_file() {
+    if !have("strace") {
+        return;
+    }
+    let world = World::new();
+    fs::write(world.local("served/source"), noise(2 << 20, 3)).unwrap();
+    let (target, trace) = (world.local("target"), world.local("trace"));
+    let part = world.local(".target.towline-part");
+    let mut copy = Command::new("strace")
+        .args(["-f", "-e", "trace=renameat,renameat2", "-o"])
+        .args([trace.as_os_str(), "-e".as_ref()])
+        .args(["inject=renameat,renameat2:delay_enter=2000000:when=1", TOWLINE, "cp"])
+        .arg(world.url("dir/source"))
+        .arg(&target)
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut ended = false;
+    wait_until("the part is renamed", || {
+        ended = copy.try_wait().unwrap().is_some();
+        ended || fs::read_to_string(&trace).is_ok_and(|trace| trace.contains("renameat"))
+    });
+    if ended {
+        return eprintln!("SKIPPED: strace may not trace here");
+    }
+    fs::remove_file(&part).unwrap();
+    fs::write(&part, "incomplete").unwrap();
+    let output = copy.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("another copy of this file started meanwhile"), "{said}");
+    assert!(!target.exists());
+    assert_eq!(fs::read_to_string(&part).unwrap(), "incomplete", "the other copy goes on with it");
+}

@@ -256,18 +256,19 @@ impl Files {
             interrupt: &self.interrupt,
         };
         self.progress.bytes(transfer.from);
-        // A continued part may be longer than the source: pieces are not written in order.
-        let written = transfer.run().and_then(|()| output.set_size(attr.size));
+        let written = transfer.run().and_then(|()| match sparse || self.resume {
+            // The source may end in a hole, and a continued part may be longer: pieces are not written in order.
+            true => output.set_size(attr.size),
+            false => Ok(()),
+        });
         if let Err(failure) = written.and_then(|()| output.settle()) {
             return Err(keep_or_remove(failure, &part, &output, &stamp).about(target));
         }
         let finished = self.check(&input, &output, &attr, sparse).and_then(|()| {
             // Only a copy that took long has the stamp.
             let _ = output.remove_xattr(part::STAMP);
-            if is_named(&output, &part)? {
-                self.finish(source, &part, &attr, &legacy, None)?;
-            }
-            put_in_place(&part, &output, target)
+            let finish = |part: &End| self.finish(source, part, &attr, &legacy, None);
+            self.put_in_place(&part, &output, target, finish)
         });
         finished.map_err(|failure| {
             remove_own(&part, &output);
@@ -296,6 +297,35 @@ impl Files {
             }
         }
         Err(Failure::new("other copies of this file keep starting; let one finish"))
+    }
+
+    /// Gives a complete part what `finish` sets and its final name. Another copy of the same file may have done so
+    /// already, if it continued the same part; if it started anew, it has taken the part's name away, and what has
+    /// that name now is incomplete.
+    fn put_in_place(
+        &self,
+        part: &End,
+        output: &Handle,
+        target: &End,
+        finish: impl FnOnce(&End) -> Outcome<()>,
+    ) -> Outcome<()> {
+        // Another copy may replace the part at any time. Nobody else changes what has this name.
+        let own = target.sibling(&part::unique_name(target.name(), self.run))?;
+        if is_named(output, part)? && is_renamed(part.rename(&own))? {
+            if is_named(output, &own)? {
+                return finish(&own).and_then(|()| own.rename(target)).inspect_err(|_| {
+                    // The error of the copy matters, not that of the clean-up.
+                    let _ = own.unlink();
+                });
+            }
+            // It was replaced between the look at it and its renaming: the other copy still needs it.
+            own.rename(part)?;
+        }
+        if is_named(output, target)? {
+            return Ok(());
+        }
+        let text = "another copy of this file started meanwhile and replaced the partial copy";
+        Err(Failure::new(text))
     }
 
     fn check(&self, input: &Handle, output: &Handle, attr: &Attr, sparse: bool) -> Outcome<()> {
@@ -441,22 +471,18 @@ fn without_half(target: &End, failure: Failure) -> Failure {
     failure
 }
 
-/// Gives a complete part its final name. Another copy of the same file may have done so already, if it
-/// continued the same part; if it started anew, it has taken the part's name away.
-fn put_in_place(part: &End, output: &Handle, target: &End) -> Outcome<()> {
-    if is_named(output, part)? {
-        return part.rename(target);
-    }
-    if is_named(output, target)? {
-        return Ok(());
-    }
-    Err(Failure::new("another copy of this file started meanwhile and replaced the partial copy"))
-}
-
 /// Returns true if this is a name of the open file.
 fn is_named(file: &Handle, name: &End) -> Outcome<bool> {
     let inode = file.opened()?.inode;
     Ok(name.status_if_any(false)?.is_some_and(|status| status.attr.inode == inode))
+}
+
+/// Returns false if there was nothing to rename.
+fn is_renamed(result: Outcome<()>) -> Outcome<bool> {
+    match result {
+        Err(failure) if failure.is(Errno::ENOENT) => Ok(false),
+        result => result.map(|()| true),
+    }
 }
 
 /// Removes a part, unless another copy's part now has its name.
