@@ -321,6 +321,32 @@ fn two_sources_do_not_take_one_place() {
     let complaint = bad(1, &["cp", &one, &two, &mem]);
     assert!(complaint.contains(&format!("{two}: not copied")), "{complaint}");
     assert_eq!(text(&["cat", &world.url("mem/same")]), "one");
+    // Whatever names lead to it.
+    let served = world.local("served");
+    fs::write(world.local("two/other"), "two").unwrap();
+    for (directory, link) in
+        [("first", "other"), ("second", "./other"), ("third", "../third/other")]
+    {
+        fs::create_dir(served.join(directory)).unwrap();
+        fs::write(served.join(directory).join("other"), "old").unwrap();
+        symlink(link, served.join(directory).join("same")).unwrap();
+        let (target, local) = (world.url(&format!("dir/{directory}")), served.join(directory));
+        let complaint = bad(1, &["cp", &one, &path("two/other"), &target]);
+        assert!(complaint.contains("/two/other: not copied"), "{complaint}");
+        let sources = [world.url("mem/same"), world.url("mem/other")];
+        good(&["cp", &path("two/other"), &sources[1]]);
+        let local = local.to_str().unwrap();
+        let complaint = bad(1, &["cp", &sources[1], &sources[0], local]);
+        assert!(complaint.contains("/mem/same: not copied"), "{complaint}");
+        assert_eq!(fs::read_to_string(served.join(directory).join("other")).unwrap(), "two");
+        // Two names of a file are two places.
+        fs::remove_file(served.join(directory).join("same")).unwrap();
+        fs::hard_link(format!("{local}/other"), format!("{local}/same")).unwrap();
+        good(&["cp", &one, &path("two/other"), &target]);
+        assert_eq!(fs::read_to_string(served.join(directory).join("same")).unwrap(), "one");
+        assert_eq!(fs::read_to_string(served.join(directory).join("other")).unwrap(), "two");
+    }
+    good(&["rm", &world.url("mem/other")]);
     // Naming a source twice is a harmless mistake, and directories are merged.
     let output = run(&["cp", &two, &two, &mem]);
     assert!(output.status.success() && !output.stderr.is_empty());
@@ -747,6 +773,41 @@ fn trees_deeper_than_the_longest_path_are_copied() {
     }
     good(&["rm", "-r", &target]);
     assert!(names(&world.local("served")).is_empty());
+}
+
+/// Unless the link is the target itself.
+#[test]
+fn a_directory_does_not_go_where_a_link_in_the_target_leads() {
+    let world = World::new();
+    let served = world.local("served");
+    let other = served.join("other");
+    for source in ["a", "served/a"] {
+        fs::create_dir(world.local(source)).unwrap();
+        fs::write(world.local(source).join("f"), "file").unwrap();
+        set_mode(&world.local(source), 0o750);
+    }
+    for directory in ["other", "target"] {
+        fs::create_dir(served.join(directory)).unwrap();
+    }
+    symlink("../other", served.join("target/a")).unwrap();
+    symlink("other", served.join("link")).unwrap();
+    let path = |name: &str| world.local(name).display().to_string();
+    for (from, target) in [(path("a"), world.url("dir")), (world.url("dir/a"), path("served"))] {
+        for option in ["-r", "-a", "--resume"] {
+            let complaint = bad(1, &["cp", "-r", option, &from, &format!("{target}/target")]);
+            assert!(complaint.contains("is not a directory and cannot be replaced"), "{complaint}");
+            assert!(names(&other).is_empty(), "{option}");
+        }
+        for link in ["link", "link/"] {
+            let whole = format!("{from}/.");
+            good(&["cp", "-a", &whole, &from, &format!("{target}/{link}")]);
+            assert_eq!(names(&other), ["a", "f"], "{link}");
+            assert_eq!(fs::metadata(&other).unwrap().mode() & 0o7777, 0o750);
+            assert!(fs::symlink_metadata(served.join("link")).unwrap().is_symlink());
+            fs::remove_dir_all(&other).unwrap();
+            fs::create_dir(&other).unwrap();
+        }
+    }
 }
 
 /// As with cp(1), no file appears where a link leads that leads nowhere.

@@ -21,11 +21,12 @@ use crate::remote::{Place, Remotes};
 use crate::report::{Failure, Outcome, Report, note};
 use attributes::Wanted;
 use clap::ValueEnum;
-use end::{End, Status};
+use end::{End, FileSystem, Status};
 use file::{Files, Permits};
 use part::NotParts;
 use rustix::fs::Mode;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
+use std::collections::hash_map::{Entry, HashMap};
 use std::ffi::OsString;
 use std::io::{stderr, stdout};
 use std::process::ExitCode;
@@ -178,13 +179,8 @@ fn plan(args: &Args, remotes: &Remotes, report: &Report) -> Option<Vec<Vec<Job>>
     let (target, sources) = args.paths.split_last()?;
     let shown = target.to_string_lossy();
     let target = report.check(&shown, End::parse(remotes, target))?;
-    let there = report.check(&target, target.status_if_any(true))?;
-    let directory = there.is_some_and(|there| there.attr.is_directory());
-    if there.is_some_and(|there| directory && is_closed_stream(&target, &there)) {
-        report.error(&target, Errno::EBADF.into());
-        return None;
-    }
-    if sources.len() > 1 && !directory {
+    let (target, directory) = report.check(&target, look_at(remotes, target.clone()))?;
+    if sources.len() > 1 && directory.is_none() {
         report.error(
             &target,
             Failure::from(Errno::ENOTDIR).with("several sources need a directory as target"),
@@ -201,19 +197,32 @@ fn plan(args: &Args, remotes: &Remotes, report: &Report) -> Option<Vec<Vec<Job>>
             continue;
         }
         let job = End::parse(remotes, source)
-            .and_then(|source| job(remotes, source, &target, directory, args.recursive))
-            .and_then(|job| Ok((take(&mut taken, &job)?, job)));
-        let Some((is_first, job)) = report.check(&shown, job) else { continue };
-        // Contents that go directly into the target may have the names of other sources.
-        let is_alone = |job: &Job| inner_name(job.source_name()).is_none();
+            .and_then(|source| job(remotes, source, &target, directory.is_some(), args.recursive))
+            .and_then(|job| Ok((take(&mut taken, &job, &target, directory)?, job)));
+        let Some((is_together, job)) = report.check(&shown, job) else { continue };
         match lists.last_mut() {
-            Some(last) if is_first && !is_alone(&job) && !last.first().is_some_and(is_alone) => {
-                last.push(job);
-            }
+            Some(last) if is_together && !last.first().is_some_and(is_nameless) => last.push(job),
             _ => lists.push(vec![job]),
         }
     }
     Some(lists)
+}
+
+/// Looks at the target. Returns it without a link that leads to a directory, and the directory's status.
+fn look_at(remotes: &Remotes, target: End) -> Outcome<(End, Option<Status>)> {
+    let mut there = target.status_if_any(false)?;
+    let is_link = there.is_some_and(|there| there.attr.is_symlink());
+    if is_link {
+        there = target.status_if_any(true)?;
+    }
+    let directory = there.filter(|there| there.attr.is_directory());
+    if directory.is_some_and(|there| is_closed_stream(&target, &there)) {
+        return Err(Errno::EBADF.into());
+    }
+    match is_link && directory.is_some() {
+        true => Ok((target.resolved(|place| root(remotes, place))?, directory)),
+        false => Ok((target, directory)),
+    }
 }
 
 /// Returns true for `/dev/stdout` and the like if the stream is closed: a directory is in its place then
@@ -225,18 +234,39 @@ fn is_closed_stream(target: &End, there: &Status) -> bool {
         && (same(local::status_of_file(stdout())) || same(local::status_of_file(stderr())))
 }
 
-/// Notes that a job takes its place, and returns true if it is the first one there. Only directories may share a
-/// place, one after the other: of anything else one copy would replace the other.
-fn take(taken: &mut HashMap<String, bool>, job: &Job) -> Outcome<bool> {
-    let place = job.place();
-    match taken.get(&place) {
-        Some(true) if job.is_directory() => Ok(false),
-        Some(_) => Err(Failure::new(format!("not copied: another source goes to {place}, too"))),
-        None => {
-            taken.insert(place, job.is_directory());
+/// Notes that a job takes its place in the target, which is this directory. Returns true if it may be done together
+/// with those before it. Only directories may share a place, one after the other: of anything else one copy would
+/// replace the other.
+fn take(
+    taken: &mut HashMap<((FileSystem, u64), Vec<u8>), bool>,
+    job: &Job,
+    target: &End,
+    directory: Option<Status>,
+) -> Outcome<bool> {
+    // What is copied without its own name may hold the names of other sources.
+    let Some(directory) = directory.filter(|_| !is_nameless(job)) else { return Ok(false) };
+    let mut directory = directory.identity();
+    let parent = job.target().sibling(b".")?;
+    if parent.to_string() != target.child(b".").to_string() {
+        // A link led there; it may have led back to the same directory.
+        directory = parent.status(true)?.identity();
+    }
+    match taken.entry((directory, job.target().name().to_vec())) {
+        Entry::Vacant(place) => {
+            place.insert(job.is_directory());
             Ok(true)
         }
+        Entry::Occupied(place) if *place.get() && job.is_directory() => Ok(false),
+        Entry::Occupied(_) => {
+            let place = job.target();
+            Err(Failure::new(format!("not copied: another source goes to {place}, too")))
+        }
     }
+}
+
+/// Returns true if this copies a directory without its own name.
+fn is_nameless(job: &Job) -> bool {
+    inner_name(job.source().name()).is_none()
 }
 
 fn job(remotes: &Remotes, source: End, target: &End, into: bool, recursive: bool) -> Outcome<Job> {

@@ -33,14 +33,14 @@ impl Job {
         Self { source, target, name: None, status, existing, parent }
     }
 
-    /// Returns the place of the copy.
-    pub(super) fn place(&self) -> String {
-        self.ends().1.to_string()
+    /// Returns the argument that is copied.
+    pub(super) fn source(&self) -> &End {
+        &self.source
     }
 
-    /// Returns the last name of the source.
-    pub(super) fn source_name(&self) -> &[u8] {
-        self.source.name()
+    /// Returns the place of the copy of an argument.
+    pub(super) fn target(&self) -> &End {
+        &self.target
     }
 
     /// Returns true if this copies a directory.
@@ -208,13 +208,12 @@ impl<'a> Tree<'a> {
             Err(failure) if failure.is(Errno::EEXIST) => false,
             Err(failure) => return Err(failure.about(&target)),
         };
-        // Only an argument may mean the directory that a link leads to; links inside a tree are not followed.
-        let follow = job.name.is_none();
-        let target = target.clone().shortened(follow).map_err(|f| f.about(&target))?;
+        // Links in the target are not followed.
+        let target = target.clone().shortened(false).map_err(|f| f.about(&target))?;
         let mode = wanted.mode(&job.status.attr, None);
         let mut closed = (new && mode & 0o700 != 0o700).then_some(mode);
         if !new || job.name.is_none() {
-            let there = target.status(follow).map_err(|f| f.about(&target))?;
+            let there = target.status(false).map_err(|f| f.about(&target))?;
             if !there.attr.is_directory() {
                 let failure = Failure::new("is not a directory and cannot be replaced by one");
                 return Err(failure.about(&target));
@@ -246,7 +245,7 @@ impl<'a> Tree<'a> {
         }
         let mut there: HashMap<_, _> = if self.files.resume && !new {
             // What cannot be looked at is told when it is written.
-            let names = target.list(follow, drop).map_err(|f| f.about(&target))?;
+            let names = target.list(false, drop).map_err(|f| f.about(&target))?;
             self.remove_parts(&target, &listed, &names)?;
             names.into_iter().map(|entry| (entry.name, entry.status)).collect()
         } else {
