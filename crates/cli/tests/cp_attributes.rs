@@ -133,6 +133,43 @@ fn access_control_lists_are_kept_with_the_mode() {
     }
 }
 
+/// They are rights, which only `--preserve=mode` keeps.
+#[test]
+fn access_control_lists_are_no_extended_attributes_to_keep() {
+    let world = World::new();
+    let (tree, target) = (world.local("tree"), world.local("served/tree"));
+    fs::create_dir(&tree).unwrap();
+    // With a mask without rights, as `chmod g=` leaves it.
+    let mut masked = access_list();
+    masked[4 + 3 * 8 + 2] = 0;
+    for size in [10, 100_000, 5 << 20] {
+        let file = tree.join(size.to_string());
+        fs::write(&file, noise(size, 3)).unwrap();
+        set_mode(&file, 0o600);
+        let flags = XattrFlags::empty();
+        let _ = rustix::fs::lsetxattr(&file, "user.note", b"kept", flags);
+        if rustix::fs::lsetxattr(&file, ACCESS_LIST, &access_list(), flags).is_err() {
+            return eprintln!("SKIPPED: no access control lists here");
+        }
+    }
+    rustix::fs::lsetxattr(&tree, DEFAULT_LIST, &access_list(), XattrFlags::empty()).unwrap();
+    let (from, to) = (tree.display().to_string(), world.url("dir/tree"));
+    good(&["cp", "-r", "--preserve=xattr", &from, &to]);
+    for (_, mode, access, default) in rights(&target) {
+        assert!(access.is_empty() && default.is_empty() && mode & 0o022 == 0, "{mode:o}");
+    }
+    assert_eq!(list_of(&target.join("10"), "user.note"), list_of(&tree.join("10"), "user.note"));
+    fs::remove_dir_all(&target).unwrap();
+    for name in names(&tree) {
+        rustix::fs::lsetxattr(tree.join(name), ACCESS_LIST, &masked, XattrFlags::empty()).unwrap();
+    }
+    for option in ["-p", "-a"] {
+        good(&["cp", "-r", option, &from, &to]);
+        assert_eq!(rights(&target), rights(&tree), "{option}");
+        fs::remove_dir_all(&target).unwrap();
+    }
+}
+
 /// The group bits in the mode of a file with an access control list limit the permissions of everyone it
 /// names.
 #[test]

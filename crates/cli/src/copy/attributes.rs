@@ -87,9 +87,9 @@ impl Wanted {
             Some(replaced) => replaced,
             None => return Ok(None),
         };
-        match AccessList::of(file, attr)? {
+        match list_of(file, attr, ACCESS_LIST).map_err(|failure| failure.about(file))? {
             None if has_list()? => Ok(Some(AccessList::only_mode())),
-            list => Ok(list),
+            list => Ok(list.map(AccessList)),
         }
     }
 
@@ -111,14 +111,6 @@ const GROUP_BITS: u32 = 0o070;
 const VERSION: [u8; 4] = 2u32.to_le_bytes();
 
 impl AccessList {
-    fn of(file: &End, attr: &Attr) -> Outcome<Option<Self>> {
-        if attr.mode & GROUP_BITS == 0 {
-            return Ok(None);
-        }
-        let list = list_of(file, attr, ACCESS_LIST).map_err(|failure| failure.about(file))?;
-        Ok(list.map(Self))
-    }
-
     /// Returns a list that takes an inherited one away: a mode can say the same, so the kernel stores no
     /// list. It gives rights to the owner only; the mode is set afterwards.
     fn only_mode() -> Self {
@@ -249,7 +241,8 @@ fn with_less(set: &SetAttr) -> SetAttr {
     SetAttr { uid: None, gid, mode: set.mode.map(|mode| mode & 0o1777), ..*set }
 }
 
-/// Copies the extended attributes. Those outside `user.` that the target refuses are left out.
+/// Copies the extended attributes, but not the lists, which belong to the mode. Those outside `user.` that the
+/// target refuses are left out.
 pub(super) fn copy_xattrs(source: &End, attr: &Attr, target: &End) -> Outcome<()> {
     if attr.flags & NO_XATTRS != 0 {
         return Ok(());
@@ -258,7 +251,8 @@ pub(super) fn copy_xattrs(source: &End, attr: &Attr, target: &End) -> Outcome<()
         Err(failure) if failure.is(Errno::EOPNOTSUPP) => return Ok(()),
         result => result.map_err(|failure| failure.about(source))?,
     };
-    for name in names.iter().filter(|name| name.as_slice() != STAMP.as_bytes()) {
+    let others = [STAMP, ACCESS_LIST, DEFAULT_LIST];
+    for name in names.iter().filter(|name| others.iter().all(|other| other.as_bytes() != *name)) {
         let value = match source.xattr(name) {
             Err(failure) if failure.is(Errno::ENODATA) => continue,
             result => result.map_err(|failure| failure.about(source))?,
