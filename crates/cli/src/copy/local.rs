@@ -215,7 +215,7 @@ impl Local {
         Ok(rustix::fs::unlinkat(self.base(), &self.path, AtFlags::empty())?)
     }
 
-    /// Sets attributes. Does not follow a symbolic link, except for its mode, which a link does not have.
+    /// Sets attributes. Does not follow a symbolic link, and fails to set its mode, which a link does not have.
     pub(super) fn set_attr(&self, set: &SetAttr) -> Outcome<()> {
         let (base, path) = (self.base(), self.path.as_slice());
         if set.uid.is_some() || set.gid.is_some() {
@@ -224,7 +224,10 @@ impl Local {
         }
         // After the owner: a change of owner clears the set-user-ID bits.
         if let Some(mode) = set.mode {
-            rustix::fs::chmodat(base, path, Mode::from_raw_mode(mode), AtFlags::empty())?;
+            // Not by its path, where somebody may have put a link: only new kernels set a mode without following it.
+            let file = self.open_with(OFlags::PATH | OFlags::NOFOLLOW, 0)?;
+            let opened = format!("/proc/self/fd/{}", file.as_raw_fd());
+            rustix::fs::chmod(opened, Mode::from_raw_mode(mode))?;
         }
         if let Some((accessed, modified)) = set.times {
             let time = |t: Timestamp| Timespec { tv_sec: t.seconds, tv_nsec: t.nanoseconds.into() };
@@ -309,4 +312,23 @@ fn status_of(stat: &Statx, is_followed: bool) -> Status {
     };
     let device = rustix::fs::makedev(stat.stx_dev_major, stat.stx_dev_minor);
     Status { attr, file_system: FileSystem::Local(device), is_followed }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::{MetadataExt, symlink};
+
+    /// In a directory that everyone may write, somebody may put a link in the place of a part.
+    #[test]
+    fn the_mode_of_what_a_link_leads_to_is_not_set() {
+        let directory = tempfile::tempdir().unwrap();
+        let (file, link) = (directory.path().join("file"), directory.path().join("link"));
+        std::fs::write(&file, "other").unwrap();
+        symlink("file", &link).unwrap();
+        let mode = |mode| SetAttr { mode: Some(mode), ..SetAttr::default() };
+        Local::new(file.as_os_str()).set_attr(&mode(0o640)).unwrap();
+        assert!(Local::new(link.as_os_str()).set_attr(&mode(0o666)).is_err());
+        assert_eq!(std::fs::metadata(&file).unwrap().mode() & 0o7777, 0o640);
+    }
 }
