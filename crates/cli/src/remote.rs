@@ -214,6 +214,17 @@ impl Place {
         Ok(Self { base: Arc::new(base), path: Vec::new(), ..self })
     }
 
+    /// Returns the same place with a path that leaves room for longer names in the directory that contains it.
+    pub(crate) fn parent_shortened(self) -> Outcome<Self> {
+        let directory = parent(&self.path);
+        if directory.len() < PATH_BYTES_REBASE {
+            return Ok(self);
+        }
+        let base = self.base.open(directory, flag::PATH | flag::DIRECTORY, 0)?;
+        let path = self.path[directory.len()..].to_vec();
+        Ok(Self { base: Arc::new(base), path, ..self })
+    }
+
     /// Returns the same place, reached through its open directory.
     pub(crate) fn opened(self, directory: Arc<File>) -> Self {
         Self { base: directory, path: Vec::new(), ..self }

@@ -775,6 +775,79 @@ fn trees_deeper_than_the_longest_path_are_copied() {
     assert!(names(&world.local("served")).is_empty());
 }
 
+#[test]
+fn deep_trees_without_files_keep_their_attributes() {
+    const DEPTH: usize = 9;
+    let world = World::new();
+    let name = "d".repeat(250);
+    let open = |at: &fs::File| {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY;
+        fs::File::from(rustix::fs::openat(at, &*name, flags, Mode::empty()).unwrap())
+    };
+    let (tree, served) = (world.local("tree"), world.local("served"));
+    fs::create_dir(&tree).unwrap();
+    let mut here = fs::File::open(&tree).unwrap();
+    for _ in 0..DEPTH {
+        rustix::fs::mkdirat(&here, &*name, Mode::from_raw_mode(0o750)).unwrap();
+        here = open(&here);
+    }
+    let facts = |top: &Path| {
+        let mut here = fs::File::open(top).unwrap();
+        let fact = |_| {
+            here = open(&here);
+            let metadata = here.metadata().unwrap();
+            (metadata.mode(), metadata.mtime(), metadata.mtime_nsec())
+        };
+        (0..DEPTH).map(fact).collect::<Vec<_>>()
+    };
+    for option in ["-a", "-rp"] {
+        let (there, back) = (world.url(&format!("dir/{option}")), world.local(option));
+        good(&["cp", option, tree.to_str().unwrap(), &there]);
+        assert_eq!(facts(&served.join(option)), facts(&tree));
+        good(&["cp", option, &there, back.to_str().unwrap()]);
+        assert_eq!(facts(&back), facts(&tree));
+    }
+}
+
+/// The path of a part is longer than that of its file, and no path is longer than 4095 bytes.
+#[test]
+fn files_with_the_longest_paths_are_copied() {
+    let world = World::new();
+    let mut directory = String::new();
+    let mut here = fs::File::open(world.local("served")).unwrap();
+    let name = "d".repeat(200);
+    while directory.len() + name.len() + 1 < 4090 {
+        rustix::fs::mkdirat(&here, &*name, Mode::from_raw_mode(0o755)).unwrap();
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY;
+        here = rustix::fs::openat(&here, &*name, flags, Mode::empty()).unwrap().into();
+        directory += &format!("{name}/");
+    }
+    for size in [10, 100_000, 2 << 20] {
+        let (data, last) = (noise(size, 3), "f".repeat(4095 - directory.len()));
+        fs::write(world.local("source"), &data).unwrap();
+        fs::write(world.local("served/source"), &data).unwrap();
+        let read = || {
+            let file = rustix::fs::openat(&here, &*last, OFlags::RDONLY, Mode::empty());
+            let mut found = Vec::new();
+            fs::File::from(file.unwrap()).read_to_end(&mut found).unwrap();
+            rustix::fs::unlinkat(&here, &*last, AtFlags::empty()).unwrap();
+            found
+        };
+        good(&[
+            "cp",
+            world.local("source").to_str().unwrap(),
+            &world.url(&format!("dir/{directory}{last}")),
+        ]);
+        assert!(read() == data, "{size} to the server");
+        // Relative, since the whole path would be too long.
+        let mut command = Command::new(TOWLINE);
+        command.args(["cp", &world.url("dir/source"), &format!("{directory}{last}")]);
+        let output = command.current_dir(world.local("served")).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        assert!(read() == data, "{size} from the server");
+    }
+}
+
 /// Unless the link is the target itself.
 #[test]
 fn a_directory_does_not_go_where_a_link_in_the_target_leads() {

@@ -266,6 +266,14 @@ impl End {
         }
     }
 
+    /// Returns the same place with a short path, which leaves room for longer names in the directory that holds it.
+    pub(crate) fn parent_shortened(self) -> Outcome<Self> {
+        match self {
+            Self::Remote(place) => place.parent_shortened().map(Self::Remote),
+            Self::Local(local) => local.parent_shortened().map(Self::Local),
+        }
+    }
+
     /// Returns the text of a symbolic link.
     pub(crate) fn read_link(&self) -> Outcome<Vec<u8>> {
         match self {

@@ -74,6 +74,18 @@ impl Local {
         Ok(Self { base: Some(Arc::new(base)), path: b".".to_vec(), ..self })
     }
 
+    /// Returns the same path, but short, which leaves room for longer names in the directory that holds it.
+    pub(super) fn parent_shortened(self) -> Outcome<Self> {
+        let directory = parent(&self.path);
+        if directory.len() < PATH_BYTES_REBASE {
+            return Ok(self);
+        }
+        let path = self.path[directory.len()..].to_vec();
+        let directory = Self { path: directory.to_vec(), ..self.clone() };
+        let base = directory.open_directory(OFlags::PATH, true)?;
+        Ok(Self { base: Some(Arc::new(base)), path, ..self })
+    }
+
     /// Returns the attributes.
     pub(super) fn status(&self, follow: bool) -> Outcome<Status> {
         let flags = if follow { AtFlags::empty() } else { AtFlags::SYMLINK_NOFOLLOW };

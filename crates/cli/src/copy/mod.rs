@@ -291,6 +291,8 @@ fn job(remotes: &Remotes, source: End, target: &End, into: bool, recursive: bool
         let root = |place: &Place| root(remotes, place);
         target = target.resolved(root).map_err(|failure| failure.about(&shown))?;
     }
+    // The name of a part is longer.
+    let target = target.clone().parent_shortened().map_err(|failure| failure.about(&target))?;
     Ok(Job::top(source, target, status))
 }
 

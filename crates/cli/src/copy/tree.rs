@@ -59,6 +59,7 @@ impl Job {
 /// A directory whose attributes are set once everything in it is copied.
 struct Directory {
     source: End,
+    /// Not shortened, so that the directory that holds it can be named, too.
     target: End,
     status: Status,
     /// A mode to set at the end, because it would prevent writing in the directory.
@@ -209,7 +210,8 @@ impl<'a> Tree<'a> {
             Err(failure) => return Err(failure.about(&target)),
         };
         // Links in the target are not followed.
-        let target = target.clone().shortened(false).map_err(|f| f.about(&target))?;
+        let place = target;
+        let target = place.clone().shortened(false).map_err(|f| f.about(&place))?;
         let mode = wanted.mode(&job.status.attr, None);
         let mut closed = (new && mode & 0o700 != 0o700).then_some(mode);
         if !new || job.name.is_none() {
@@ -233,7 +235,7 @@ impl<'a> Tree<'a> {
         let parent = made_in.clone().unwrap_or_default();
         locked(&self.directories).push(Directory {
             source: source.clone(),
-            target: target.clone(),
+            target: place,
             status: job.status,
             mode: closed,
             made_in,
