@@ -14,7 +14,9 @@ use std::os::unix::fs::{FileExt, MetadataExt, symlink};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use support::{TOWLINE, World, bad, good, have, names, noise, run, set_mode, text, wait_until};
+use support::{
+    TOWLINE, World, bad, forbidding, good, have, names, noise, run, set_mode, text, wait_until,
+};
 
 const LARGE: usize = 20 << 20;
 
@@ -546,6 +548,74 @@ fn devices_and_pipes_are_read_and_written_in_place() {
     copy.stdin.take().unwrap().write_all(b"through a pipe").unwrap();
     assert!(copy.wait().unwrap().success());
     assert_eq!(text(&["cat", &target]), "through a pipe");
+    // What cannot be read twice is not said to be compared.
+    let none = world.url("mem/none");
+    for (from, to) in [("/dev/stdin", none.as_str()), (target.as_str(), "/dev/stdout")] {
+        let complaint = bad(1, &["cp", "--verify", from, to]);
+        assert!(complaint.contains("--verify cannot compare"), "{complaint}");
+    }
+    bad(1, &["stat", &none]);
+    // Servers open neither; nobody waits.
+    let (fifo, place) = (world.url("dir/fifo"), world.local("served/fifo"));
+    rustix::fs::mknodat(CWD, &place, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+    for (from, to) in [(fifo.as_str(), "/dev/null"), (source.to_str().unwrap(), fifo.as_str())] {
+        let complaint = bad(1, &["cp", from, to]);
+        assert!(complaint.contains("no such device or address"), "{complaint}");
+    }
+}
+
+/// Only what the file system or the kernel does not allow is skipped.
+#[test]
+fn a_fifo_without_write_permission_for_its_place_is_an_error() {
+    let is_root = rustix::process::geteuid().is_root();
+    if is_root && !have("setpriv") {
+        return;
+    }
+    let world = World::new();
+    let (tree, target) = (world.local("served/tree"), world.local("target"));
+    for directory in [&tree, &target] {
+        fs::create_dir(directory).unwrap();
+    }
+    let mode = Mode::from_raw_mode(0o644);
+    rustix::fs::mknodat(CWD, tree.join("fifo"), FileType::Fifo, mode, 0).unwrap();
+    set_mode(&target, 0o555);
+    let user = ["--reuid=65534", "--regid=65534", "--clear-groups"];
+    let mut command = Command::new(if is_root { "setpriv" } else { "env" });
+    command.args(if is_root { &user[..] } else { &[] }).args([TOWLINE, "cp", "-r"]);
+    let output = command.arg(world.url("dir/tree/.")).arg(&target).output().unwrap();
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{complaint}");
+    assert!(complaint.contains("/target/fifo: permission denied"), "{complaint}");
+    set_mode(&target, 0o755);
+}
+
+#[test]
+fn a_copy_whose_attributes_cannot_be_set_does_not_stay() {
+    if !have("python3") {
+        return;
+    }
+    let world = World::new();
+    let (socket, served) = (world.local("refusing"), world.local("served"));
+    let mut server = forbidding(libc::SYS_utimensat)
+        .args([TOWLINE, "serve", "--dir", &format!("e={}", served.display())])
+        .args(["--listen", &format!("unix://{}", socket.display())])
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    wait_until("the server listens", || UnixStream::connect(&socket).is_ok());
+    let source = world.local("source");
+    let copied = [10, 20_000, 2 << 20].map(|size| {
+        fs::write(&source, noise(size, 3)).unwrap();
+        let target = format!("towline+unix:///e/{size}?socket={}", socket.display());
+        run(&["cp", "--preserve=times", source.to_str().unwrap(), &target])
+    });
+    server.kill().unwrap();
+    server.wait().unwrap();
+    for output in copied {
+        let complaint = String::from_utf8_lossy(&output.stderr);
+        assert!(complaint.contains("operation not permitted"), "{complaint}");
+    }
+    assert!(names(&served).is_empty());
 }
 
 #[test]

@@ -139,7 +139,11 @@ impl Files {
             match target.write_new(mode, data) {
                 Ok(()) => {
                     let finished = self.finish(source, target, attr, &legacy, Some(data));
-                    return finished.map_err(|f| f.about(target));
+                    return finished.map_err(|failure| {
+                        // The error of the copy matters, not that of the clean-up.
+                        let _ = target.unlink();
+                        failure.about(target)
+                    });
                 }
                 Err(failure) if failure.is(Errno::EEXIST) => existing = Existing::Unknown,
                 Err(failure) => return Err(without_half(target, failure).about(target)),
@@ -188,7 +192,6 @@ impl Files {
         if let (true, Some(data)) = (self.verify, data) {
             let read = written.read_start(false, data.len() + 1)?;
             if read.len() != data.len() || crc32c::crc32c(&read) != crc32c::crc32c(data) {
-                let _ = written.unlink();
                 return Err(Failure::new("differs from the source after the copy; removed"));
             }
         }
@@ -366,6 +369,10 @@ impl Files {
         status: &Status,
         parent: &Parent,
     ) -> Outcome<()> {
+        if self.verify {
+            let text = "--verify cannot compare what is read from or written to a fifo or device";
+            return Err(Failure::new(text).about(source));
+        }
         let existing = target.status_if_any(true).map_err(|f| f.about(target))?;
         let mut input = source.open().map_err(|f| f.about(source))?;
         if existing.is_some_and(|there| target.is_written_in_place(&there)) {

@@ -366,7 +366,8 @@ impl<'a> Tree<'a> {
                 }
                 false
             }
-            Err(failure) if failure.is_refusal() => {
+            // A missing right to the directory is an error, as it would be for a file.
+            Err(failure) if failure.is_refusal() && !failure.is(Errno::EACCES) => {
                 let kind = crate::text::type_name(attr.mode);
                 self.report.warning(source, format_args!("{kind} skipped: {failure}"));
                 return Ok(());
