@@ -269,6 +269,13 @@ fn lists_that_a_directory_hands_down_do_not_stay() {
         let of_cp = options.iter().filter(|option| **option != "--resume");
         let cp = Command::new("cp").args(of_cp).arg(path("tree") + inside).arg(&expected).status();
         assert!(cp.unwrap().success());
+        // The cp of coreutils 9.7 leaves the lists on a fifo, which nobody replaces and which has none at its source.
+        let fifo = expected.join(if inside.is_empty() { "tree/sub/fifo" } else { "sub/fifo" });
+        if fifo.exists() && !list_of(&fifo, ACCESS_LIST).is_empty() {
+            println!("SKIPPED {options:?} {inside}: the cp of this machine lets lists stay");
+            fs::remove_dir_all(&expected).unwrap();
+            continue;
+        }
         for (source, url, target) in &ways {
             assert!(make_target(target));
             let source = source.clone() + inside;
