@@ -579,6 +579,45 @@ fn a_copy_needs_no_space_for_its_progress() {
     assert!(same(&source, &target));
 }
 
+/// Its server comes back with another file of the same name, or with a stripe of another chunk.
+#[test]
+fn a_target_that_is_replaced_in_the_middle_of_a_copy() {
+    let place = Place::new();
+    let size = 48 * MIB;
+    let source = place.full("source", size);
+    let [one, other, img] = ["one", "other", "img"].map(|name| place.path(name));
+    let stripe = |chunk: &str| format!("slow=stripe:{chunk}:{one},{other}");
+    let file = || format!("slow={img}");
+    let slow = place.url("slow");
+    let empty = |path: &str, size| {
+        let _ = std::fs::remove_file(path);
+        File::create(path).unwrap().set_len(size).unwrap();
+    };
+    for (before, after) in [(file(), file()), (stripe("64K"), stripe("128K"))] {
+        for member in [&one, &other] {
+            empty(member, size / 2);
+        }
+        empty(&img, size);
+        let server = place.serve(&[format!("{before}:bandwidth=12M")]);
+        let mut command = place.command(&["copy", &source, &slow]);
+        let mut child = Running(command.stderr(Stdio::piped()).spawn().unwrap());
+        wait_until("something is noted", || {
+            place.noted() > 4 || child.0.try_wait().unwrap().is_some()
+        });
+        drop(server);
+        empty(&img, size);
+        let _server = place.serve(&[after]);
+        let mut said = String::new();
+        child.0.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+        assert!(!child.0.wait().unwrap().success(), "{before}");
+        let done = place.copy(&["--resume", &source, &slow]);
+        assert_eq!(done["from_earlier"], 0, "{before}: {done}");
+        let back = place.path("back");
+        place.copy(&[&slow, &back]);
+        assert!(same(&source, &back), "{before}");
+    }
+}
+
 #[test]
 fn a_target_without_space() {
     let place = Place::new();

@@ -132,11 +132,7 @@ impl FileDisk {
             FileType::BlockDevice => layout_of(&cached),
             _ => None,
         };
-        let inode = match kind {
-            FileType::RegularFile => rustix::fs::fstat(&cached)?.st_ino,
-            _ => 0,
-        };
-        let continuity = continuity::of_file(path, inode);
+        let continuity = continuity::of_file(path, &cached)?;
         Ok(Arc::new(Self {
             direct,
             flushed,

@@ -1,6 +1,8 @@
-//! Finds the members of a block device in sysfs: software RAID (md) and stripes of the device
-//! mapper (dm). The result only decides where fragments end and in which order they start, so an
-//! unknown layout costs time, not data.
+//! Finds out about a block device in sysfs.
+//!
+//! Its members, if it is software RAID (md) or a stripe of the device mapper (dm): the result only
+//! decides where fragments end and in which order they start, so an unknown layout costs time, not
+//! data. And what tells it from other devices.
 
 use crate::block_store::Layout;
 use std::path::{Path, PathBuf};
@@ -11,16 +13,34 @@ const CHUNK_UNIT: u64 = 4096;
 /// Returns the layout of the block device with this number; `None` if it has one member or is not
 /// known.
 pub(super) fn layout(sysfs: &Path, major: u32, minor: u32) -> Option<Layout> {
-    let device = sysfs.join(format!("dev/block/{major}:{minor}")).canonicalize().ok()?;
-    // A partition's directory is inside that of its device. Sectors in sysfs have 512 bytes.
-    let (whole, start) = match number(&device.join("partition")) {
-        Some(_) => (device.parent()?.to_owned(), number(&device.join("start"))? * 512),
-        None => (device, 0),
-    };
+    let (whole, partition) = whole(sysfs, major, minor)?;
+    // Sectors in sysfs have 512 bytes.
+    let start =
+        partition.map_or(Some(0), |partition| Some(number(&partition.join("start"))? * 512))?;
     let (chunk, members) = md(&whole).or_else(|| striped(&whole))?;
     let shift = start % (chunk * u64::from(members)).max(1);
     let fits = chunk > 0 && chunk.is_multiple_of(CHUNK_UNIT) && shift.is_multiple_of(CHUNK_UNIT);
     (members > 1 && fits).then_some(Layout { chunk, members, shift })
+}
+
+/// Returns the identifier that a block device, or the device that it is a partition of, has from its
+/// manufacturer or from whoever set it up; `None` if it has none.
+pub(super) fn unique_id(sysfs: &Path, major: u32, minor: u32) -> Option<Vec<u8>> {
+    let (whole, _) = whole(sysfs, major, minor)?;
+    // dm, md, NVMe, SCSI, virtio.
+    let names = ["dm/uuid", "md/uuid", "wwid", "device/wwid", "serial"];
+    let ids = names.into_iter().filter_map(|name| std::fs::read(whole.join(name)).ok());
+    ids.map(|id| id.trim_ascii().to_vec()).find(|id| !id.is_empty())
+}
+
+/// Returns the directory of a block device and, if it is a partition, that of the partition, which
+/// is inside.
+fn whole(sysfs: &Path, major: u32, minor: u32) -> Option<(PathBuf, Option<PathBuf>)> {
+    let device = sysfs.join(format!("dev/block/{major}:{minor}")).canonicalize().ok()?;
+    match number(&device.join("partition")) {
+        Some(_) => Some((device.parent()?.to_owned(), Some(device))),
+        None => Some((device, None)),
+    }
 }
 
 /// Returns the chunk size of an md device and the number of members with data of neighbouring
@@ -142,6 +162,20 @@ mod tests {
         let expected = Layout { chunk: 524_288, members: 2, shift: 4096 };
         assert_eq!(found, Some(expected));
         assert_eq!(expected.chunk_end(0), 520_192);
+    }
+
+    #[test]
+    fn identifiers() {
+        let id = |device: tempfile::TempDir| super::unique_id(device.path(), 9, 1);
+        let nvme = |id| device("nvme0n1", &[("nvme0n1/wwid", id)]);
+        assert_eq!(id(nvme("eui.01")), Some(b"eui.01".to_vec()));
+        assert_ne!(id(nvme("eui.01")), id(nvme("eui.02")));
+        let partition =
+            device("sda/sda1", &[("sda/device/wwid", "naa.5"), ("sda/sda1/partition", "1")]);
+        assert_eq!(id(partition), Some(b"naa.5".to_vec()));
+        // Only what is set up with an identifier has one there.
+        assert_eq!(id(device("dm-3", &[("dm-3/dm/uuid", "")])), None);
+        assert_eq!(id(device("loop0", &[("loop0/size", "8")])), None);
     }
 
     #[test]

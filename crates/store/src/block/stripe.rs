@@ -249,7 +249,7 @@ impl BlockStore for StripeDisk {
 
     fn continuity(&self) -> Option<Continuity> {
         let members: Vec<_> = self.members.iter().map(|member| member.continuity()).collect();
-        continuity::of_members(&members)
+        continuity::of_members(&members, self.chunk)
     }
 
     fn read_now(&self, offset: u64, target: &mut [u8]) -> Now {
