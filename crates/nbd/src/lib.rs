@@ -22,7 +22,7 @@ pub use check::{Checked, Refusal};
 pub use constants::Error;
 pub use handshake::{Ended, Haggle, Progress};
 pub use receiver::{Handler, Received, Receiver};
-pub use request::{Command, Request, header_bytes};
+pub use request::{Command, Request, ends_with_disconnect, header_bytes};
 
 /// The peer broke the protocol so badly that the connection has to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -54,6 +54,14 @@ pub fn header_bytes(form: Form) -> usize {
     if form == Form::Extended { 32 } else { 28 }
 }
 
+/// Returns true if everything that a client sent ends with a request to disconnect, which must be its
+/// last one. `input` is the end of it, at least a header long unless less was sent.
+#[must_use]
+pub fn ends_with_disconnect(input: &[u8], form: Form) -> bool {
+    let last = input.len().checked_sub(header_bytes(form)).map(|at| &input[at..]);
+    last.and_then(|last| Request::parse(last, form).ok()).is_some_and(|r| r.kind == command::DISC)
+}
+
 impl Request {
     /// Parses a header, which must be [`header_bytes`] long.
     pub(crate) fn parse(bytes: &[u8], form: Form) -> Result<Self, ProtocolError> {

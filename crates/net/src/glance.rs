@@ -100,6 +100,19 @@ impl Glance {
         self.looked + SHORT_BYTES > LOOKED_BYTES_MAX || self.looks >= LOOKS_MAX
     }
 
+    /// Returns all that can be received, and leaves it in the socket.
+    ///
+    /// # Errors
+    /// What the socket says.
+    pub fn unread(&mut self, link: &Link, counters: &Counters) -> io::Result<Vec<u8>> {
+        self.take(link, counters)?;
+        let unread = link.unread(counters)?;
+        if self.begun {
+            link.begin_to_look()?;
+        }
+        Ok(unread)
+    }
+
     /// Takes the data peeked at. Must be called before receiving in any other way, before closing the
     /// link (otherwise the peer's connection is reset), and before sleeping: a client with a small
     /// socket buffer may wait for that memory.
@@ -201,6 +214,28 @@ mod tests {
         glance.take(&link, &counters).unwrap();
         drop(link);
         assert_eq!(far.read(&mut target).unwrap(), 0);
+    }
+
+    #[test]
+    fn what_is_unread_is_received_afterwards() {
+        let (link, mut far) = pair();
+        let (mut glance, counters) = (Glance::default(), Counters::default());
+        let mut target = [0; 4096];
+        for number in 0..100 {
+            far.write_all(&[number; 28]).unwrap();
+            assert_eq!(glance.receive(&link, &mut target, &counters).unwrap(), 28);
+            assert_eq!(glance.unread(&link, &counters).unwrap(), []);
+            let following = [[number; 28], [number + 1; 28]].concat();
+            far.write_all(&following).unwrap();
+            far.write_all(&following).unwrap();
+            for _ in 0..2 {
+                assert_eq!(glance.unread(&link, &counters).unwrap(), following.repeat(2));
+            }
+            assert_eq!(glance.receive(&link, &mut target, &counters).unwrap(), 112);
+            assert_eq!(target[..112], following.repeat(2));
+        }
+        drop(far);
+        assert_eq!(glance.unread(&link, &counters).unwrap(), []);
     }
 
     #[test]

@@ -127,6 +127,19 @@ impl Link {
         socket::receive(fd.as_fd(), &mut Target::Own(target), Wait::No)
     }
 
+    /// Returns all that can be received, and leaves it in the socket. If [`Link::begin_to_look`] was
+    /// called, only what was not looked at; call it again then.
+    pub(crate) fn unread(&self, counters: &Counters) -> io::Result<Vec<u8>> {
+        let Self::Socket(fd, _) = self else { return Err(io::ErrorKind::Unsupported.into()) };
+        Counters::add(&counters.system_calls, 2);
+        let mut unread = vec![0; rustix::io::ioctl_fionread(fd)? as usize];
+        if !unread.is_empty() {
+            let count = socket::look(fd.as_fd(), &mut unread)?;
+            unread.truncate(count);
+        }
+        Ok(unread)
+    }
+
     /// Receives at least one byte, waiting for it; spins first where that helps. Zero bytes mean that
     /// the peer closed the link. With `full`, a socket waits without spinning until all of `target` is
     /// filled or the peer closes: one wake-up for many bytes costs less than a system call for each

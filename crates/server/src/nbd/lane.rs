@@ -7,7 +7,7 @@ use std::sync::mpsc::Sender;
 use std::time::Instant;
 use towline_block::{DEPTH_MAX, Disk, Meter, OwnerKey, RequestKey};
 use towline_mem::{Aggregate, PoolBuffer};
-use towline_nbd::{Haggle, Receiver};
+use towline_nbd::{Form, Haggle, Receiver, ends_with_disconnect};
 use towline_net::{Counters, Flushed, Glance, Link, SendQueue, Telling};
 
 /// Above this many unsent bytes, no further requests are taken.
@@ -82,6 +82,8 @@ pub(super) struct NbdLane {
     /// The client sends nothing more. After a short read the lane is read again, since no event will report
     /// the end.
     pub(super) hung: bool,
+    /// Its last request disconnects it, so the server must carry out those before.
+    pub(super) is_leaving: bool,
     /// The lane is in the list of those with something to send.
     pub(super) is_dirty: bool,
     /// The lane is in the list of those with input that was peeked at but not removed.
@@ -119,6 +121,7 @@ impl NbdLane {
             is_throttled: false,
             is_starving: false,
             hung: false,
+            is_leaving: false,
             is_dirty: false,
             is_behind: false,
             since: Instant::now(),
@@ -189,6 +192,20 @@ impl NbdLane {
             // An error occurs again at the end of the turn, and is handled there.
             let _ = self.flush(counters);
         }
+    }
+
+    /// Called when the client sends nothing more and its requests wait for its limit. If it was killed, they
+    /// must not be carried out some time later, over what others have written meanwhile.
+    ///
+    /// # Errors
+    /// The client did not take its leave with `NBD_CMD_DISC`.
+    pub(super) fn check_leaving(&mut self, form: Form, counters: &Counters) -> io::Result<()> {
+        if !self.is_leaving {
+            let mut input = self.held.clone();
+            input.extend(self.glance.unread(&self.link, counters)?);
+            self.is_leaving = ends_with_disconnect(&input, form);
+        }
+        if self.is_leaving { Ok(()) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
     }
 
     /// Removes the input that was peeked at. An error occurs again at the next receive.

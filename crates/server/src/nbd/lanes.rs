@@ -88,8 +88,16 @@ impl Core {
         {
             self.mark(index);
         }
-        if let Some(Some(lane)) = self.nbd.lanes.get_mut(index) {
-            lane.hung |= event.hung;
+        let Some(Some(lane)) = self.nbd.lanes.get_mut(index) else { return };
+        lane.hung |= event.hung;
+        if lane.hung
+            && lane.is_throttled
+            && let Phase::Serving(receiver, _) = &lane.phase
+        {
+            let form = receiver.agreed().form;
+            if let Err(error) = lane.check_leaving(form, &self.statistics.counters) {
+                self.close_nbd(index, &error);
+            }
         }
     }
 
@@ -486,10 +494,13 @@ impl Core {
         }
         if received.blocked {
             lane.paused = true;
-            if let Some(until) = waits
-                && !std::mem::replace(&mut lane.is_throttled, true)
-            {
-                nbd.throttled.push((until, index));
+            if let Some(until) = waits {
+                if lane.hung {
+                    lane.check_leaving(form, counters)?;
+                }
+                if !std::mem::replace(&mut lane.is_throttled, true) {
+                    nbd.throttled.push((until, index));
+                }
             }
             if starves && !std::mem::replace(&mut lane.is_starving, true) {
                 nbd.starving.push(index);

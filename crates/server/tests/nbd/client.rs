@@ -15,6 +15,7 @@ pub(crate) enum Form {
 
 pub(crate) const READ: u16 = 0;
 pub(crate) const WRITE: u16 = 1;
+pub(crate) const DISCONNECT: u16 = 2;
 pub(crate) const FLUSH: u16 = 3;
 pub(crate) const TRIM: u16 = 4;
 pub(crate) const WRITE_ZEROES: u16 = 6;

@@ -1,13 +1,12 @@
 //! Requests that arrive one by one over a Unix socket, which the server peeks at before it removes them.
 
 use crate::World;
-use crate::client::{Form, READ};
+use crate::client::{DISCONNECT, Form, READ};
 use std::io::{ErrorKind, Read, Write};
 use std::time::Duration;
 use towline_server::DiskKind;
 
 const MIB: u64 = 1 << 20;
-const DISCONNECT: u16 = 2;
 
 /// Small requests, then long ones, then several at once, in many rounds.
 #[test]

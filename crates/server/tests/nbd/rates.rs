@@ -1,9 +1,13 @@
 //! Clients with a limited rate.
 
 use crate::World;
-use crate::client::{Client, FLUSH, Form, READ};
+use crate::client::{Client, DISCONNECT, FLUSH, Form, READ, WRITE};
+use std::net::Shutdown;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
-use towline_server::{DiskKind, RateLimit};
+use towline_server::{DiskExport, DiskKind, OwnStore, RateLimit};
+use towline_store::BlockStore;
+use towline_store::block::MemoryDisk;
 
 const MIB: u64 = 1 << 20;
 
@@ -119,4 +123,59 @@ fn others_are_not_held_up_by_a_client_that_asks_for_too_much() {
     take(&mut greedy);
     drop(greedy);
     crate::wait_until("it is gone", || world.counter("lanes") == 1);
+}
+
+/// A disk with a limit of two requests a second, and the same disk without a limit as `free`.
+fn limited_and_free() -> World {
+    let store: Arc<dyn BlockStore> = MemoryDisk::new("disk", MIB).unwrap();
+    World::with(DiskKind::Own(OwnStore(store)), |config| {
+        config.disks.push(DiskExport { name: "free".into(), ..config.disks[0].clone() });
+        config.disks[0].limit = RateLimit { operations: 2, bytes: 0 };
+    })
+}
+
+/// Sends three writes, of which the last two have to wait, and receives the answer to the first.
+fn write_too_much(client: &mut Client, data: &[u8]) {
+    let write = client.request_bytes(WRITE, 0, 1, 0, data.len() as u64, data);
+    for _ in 0..3 {
+        client.send(&write);
+    }
+    assert_eq!(client.outcome().unwrap(), 0);
+}
+
+#[test]
+fn what_waits_for_the_limit_of_a_killed_client_is_not_carried_out() {
+    for form in [Form::Simple, Form::Structured, Form::Extended] {
+        // Received together, or still in the socket.
+        for length in [512, 60_000] {
+            let world = limited_and_free();
+            let mut killed = world.client(form);
+            write_too_much(&mut killed, &vec![1; length]);
+            drop(killed);
+            let mut other = Client::connect_to(world.socket(), form, "free");
+            assert_eq!((other.write(0, 0, &[2; 512]), other.flush()), (0, 0));
+            crate::wait_until("it is gone", || world.counter("lanes") == 1);
+            assert_eq!(other.read(0, 512).unwrap(), [2; 512]);
+        }
+    }
+}
+
+#[test]
+fn what_waits_for_the_limit_of_a_client_that_takes_its_leave_is_carried_out() {
+    for form in [Form::Simple, Form::Structured, Form::Extended] {
+        for length in [512, 60_000] {
+            let world = limited_and_free();
+            let mut leaving = world.client(form);
+            write_too_much(&mut leaving, &vec![1; length]);
+            let mut other = Client::connect_to(world.socket(), form, "free");
+            assert_eq!(other.write(0, 0, &[2; 512]), 0);
+            leaving.request(DISCONNECT, 0, 0, 0, 0);
+            leaving.socket.shutdown(Shutdown::Write).unwrap();
+            for _ in 0..2 {
+                assert_eq!(leaving.outcome().unwrap(), 0);
+            }
+            assert!(leaving.bytes(1).is_err(), "nothing follows");
+            assert_eq!(other.read(0, 512).unwrap(), [1; 512]);
+        }
+    }
 }
