@@ -6,7 +6,7 @@ use crate::setup::{Model, SIZE, disks, own};
 use parking_lot::Mutex;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use towline_client::{Client, Disk, Durability, Errno, Error, Group, Options, Transport};
@@ -120,8 +120,12 @@ struct Fragile {
     epoch: u64,
     durable: Arc<Mutex<Vec<u8>>>,
     cached: Mutex<Vec<u8>>,
-    /// The next flush fails and drops what it should write.
+    /// The next flush or durable write fails, and a flush drops what it should write.
     fails: AtomicBool,
+    /// Flushes wait while this is locked.
+    gate: Mutex<()>,
+    /// Flushes that have begun.
+    flushes: AtomicU32,
 }
 
 impl std::fmt::Debug for Fragile {
@@ -138,7 +142,8 @@ impl Fragile {
     fn with(identity: u64, epoch: u64, durable: Arc<Mutex<Vec<u8>>>) -> Arc<Self> {
         let cached = Mutex::new(durable.lock().clone());
         let fails = AtomicBool::new(false);
-        Arc::new(Self { identity, epoch, durable, cached, fails })
+        let (gate, flushes) = (Mutex::default(), AtomicU32::new(0));
+        Arc::new(Self { identity, epoch, durable, cached, fails, gate, flushes })
     }
 
     /// The disk after its machine has failed and started again.
@@ -196,6 +201,9 @@ impl BlockStore for Fragile {
     }
 
     fn write(&self, offset: u64, data: &[u8], durable: bool) -> io::Result<()> {
+        if durable && self.fails.swap(false, Ordering::Relaxed) {
+            return Err(io::Error::from_raw_os_error(5));
+        }
         let range = offset as usize..offset as usize + data.len();
         self.cached.lock()[range.clone()].copy_from_slice(data);
         if durable {
@@ -205,6 +213,8 @@ impl BlockStore for Fragile {
     }
 
     fn flush(&self) -> io::Result<()> {
+        self.flushes.fetch_add(1, Ordering::Relaxed);
+        let _open = self.gate.lock();
         if self.fails.swap(false, Ordering::Relaxed) {
             self.cached.lock().copy_from_slice(&self.durable.lock());
             return Err(io::Error::from_raw_os_error(5));
@@ -371,6 +381,24 @@ fn a_flush_that_failed_is_told_after_a_restart_too() {
         theirs.write_at(&[2; 512], 512).unwrap();
     }
     theirs.flush().unwrap();
+}
+
+/// Its success says nothing about the changes from before.
+#[test]
+fn a_flush_that_waits_while_the_disk_fails_and_is_forgiven() {
+    let store = Fragile::new();
+    let disks = own(store.clone());
+    let (writer, other) = (disks.client(), disks.client());
+    let (mine, theirs) = (writer.disk(b"own").unwrap(), other.disk(b"own").unwrap());
+    mine.write_at(&[1; 512], 0).unwrap();
+    let closed = store.gate.lock();
+    let flush = std::thread::spawn(move || mine.flush());
+    eventually("the flush waits", || store.flushes.load(Ordering::Relaxed) == 1);
+    store.fails.store(true, Ordering::Relaxed);
+    assert_eq!(theirs.write_durable_at(&[2; 512], 512).unwrap_err().errno(), Errno::EIO);
+    disks.reload(store.clone());
+    drop(closed);
+    assert_eq!(flush.join().unwrap(), Err(Error::WritesLost { disk: "own".into() }));
 }
 
 /// The write is answered before the machine fails, and the answer is taken when the client is back.

@@ -75,6 +75,12 @@ impl Disks {
         Client::connect(&self.transports[0], Options::default()).unwrap()
     }
 
+    /// Has the server read its configuration again, with this disk.
+    pub(crate) fn reload(&self, store: Arc<dyn BlockStore>) {
+        let own = DiskExport::new("own", DiskKind::Own(OwnStore(store)));
+        self.server.as_ref().unwrap().replace(&[], &[own]).unwrap();
+    }
+
     /// Ends the server and starts another one in its place, with this disk.
     pub(crate) fn restart(&mut self, store: Arc<dyn BlockStore>) {
         let port = self.port();

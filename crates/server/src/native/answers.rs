@@ -176,11 +176,14 @@ impl Core {
             (None, Ok(())) => match &under.kind {
                 Kind::Read(reading) => Reply::Read { length: reading.length, errno: 0 },
                 Kind::Write(_) | Kind::Change => Reply::Stored { epoch },
+                // Not that of its arrival: the disk may have failed and been forgiven while it waited.
+                Kind::Flush => Reply::Stored { epoch: under.disk.epoch() },
                 Kind::Status | Kind::Cache => Reply::Done {},
                 Kind::Resize => description(&under.disk),
             },
         };
-        let remember = matches!(under.kind, Kind::Write(_) | Kind::Change | Kind::Resize);
+        let remember =
+            matches!(under.kind, Kind::Write(_) | Kind::Change | Kind::Flush | Kind::Resize);
         let mut header = Header::new(MessageKind::Reply, slot, sequence);
         if let Kind::Write(write) = &under.kind
             && let Some(bytes) = self.leave_after(write)

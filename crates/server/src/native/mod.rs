@@ -74,8 +74,9 @@ enum Kind {
     Write(Writing),
     /// Extents.
     Status,
-    /// Any change that is answered with `Stored`.
+    /// Any other change that is answered with `Stored`.
     Change,
+    Flush,
     /// A range is being read into memory.
     Cache,
     Resize,

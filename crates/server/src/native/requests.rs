@@ -159,7 +159,7 @@ impl Core {
                 }
                 self.write_disk(arrived, &disk, offset, flags, Some(checking))
             }
-            Request::DiskFlush { .. } => self.ask_disk(arrived, &disk, Kind::Change, {
+            Request::DiskFlush { .. } => self.ask_disk(arrived, &disk, Kind::Flush, {
                 let disk = disk.clone();
                 Box::new(move || disk.flush().map(|()| Vec::new()))
             }),
