@@ -284,6 +284,28 @@ impl Disk {
             false => Ok(()),
         }
     }
+
+    /// Returns the epoch that follows when the disk's failure is forgiven; if it has not failed, its epoch.
+    #[must_use]
+    pub fn next_epoch(&self) -> u64 {
+        if !self.has_failed() {
+            return self.epoch();
+        }
+        let next_epoch = self.state.next_epoch.lock();
+        // It may have been forgiven before it was locked.
+        if self.has_failed() { *next_epoch } else { self.epoch() }
+    }
+
+    /// Like [`Disk::flush`], for a front whose protocol has no epochs: fails also if changes made under
+    /// `epoch` may be lost, because the disk has failed since and was forgiven.
+    ///
+    /// # Errors
+    /// As [`Disk::flush`].
+    pub fn flush_since(&self, epoch: u64) -> io::Result<()> {
+        self.flush()?;
+        // Afterwards: it may have been forgiven while the flush waited.
+        if self.epoch() == epoch { Ok(()) } else { Err(io::Error::from_raw_os_error(EIO)) }
+    }
 }
 
 /// Returns a number that is practically unique.

@@ -63,6 +63,8 @@ pub(super) struct NbdLane {
     /// Bytes sent in place that the network still refers to.
     pub(super) unreleased: u64,
     pub(super) filling: Option<Filling>,
+    /// The epoch of the disk that the client knows of: changes it made under another one may be lost.
+    pub(super) epoch: u64,
     /// Questions for extents under way.
     pub(super) statuses: usize,
     /// The last request was a long write into memory.
@@ -112,6 +114,7 @@ impl NbdLane {
             out: SendQueue::default(),
             unreleased: 0,
             filling: None,
+            epoch: 0,
             statuses: 0,
             expects_bulk: false,
             closing: false,

@@ -376,6 +376,7 @@ impl Core {
                 lane.paused = true;
                 let depth = disk.shape.depth as usize;
                 lane.depth = if depth > 0 { depth } else { DEPTH_MAX as usize };
+                lane.epoch = disk.epoch();
                 lane.meter = client_of(&lane.link).map(|client| disk.meter(client));
                 let ring_can = self.reactor.sends_zero_copy();
                 lane.out.allow_in_place(in_place::begins(&disk, &lane.link, ring_can));

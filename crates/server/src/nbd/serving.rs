@@ -116,6 +116,18 @@ impl Serving<'_> {
         self.engine.ask(self.lane.owner, ticket, &disk, call, self.arrived, &mut self.driver);
     }
 
+    /// Fails once after a failure of the disk that was forgiven, even if another connection's flush has met it:
+    /// the client, which may have several connections, must learn that what it wrote may be lost.
+    fn flush(&mut self, tag: Tag) {
+        let epoch = self.lane.epoch;
+        // The answer tells the client about everything that was answered before, but not about changes under
+        // way.
+        if self.engine.requests_of(self.lane.owner) == 0 {
+            self.lane.epoch = self.disk.next_epoch();
+        }
+        self.ask(tag, move |disk| disk.flush_since(epoch).map(|()| Vec::new()));
+    }
+
     fn write_zeroes(&mut self, tag: Tag, request: &Request) {
         let (offset, length) = (request.offset, request.length);
         let how =
@@ -240,7 +252,7 @@ impl Handler for Serving<'_> {
         let tag = self.tag(command, request);
         match command {
             Command::Read => self.read(request),
-            Command::Flush => self.ask(tag, |disk| disk.flush().map(|()| Vec::new())),
+            Command::Flush => self.flush(tag),
             Command::Trim => self.trim(tag, request),
             Command::WriteZeroes => self.write_zeroes(tag, request),
             Command::Cache => {

@@ -1,6 +1,6 @@
 //! Errors of devices become errors of requests, as the protocol demands, and never wrong data.
 
-use crate::client::{Chunk, DF, FUA, Form, READ, WRITE_ZEROES};
+use crate::client::{Chunk, DF, FLUSH, FUA, Form, READ, WRITE, WRITE_ZEROES};
 use crate::stores::Gated;
 use crate::{World, pattern, wait_until};
 use towline_server::{CacheMode, DiskKind};
@@ -126,6 +126,67 @@ fn a_flush_that_fails_stops_all_changes_until_an_operator_acts() {
     world.server.replace(&[], &world.disks).unwrap();
     assert_eq!(other.write(0, 0, &[8; 512]), 0);
     assert_eq!(one.flush(), 0);
+}
+
+/// The kernel reports lost data to one flush only.
+#[test]
+fn every_connection_is_told_once_of_changes_that_may_be_lost() {
+    for form in FORMS {
+        let disk = Gated::new(4 * MIB);
+        let world = World::new(disk.clone());
+        // A client may write over one connection and flush over another.
+        let [mut writer, mut flusher, mut told] = [(); 3].map(|()| world.client(form));
+        assert_eq!(writer.write(0, 0, &[7; 512]), 0);
+        disk.fail_flush(true);
+        assert_eq!(told.flush(), EIO);
+        disk.fail_flush(false);
+        assert_eq!(told.flush(), EIO);
+        let mut late = world.client(form);
+        world.server.replace(&[], &world.disks).unwrap();
+        assert_eq!(writer.write(0, 0, &[8; 512]), 0);
+        for client in [&mut writer, &mut flusher, &mut late] {
+            assert_eq!(client.flush(), EIO, "{form:?}");
+            assert_eq!(client.flush(), 0, "{form:?}");
+        }
+        assert_eq!(told.flush(), 0, "{form:?}");
+        assert_eq!(world.client(form).flush(), 0, "{form:?}: it has come since");
+    }
+}
+
+#[test]
+fn a_change_under_way_when_the_disk_fails_may_be_lost_too() {
+    let disk = Gated::new(4 * MIB);
+    let world = World::new(disk.clone());
+    let (mut writer, mut other) = (world.client(Form::Structured), world.client(Form::Simple));
+    disk.close([MIB]);
+    let write = writer.request_bytes(WRITE, 0, 1, MIB, 512, &[7; 512]);
+    writer.send(&write);
+    wait_until("the write is under way", || disk.waiting() == 1);
+    disk.fail_flush(true);
+    assert_eq!(other.flush(), EIO);
+    disk.fail_flush(false);
+    world.server.replace(&[], &world.disks).unwrap();
+    assert_eq!(writer.flush(), EIO);
+    disk.open(MIB);
+    assert_eq!(writer.outcome().unwrap(), 0, "the write");
+    assert_eq!(writer.flush(), EIO, "the write was answered after the first flush");
+    assert_eq!(writer.flush(), 0);
+}
+
+#[test]
+fn a_flush_that_waits_while_the_disk_fails_and_is_forgiven() {
+    let disk = Gated::new(4 * MIB);
+    disk.fail(MIB, 5);
+    let world = World::new(disk.clone());
+    let (mut writer, mut other) = (world.client(Form::Structured), world.client(Form::Simple));
+    assert_eq!(writer.write(0, 0, &[7; 512]), 0);
+    disk.close_flush();
+    writer.request(FLUSH, 0, 2, 0, 0);
+    wait_until("the flush waits", || disk.flushing() == 1);
+    assert_eq!(other.write(FUA, MIB, &[8; 512]), EIO);
+    world.server.replace(&[], &world.disks).unwrap();
+    disk.open_flush();
+    assert_eq!(writer.outcome().unwrap(), EIO);
 }
 
 /// It is unknown what such a flush has written. Clients that send the next flush do not wait forever.
