@@ -1,6 +1,7 @@
 //! An exported disk.
 
 use crate::rate::Meters;
+use crate::writers::{Phase, Writers};
 use crate::{Changes, ClientKey, Delivery, Meter, RateLimit, Shape};
 use parking_lot::{Condvar, Mutex};
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -8,7 +9,7 @@ use std::io::{self, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use towline_store::{BlockStore, Continuity, Geometry};
+use towline_store::{BlockStore, Continuity, Geometry, Now, ZeroHow};
 
 const EROFS: i32 = 30;
 
@@ -31,6 +32,8 @@ pub struct Disk {
     pub changes: Arc<Changes>,
     /// Identifies the contents: a different number means a different disk, also after a restart.
     pub identity: u64,
+    /// Writes beyond the end would make the back end longer.
+    writes_extend: bool,
     state: Arc<State>,
     meters: Arc<Meters>,
     failures: Option<Arc<dyn Failures>>,
@@ -55,6 +58,7 @@ struct State {
     flushes: Mutex<Flushes>,
     flushed: Condvar,
     resizing: Mutex<()>,
+    writers: Writers,
 }
 
 /// Flushes of the back end, which run one at a time. They are numbered from 1.
@@ -69,6 +73,7 @@ struct Flushes {
 }
 
 const EIO: i32 = 5;
+const EBUSY: i32 = 16;
 const EINVAL: i32 = 22;
 const ENOSPC: i32 = 28;
 const EDQUOT: i32 = 122;
@@ -82,6 +87,7 @@ impl Disk {
             .continuity()
             .unwrap_or_else(|| Continuity { identity: random(), epoch: random() });
         Self {
+            writes_extend: store.writes_extend(),
             name: name.to_owned(),
             description: description.to_owned(),
             store,
@@ -162,6 +168,55 @@ impl Disk {
         self.state.failed.load(Ordering::Acquire)
     }
 
+    /// Writes if that needs no waiting, as [`BlockStore::write_now`]. Does not make the disk longer, and marks
+    /// it as failed as [`Disk::note_durable_write`] does.
+    pub fn write_now(&self, offset: u64, data: &[u8], durable: bool) -> Now {
+        let end = offset + data.len() as u64;
+        let phase = match self.begin_write(end) {
+            Ok(phase) => phase,
+            Err(error) => return Now::Done(Err(error)),
+        };
+        let now = self.store.write_now(offset, data, durable);
+        self.end_write(phase);
+        match now {
+            Now::Done(result) if durable => Now::Done(self.note_durable_write(end, result)),
+            now => now,
+        }
+    }
+
+    /// Makes a range read as zeros, without making the disk longer.
+    ///
+    /// # Errors
+    /// As [`BlockStore::zero`]; `EIO` beyond the end.
+    pub fn zero(&self, offset: u64, length: u64, how: ZeroHow) -> io::Result<()> {
+        let phase = self.begin_write(offset + length)?;
+        // Whoever makes the disk shorter waits for it, even if it panics.
+        let result = catch_unwind(AssertUnwindSafe(|| self.store.zero(offset, length, how)));
+        self.end_write(phase);
+        result.unwrap_or_else(|_| Err(io::Error::from_raw_os_error(EIO)))
+    }
+
+    /// Begins a write of the back end up to byte `end`; [`Disk::end_write`] must follow.
+    ///
+    /// # Errors
+    /// `EIO`: the disk ends before, or is about to.
+    pub(crate) fn begin_write(&self, end: u64) -> io::Result<Option<Phase>> {
+        let phase = self.writes_extend.then(|| self.state.writers.begin());
+        // Read in this order, since the limit goes when the size has changed.
+        let limit = self.state.writers.limit();
+        if end > limit.min(self.store.geometry().size) {
+            self.end_write(phase);
+            return Err(io::Error::from_raw_os_error(EIO));
+        }
+        Ok(phase)
+    }
+
+    pub(crate) fn end_write(&self, phase: Option<Phase>) {
+        if let Some(phase) = phase {
+            self.state.writers.end(phase);
+        }
+    }
+
     /// Marks the disk as failed if a durable write up to byte `end` failed. This applies neither to a lack of
     /// space nor to a write beyond the end of a disk that has shrunk: then nothing was written that could be
     /// lost, and if something was, the next flush reports it.
@@ -200,11 +255,13 @@ impl Disk {
         let _ = io::stderr().write_all(text.as_bytes());
     }
 
-    /// Changes the size to `size` bytes; zero takes over the size that the back end has now.
+    /// Changes the size to `size` bytes; zero takes over the size that the back end has now. A disk becomes
+    /// shorter when the writes under way are done: one beyond the new end would make a file long again, and
+    /// the bytes would not be zeroes when the disk grows.
     ///
     /// # Errors
     /// As [`BlockStore::resize`]; `EROFS` if changes are refused; `EINVAL` if the size is not a multiple of
-    /// the block.
+    /// the block; `EBUSY` while somebody else resizes the disk.
     pub fn resize(&self, size: u64) -> io::Result<()> {
         if size > 0 && (self.read_only || self.has_failed()) {
             return Err(io::Error::from_raw_os_error(EROFS));
@@ -212,16 +269,20 @@ impl Disk {
         if !size.is_multiple_of(self.shape.block.max(1).into()) {
             return Err(io::Error::from_raw_os_error(EINVAL));
         }
-        let _one_at_a_time = self.state.resizing.lock();
-        let before = self.store.look()?;
         if size == 0 {
-            return Ok(());
+            return self.store.look().map(|_| ());
         }
-        if size < before {
-            // If the disk grows again, these bytes are zeroes.
-            self.changes.note(size, before - size);
+        // Several that wait could occupy all the threads that the writes under way need.
+        let Some(_one_at_a_time) = self.state.resizing.try_lock() else {
+            return Err(io::Error::from_raw_os_error(EBUSY));
+        };
+        let before = self.store.look()?;
+        if size >= before {
+            return self.store.resize(size);
         }
-        self.store.resize(size)
+        // If the disk grows again, these bytes are zeroes.
+        self.changes.note(size, before - size);
+        self.state.writers.shorten(size, || self.store.resize(size))
     }
 
     /// Allows changes again, after an operator has acted.

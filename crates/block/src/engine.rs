@@ -12,6 +12,7 @@ use crate::path::Moved;
 use crate::request::{Driver, How, Output, Piece, Read, Status, Times, Work, Write};
 use crate::slab::{Key, Slab};
 use crate::ways::{aggregate, lent};
+use crate::writers::Phase;
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
@@ -96,6 +97,8 @@ struct Fragment {
     done: u64,
     /// The work only brings pages into memory, which are then handed over by reference.
     lends: bool,
+    /// Of a write: what it is counted in.
+    phase: Option<Phase>,
 }
 
 /// The fragment engine of a core. `T` is a front's name (tag) for a request.
@@ -175,7 +178,7 @@ impl<T: Copy> Engine<T> {
         self.moved.staged += bytes;
     }
 
-    /// Counts bytes that a front wrote itself with [`towline_store::BlockStore::write_now`].
+    /// Counts bytes that a front wrote itself with [`Disk::write_now`].
     pub fn count_written(&mut self, bytes: u64) {
         self.moved.written_staged += bytes;
     }
@@ -376,6 +379,7 @@ impl<T: Copy> Engine<T> {
             }
             Kind::Write(write) => {
                 write.in_flight -= 1;
+                write.disk.end_write(fragment.phase);
                 let outcome = match write.durable {
                     true => {
                         let end = fragment.offset + fragment.length;

@@ -21,6 +21,7 @@ mod request;
 mod shape;
 mod slab;
 mod ways;
+mod writers;
 
 pub use changes::{Changes, GRAIN};
 pub use cursor::SHORTEST_FRAGMENT;

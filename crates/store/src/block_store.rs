@@ -282,6 +282,11 @@ pub trait BlockStore: Send + Sync + std::fmt::Debug {
         false
     }
 
+    /// Returns true if writes beyond the end, which callers avoid, would make the disk longer.
+    fn writes_extend(&self) -> bool {
+        false
+    }
+
     /// Returns the size in bytes beyond which [`BlockStore::resize`] fails with `EFBIG`, as far as
     /// known beforehand.
     fn size_max(&self) -> u64 {

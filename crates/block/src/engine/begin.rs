@@ -186,7 +186,7 @@ impl<T: Copy> Engine<T> {
         if let Some(owner) = self.owners.get_mut(request.owner).filter(|_| !disk.store.may_hang()) {
             owner.in_flight += length;
         }
-        let fragment = Fragment { request: key, offset, length, done: 0, lends };
+        let fragment = Fragment { request: key, offset, length, done: 0, lends, phase: None };
         let token = self.fragments.insert(fragment);
         driver.begin(token.to_bits(), disk, work);
     }

@@ -135,13 +135,17 @@ impl<T: Copy> Engine<T> {
         let Kind::Write(write) = &mut request.kind else { return };
         let offset = write.next;
         write.next += length as u64;
-        if write.next > write.disk.store.geometry().size {
-            // The disk has shrunk meanwhile, and a file would become long again.
-            write.error.get_or_insert_with(|| io::Error::from_raw_os_error(EIO));
-            return self.end_write(key.0);
-        }
+        let phase = match write.disk.begin_write(write.next) {
+            Ok(phase) => phase,
+            // The disk has shrunk meanwhile.
+            Err(error) => {
+                write.error.get_or_insert(error);
+                return self.end_write(key.0);
+            }
+        };
         let data = &buffer.bytes()[..length];
         if let Now::Done(mut result) = write.disk.store.write_now(offset, data, write.durable) {
+            write.disk.end_write(phase);
             if write.durable {
                 result = write.disk.note_durable_write(offset + length as u64, result);
             }
@@ -159,7 +163,7 @@ impl<T: Copy> Engine<T> {
         write.in_flight += 1;
         request.disk_since.get_or_insert_with(Instant::now);
         let length = length as u64;
-        let fragment = Fragment { request: key.0, offset, length, done: 0, lends: false };
+        let fragment = Fragment { request: key.0, offset, length, done: 0, lends: false, phase };
         let token = self.fragments.insert(fragment);
         driver.begin(token.to_bits(), &write.disk, work);
     }

@@ -170,7 +170,7 @@ impl Core {
                     allocate: flags & disk_flag::ALLOCATE != 0,
                     fast: flags & disk_flag::FAST != 0,
                 };
-                let work = changing(&disk, flags, move |disk| disk.store.zero(offset, length, how));
+                let work = changing(&disk, flags, move |disk| disk.zero(offset, length, how));
                 self.ask_disk(arrived, &disk, Kind::Change, work)
             }
             Request::DiskTrim { flags, offset, length, .. } => {
@@ -459,12 +459,7 @@ fn write_now(
         if inline.is_empty() {
             return None;
         }
-        let now = disk.store.write_now(offset, inline, durable);
-        let Now::Done(result) = now else { return None };
-        let result = match durable {
-            true => disk.note_durable_write(offset + length, result),
-            false => result,
-        };
+        let Now::Done(result) = disk.write_now(offset, inline, durable) else { return None };
         if let Err(error) = result {
             return Some(Err(Errno::of(&error)));
         }

@@ -135,7 +135,7 @@ impl Serving<'_> {
         let durable = request.has(flag::FUA);
         self.disk.changes.note(offset, length);
         self.ask(tag, move |disk| {
-            disk.store.zero(offset, length, how)?;
+            disk.zero(offset, length, how)?;
             if durable {
                 disk.flush()?;
             };
@@ -278,14 +278,9 @@ impl Handler for Serving<'_> {
         let durable = request.has(flag::FUA);
         self.lane.expects_bulk = self.is_bulk(request);
         self.disk.changes.note(request.offset, request.length);
-        let Now::Done(mut result) = self.disk.store.write_now(request.offset, payload, durable)
-        else {
+        let Now::Done(result) = self.disk.write_now(request.offset, payload, durable) else {
             return false;
         };
-        if durable {
-            let end = request.offset + request.length;
-            result = self.disk.note_durable_write(end, result);
-        }
         self.charge(request.length);
         let replying = Replying::to(request, self.form);
         match result {

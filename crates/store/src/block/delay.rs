@@ -76,6 +76,10 @@ impl BlockStore for DelayStore {
         self.inner.resizes()
     }
 
+    fn writes_extend(&self) -> bool {
+        self.inner.writes_extend()
+    }
+
     fn size_max(&self) -> u64 {
         self.inner.size_max()
     }

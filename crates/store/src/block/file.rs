@@ -328,19 +328,25 @@ impl BlockStore for FileDisk {
     }
 
     fn refresh(&self) -> io::Result<u64> {
+        let before = self.size.load(Ordering::Relaxed);
         let size = match self.is_device {
             true => rustix::fs::seek(&*self.cached, SeekFrom::End(0))?,
             false => rustix::fs::fstat(&*self.cached)?.st_size as u64,
         };
         let size = size - size % u64::from(self.geometry.block_minimum);
-        if size != self.size.load(Ordering::Relaxed) {
-            self.size.store(size, Ordering::Relaxed);
+        if size != before {
+            // Unless somebody has resized it since, and knows better.
+            let _ = self.size.compare_exchange(before, size, Ordering::Release, Ordering::Relaxed);
         }
         Ok(size)
     }
 
     fn resizes(&self) -> bool {
         // A device is resized where it is configured; `refresh` sees the new size.
+        !self.is_device
+    }
+
+    fn writes_extend(&self) -> bool {
         !self.is_device
     }
 

@@ -132,6 +132,10 @@ impl BlockStore for ForeignDisk {
         self.inner().resizes()
     }
 
+    fn writes_extend(&self) -> bool {
+        self.inner().writes_extend()
+    }
+
     fn size_max(&self) -> u64 {
         self.inner().size_max()
     }

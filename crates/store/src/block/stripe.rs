@@ -215,6 +215,10 @@ impl BlockStore for StripeDisk {
         self.members.iter().all(|member| member.resizes())
     }
 
+    fn writes_extend(&self) -> bool {
+        self.members.iter().any(|member| member.writes_extend())
+    }
+
     fn resize(&self, size: u64) -> io::Result<()> {
         if !self.resizes() {
             return Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP));
