@@ -77,6 +77,7 @@ mod tests {
                 let before = [writers.begin(), writers.begin()];
                 scope.spawn(|| writers.shorten(7, || shortened.store(true, Ordering::SeqCst)));
                 while writers.limit() != 7 {
+                    assert!(!is_shortened());
                     std::thread::yield_now();
                 }
                 // There is always some write under way.

@@ -70,7 +70,9 @@ fn a_file_becomes_shorter_when_the_writes_under_way_are_done() {
             let resized = disk.clone();
             let shorter = std::thread::spawn(move || resized.resize(SIZE / 2));
             // Others are refused from now on, which is no failure of the disk.
+            let begun = Instant::now();
             while !is_refused(disk.write_now(SIZE - 4096, &[1; 4096], durable)) {
+                assert!(begun.elapsed() < Duration::from_secs(60), "it is not refused");
                 std::thread::yield_now();
             }
             assert!(!is_refused(disk.write_now(0, &[1; 4096], false)), "below the new end");
