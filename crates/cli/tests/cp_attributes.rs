@@ -342,7 +342,7 @@ fn set_user_id_bits_come_after_the_owner() {
         let kept = what.contains("mode");
         let trace = fs::read_to_string(&trace).unwrap();
         let created = trace.lines().find(|line| line.contains("towline-part")).unwrap();
-        assert_eq!(created.contains(", 0600)"), kept, "{what}: {created}");
+        assert_eq!(created.contains(", 0600"), kept, "{what}: {created}");
         let mode = fs::metadata(target).unwrap().mode() & 0o7000;
         assert_eq!(mode, if kept { 0o4000 } else { 0 }, "{what}");
     }

@@ -72,14 +72,15 @@ impl Core {
                 outage
             }
         };
-        // A new session in which not everything could be reopened.
-        let mut begun = None;
+        // New sessions in which not everything could be reopened.
+        let mut begun = Vec::new();
         loop {
             let (near, session) = {
                 let state = self.state.lock();
                 (state.near, (state.session, state.secret))
             };
-            begun = begun.filter(|begun| self.end(*begun).is_err());
+            // Until they end, they have what was reopened, also locks.
+            begun.retain(|begun| self.end(*begun).is_err());
             match greet(&self.transport, near, self.client, session, &self.options) {
                 Ok(greeted) => match self.resume(receiving, greeted, &mut begun) {
                     Ok(()) => {
@@ -145,7 +146,7 @@ impl Core {
         // stays as it is; if the server has already ended the old lane, it is found lost later.
         if let Ok(greeted) = greet(&self.transport, true, self.client, session, &self.options)
             && greeted.welcome.resumed == resumed::JOINED
-            && let Err(error) = self.resume(receiving, greeted, &mut None)
+            && let Err(error) = self.resume(receiving, greeted, &mut Vec::new())
         {
             self.reconnect(receiving, &error);
         }
@@ -200,11 +201,11 @@ impl Core {
         self: &Arc<Self>,
         receiving: &mut Receiving,
         greeted: Greeted,
-        begun: &mut Option<(u64, u64)>,
+        begun: &mut Vec<(u64, u64)>,
     ) -> io::Result<()> {
         let Greeted { link, welcome } = greeted;
         if welcome.resumed == resumed::NEW {
-            *begun = Some((welcome.session, welcome.secret));
+            begun.push((welcome.session, welcome.secret));
         }
         let mut out = self.out.lock();
         receiving.input = Input::default();

@@ -29,7 +29,7 @@ const ALONE: Duration = Duration::from_secs(120);
 /// How often to look whether the directory is still there.
 const LOOK: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
 
-/// How long the server waits for its holder.
+/// How long the server and its holder wait for each other.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// How long the holder waits when it cannot accept a connection.
 const AGAIN: Duration = Duration::from_millis(100);
@@ -188,6 +188,8 @@ fn is_readable(server: &OwnedFd) -> bool {
 /// Sends everything to a new server.
 fn give(server: &OwnedFd, held: &Held) -> io::Result<()> {
     check_peer(server)?;
+    // It may be stopped while it takes over.
+    set_socket_timeout(server, Timeout::Send, Some(PATIENCE))?;
     let all: Vec<_> = held.iter().collect();
     for files in all.chunks(FILES_MAX) {
         let entries: Vec<Entry> = files.iter().map(|(key, (root, _))| (**key, *root)).collect();
