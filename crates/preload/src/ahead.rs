@@ -33,7 +33,7 @@ const VALID: Duration = Duration::from_millis(100);
 const WINDOW_BYTES: std::ops::RangeInclusive<usize> = 32 * 1024..=512 * 1024;
 /// Bytes of the longest reads for which data is requested early. Longer ones are answered without a pause anyway.
 const LONG_BYTES_MAX: usize = 2 * 1024 * 1024;
-/// What takes less time is not worth waiting for less.
+/// Requests that take less time are near enough.
 pub(crate) const FAR: Duration = Duration::from_millis(4);
 /// Maximum number of pieces that a file has at a time, 4 MiB in all.
 const PIECES_MAX: usize = 8;

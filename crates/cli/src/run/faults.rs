@@ -19,7 +19,7 @@ use towline_net::{Wait, peer_credentials, receive_descriptors};
 
 /// Bytes to read around a page that is touched out of order: this costs little more than the page alone.
 const AROUND: u64 = 64 << 10;
-/// Maximum read-ahead, in bytes, for a program that goes on page by page: at first, and if reads take long.
+/// Maximum read-ahead, in bytes, for a program that goes on page by page: at first, and from a far server.
 const AHEAD_MAX: RangeInclusive<u64> = 1 << 20..=8 << 20;
 /// A read of the maximum that takes longer raises it, if it was so much faster, per byte, than a shorter one: from
 /// a far server, more bytes hardly take longer.

@@ -152,8 +152,7 @@ unsafe fn change_stack(context: &mut ucontext_t, arguments: Arguments) -> isize 
         if result == 0 && arguments[0] != 0 {
             // Change it here, and from another stack: the kernel does not change a signal stack that is in
             // use, even on return from a handler, and the spare one may be.
-            let change = [&raw const *current as usize, 0, 0, 0, 0, 0];
-            stack::switched(|| system_call(libc::SYS_sigaltstack, change));
+            stack::change_signal_stack(current);
         }
         result
     }

@@ -1,27 +1,34 @@
 //! Stacks on which trapped calls are answered: the program's may be short (Go's have 2 KiB, and signal
 //! handlers use what `sigaltstack` was given).
 
-use crate::guard::{checked, system_call};
+use crate::guard::{checked, mask, system_call};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 const STACK_BYTES: usize = 256 * 1024;
 const PAGE: usize = 4096;
+/// All signals but `SIGSYS`: the kernel kills a thread that has it blocked when a call is trapped.
+const SIGNALS: u64 = !(1 << (libc::SIGSYS - 1));
 /// Stacks kept for the next calls; further ones are mapped and unmapped on demand.
 static KEPT: [AtomicUsize; 16] = [const { AtomicUsize::new(0) }; 16];
 
 /// Runs `work` on a stack of our own; returns `None` if there is no memory for one. Only for answers to
-/// trapped calls. Disables the alternate signal stack meanwhile: a handler running there would overwrite
-/// its contents.
+/// trapped calls. Disables the alternate signal stack meanwhile, which is perhaps the one that is left: a handler
+/// running there would overwrite its contents. No signal arrives between the two.
 pub(crate) fn on_own<T>(work: impl FnOnce() -> T) -> Option<T> {
     let none = libc::stack_t { ss_sp: null_mut(), ss_flags: libc::SS_DISABLE, ss_size: 0 };
     let mut before = none;
+    let held_up = mask(libc::SIG_BLOCK, SIGNALS);
     let done = switched(|| {
         let call = [&raw const none as usize, &raw mut before as usize, 0, 0, 0, 0];
         // SAFETY: the structures outlive the call; this is another stack than the one that is left.
         unsafe { system_call(libc::SYS_sigaltstack, call) };
+        mask(libc::SIG_SETMASK, held_up);
         work()
     });
+    if done.is_none() {
+        mask(libc::SIG_SETMASK, held_up);
+    }
     if before.ss_flags & libc::SS_DISABLE == 0 {
         // Not left to the return from our handler: a handler of the program may jump out of the call.
         // SAFETY: the structure outlives the call and holds the previous setting.
@@ -30,8 +37,18 @@ pub(crate) fn on_own<T>(work: impl FnOnce() -> T) -> Option<T> {
     done
 }
 
-/// [`on_own`], for work that itself changes the alternate signal stack.
-pub(crate) fn switched<T>(work: impl FnOnce() -> T) -> Option<T> {
+/// Changes the alternate signal stack while it is in use, which the kernel refuses from this stack itself.
+pub(crate) fn change_signal_stack(new: &libc::stack_t) {
+    let held_up = mask(libc::SIG_BLOCK, SIGNALS);
+    // SAFETY: the structure outlives the call.
+    switched(|| unsafe {
+        system_call(libc::SYS_sigaltstack, [std::ptr::from_ref(new) as usize, 0, 0, 0, 0, 0])
+    });
+    mask(libc::SIG_SETMASK, held_up);
+}
+
+/// Runs `work` on another stack. No signal may arrive while the one that is left is the alternate signal stack.
+fn switched<T>(work: impl FnOnce() -> T) -> Option<T> {
     struct Job<W, T> {
         work: Option<W>,
         done: Option<T>,
