@@ -212,8 +212,7 @@ fn is_replaced(name: &str, store: &dyn FileStore, path: &Path) -> bool {
 
 /// Returns true if two exports have the same store, whatever their other options.
 fn is_same(one: &Export, other: &Export) -> bool {
-    let of = |export: &Export| (export.name.clone(), export.kind.clone(), export.read_only);
-    of(one) == of(other)
+    one.name == other.name && one.kind == other.kind && one.read_only == other.read_only
 }
 
 /// Returns the result of a call to a file system, or `None` if it does not return in time.

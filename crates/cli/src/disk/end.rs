@@ -98,8 +98,8 @@ enum Kind {
 }
 
 impl End {
-    /// Opens an existing disk, for reading or also for writing, unless it is a file in use as a disk. With `checksums`, data of our own
-    /// protocol carries checksums.
+    /// Opens an existing disk, for reading, or also for writing unless it is a file in use as a disk. With
+    /// `checksums`, data of our own protocol carries checksums.
     pub(super) fn open(
         remotes: &Remotes,
         name: &OsStr,

@@ -323,12 +323,11 @@ impl<'a> Transfer<'a> {
         end.flush().inspect_err(|_| locked(&self.state).flush_failed = true)?;
         let mut state = locked(&self.state);
         let State { done, noted, journal, noted_at, earlier, .. } = &mut *state;
-        let new: Vec<_> = done[*noted..count]
-            .iter()
-            .filter(|piece| earlier.get(&piece.offset) != Some(piece))
-            .copied()
-            .collect();
-        write_journal(journal, |journal| journal.note(&new))?;
+        write_journal(journal, |journal| {
+            let is_new = |piece: &&Piece| earlier.get(&piece.offset) != Some(piece);
+            let new: Vec<_> = done[*noted..count].iter().filter(is_new).copied().collect();
+            journal.note(&new)
+        })?;
         (*noted, *noted_at) = (count, Instant::now());
         Ok(())
     }

@@ -415,7 +415,8 @@ pub(crate) fn writing(
             Err(_) => break,
         }
     }
-    with_maps((), |maps| {
+    // The file is written by now, whatever becomes of the mappings.
+    let _ = with_maps((), |maps| {
         for map in maps.iter().filter(|map| map.is_of(which(open))) {
             if map.is_touched && map.shared.is_some() {
                 // Pages may have been touched while the file was shorter.
@@ -423,7 +424,7 @@ pub(crate) fn writing(
             }
         }
         Ok(())
-    })?;
+    });
     Ok((done, first))
 }
 

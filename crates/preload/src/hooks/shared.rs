@@ -356,6 +356,9 @@ impl Shared {
     }
 
     /// Makes bytes of the file zero by `call`, and those of the memory.
+    ///
+    /// # Errors
+    /// Those of `call`. If the memory fails, mappings keep what they had.
     pub(crate) fn zeroing(
         &self,
         range: std::ops::Range<u64>,
@@ -365,9 +368,9 @@ impl Shared {
         call()?;
         if turn.is_ok() {
             let zeroes = vec![0; AT_ONCE * page_bytes()];
-            let end = range.end.min((self.pages()? * page_bytes()) as u64);
+            let end = range.end.min((self.pages().unwrap_or(0) * page_bytes()) as u64);
             for at in (range.start..end).step_by(zeroes.len()) {
-                self.update(at as i64, &zeroes[..zeroes.len().min((end - at) as usize)])?;
+                let _ = self.update(at as i64, &zeroes[..zeroes.len().min((end - at) as usize)]);
             }
         }
         Ok(())

@@ -6,7 +6,8 @@ use crate::guard::mask;
 use crate::table::real;
 use libc::{c_int, sigset_t};
 
-const BIT: u64 = 1 << (libc::SIGSYS - 1);
+/// `SIGSYS` as a set.
+pub(super) const BIT: u64 = 1 << (libc::SIGSYS - 1);
 /// Signals that a mask of all others may lack: `SIGSYS`, the two that cannot be blocked, and the two that
 /// libc reserves for itself.
 pub(crate) const BITS_FREE: u64 =

@@ -1,6 +1,7 @@
 //! Stacks on which trapped calls are answered: the program's may be short (Go's have 2 KiB, and signal
 //! handlers use what `sigaltstack` was given).
 
+use super::masks;
 use crate::guard::{checked, mask, system_call};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -8,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 const STACK_BYTES: usize = 256 * 1024;
 const PAGE: usize = 4096;
 /// All signals but `SIGSYS`: the kernel kills a thread that has it blocked when a call is trapped.
-const SIGNALS: u64 = !(1 << (libc::SIGSYS - 1));
+const SIGNALS: u64 = !masks::BIT;
 /// Stacks kept for the next calls; further ones are mapped and unmapped on demand.
 static KEPT: [AtomicUsize; 16] = [const { AtomicUsize::new(0) }; 16];
 
