@@ -1,7 +1,6 @@
 //! An open file description, shared by all processes that have descriptors of it.
-#![allow(unsafe_code)]
 
-use std::io;
+use crate::lock::{Lock, Locked};
 use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 /// Longest path that an entry remembers.
@@ -26,6 +25,13 @@ pub enum Taken {
 /// entry.
 const USE_BITS: u32 = 2;
 
+/// A write to the file was waited for.
+const WAITED: u32 = 1;
+/// A program was told that a [write behind](crate::behind) has failed.
+const TOLD: u32 = 2;
+/// A write behind has failed with the error number in the low bits.
+const FAILED: u32 = 1 << 16;
+
 /// An open file description.
 #[repr(C, align(64))]
 pub struct Entry {
@@ -49,7 +55,10 @@ pub struct Entry {
     pub offset: AtomicI64,
     /// `st_mode` at open.
     pub mode: AtomicU32,
-    lock: AtomicU32,
+    /// What became of writes to it: [`WAITED`], [`TOLD`], or [`FAILED`] with an error number; zero before the
+    /// first.
+    writes: AtomicU32,
+    lock: Lock,
     length: AtomicU32,
     path: [AtomicU8; PATH_BYTES],
 }
@@ -104,6 +113,44 @@ impl Entry {
         self.taken.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
+    /// Forgets what became of writes to the entry's previous file.
+    pub fn forget_writes(&self) {
+        self.writes.store(0, Ordering::Relaxed);
+    }
+
+    /// Notes that a write was waited for.
+    pub fn has_waited(&self) {
+        if self.writes.load(Ordering::Relaxed) == 0 {
+            let _ = self.change_writes(|writes| (writes == 0).then_some(WAITED));
+        }
+    }
+
+    /// Returns true if writes may be sent behind: one was waited for, and none has failed.
+    #[must_use]
+    pub fn may_write_behind(&self) -> bool {
+        self.writes.load(Ordering::Acquire) == WAITED
+    }
+
+    /// Notes that a write behind has failed. Returns false if a program still has to be told of another one.
+    pub fn fail_write(&self, errno: i32) -> bool {
+        let failed = FAILED | errno as u32 & (FAILED - 1);
+        self.change_writes(|writes| (writes < FAILED).then_some(failed)).is_ok()
+    }
+
+    /// Returns, once, the error number of a write behind that has failed.
+    #[must_use]
+    pub fn take_failure(&self) -> Option<i32> {
+        if self.writes.load(Ordering::Acquire) < FAILED {
+            return None;
+        }
+        let taken = self.change_writes(|writes| (writes >= FAILED).then_some(TOLD));
+        taken.ok().map(|writes| (writes - FAILED) as i32)
+    }
+
+    fn change_writes(&self, how: impl FnMut(u32) -> Option<u32>) -> Result<u32, u32> {
+        self.writes.fetch_update(Ordering::AcqRel, Ordering::Acquire, how)
+    }
+
     /// Stores the path from the root of the export, cut at 4096 bytes.
     pub fn set_path(&self, path: &[u8]) {
         let path = &path[..path.len().min(PATH_BYTES)];
@@ -136,71 +183,21 @@ impl Entry {
         self.length.load(Ordering::Acquire) as usize == path.len() && self.is_below(path)
     }
 
-    /// Takes the lock unless a live process has it.
+    /// Takes the lock of the offset unless a live process has it.
     #[must_use]
-    pub fn try_lock(&self, me: u32) -> Option<EntryLock<'_>> {
-        let Err(holder) = self.take_over(0, me) else { return Some(EntryLock(self)) };
-        (has_ended(holder) && self.take_over(holder, me).is_ok()).then(|| EntryLock(self))
-    }
-
-    fn take_over(&self, from: u32, me: u32) -> Result<u32, u32> {
-        self.lock.compare_exchange(from, me, Ordering::Acquire, Ordering::Relaxed)
+    pub fn try_lock(&self, me: u32) -> Option<Locked<'_>> {
+        self.lock.try_lock(me)
     }
 
     /// Returns true while a process holds the lock of the offset.
     #[must_use]
     pub fn is_locked(&self) -> bool {
-        self.lock.load(Ordering::Acquire) != 0
+        self.lock.is_locked()
     }
 
     /// Takes the lock of the offset for process `me`, also from a holder that has died.
-    pub fn lock(&self, me: u32) -> EntryLock<'_> {
-        let mut tries = 0u32;
-        loop {
-            let Err(holder) = self.take_over(0, me) else { return EntryLock(self) };
-            tries += 1;
-            if tries.is_multiple_of(64) && has_ended(holder) && self.take_over(holder, me).is_ok() {
-                return EntryLock(self);
-            }
-            if tries > 32 {
-                let pause = libc::timespec { tv_sec: 0, tv_nsec: 20_000 };
-                // SAFETY: the structure outlives the call; nothing is written back.
-                unsafe { libc::syscall(libc::SYS_nanosleep, &raw const pause, 0usize) };
-            }
-            std::hint::spin_loop();
-        }
-    }
-}
-
-/// Guard of the lock of an offset.
-pub struct EntryLock<'a>(&'a Entry);
-
-impl Drop for EntryLock<'_> {
-    fn drop(&mut self) {
-        self.0.lock.store(0, Ordering::Release);
-    }
-}
-
-/// Returns true if the process is gone or a zombie: its parent may wait for us before it reaps it. `EPERM`
-/// means that the process exists and belongs to another user.
-fn has_ended(process: u32) -> bool {
-    // SAFETY: signal 0 is not delivered; it only tests for existence.
-    let told = unsafe { libc::syscall(libc::SYS_kill, process as usize, 0usize) };
-    if told != 0 {
-        return io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH);
-    }
-    // SAFETY: plain system calls; the structures outlive them, and only this function knows the descriptor.
-    unsafe {
-        let fd = libc::syscall(libc::SYS_pidfd_open, process as usize, 0usize);
-        if fd < 0 {
-            return false;
-        }
-        let mut asked = libc::pollfd { fd: fd as i32, events: libc::POLLIN, revents: 0 };
-        let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-        let (all, limit) = (&raw mut asked, &raw const now);
-        let ended = libc::syscall(libc::SYS_ppoll, all, 1usize, limit, 0usize, 8usize);
-        libc::syscall(libc::SYS_close, fd as usize);
-        ended == 1
+    pub fn lock(&self, me: u32) -> Locked<'_> {
+        self.lock.lock(me)
     }
 }
 
@@ -215,34 +212,4 @@ fn use_of(word: u32) -> Taken {
 
 fn leaving(tag: u32) -> u32 {
     Taken::Leaving as u32 | tag << USE_BITS
-}
-
-#[cfg(test)]
-mod tests {
-    use super::has_ended;
-
-    #[test]
-    fn who_must_not_be_signalled_has_not_ended() {
-        let child = std::process::Command::new("true").spawn();
-        let number = child.and_then(|mut child| child.wait().map(|_| child.id()));
-        assert!(has_ended(number.unwrap()));
-        let mut child = std::process::Command::new("sleep").arg("100").spawn().unwrap();
-        assert!(!has_ended(child.id()));
-        child.kill().unwrap();
-        // SAFETY: all zero is a valid value, and it outlives the call, which leaves the child a zombie.
-        let waited = unsafe {
-            let mut told: libc::siginfo_t = std::mem::zeroed();
-            libc::waitid(libc::P_PID, child.id(), &raw mut told, libc::WEXITED | libc::WNOWAIT)
-        };
-        assert!(waited == 0 && has_ended(child.id()), "nobody has waited for it yet");
-        child.wait().unwrap();
-        let is_there = || {
-            let nobody = 65534usize;
-            // SAFETY: the raw call changes this thread's user only. It fails unless run as root, which does
-            // no harm.
-            unsafe { libc::syscall(libc::SYS_setresuid, nobody, nobody, nobody) };
-            !has_ended(1)
-        };
-        assert!(std::thread::spawn(is_there).join().unwrap());
-    }
 }

@@ -12,9 +12,11 @@
 //! Any process of the run can write the table, as all of them act for the user who started it; lengths and
 //! numbers are still checked before use.
 
+pub mod behind;
 mod config;
 mod entry;
 mod layout;
+mod lock;
 pub mod memory;
 pub mod notes;
 pub mod pager;
@@ -25,8 +27,9 @@ pub mod userfault;
 pub mod watches;
 
 pub use config::{Config, Mount, Root};
-pub use entry::{Entry, EntryLock, Taken};
+pub use entry::{Entry, Taken};
 pub use layout::{DEVICE_MAJOR, PLACEHOLDERS, STATE, VARIABLE};
+pub use lock::Locked;
 pub use state::{Prepared, State};
 pub use trap::{can_host, has_thread_registers, has_trap};
 

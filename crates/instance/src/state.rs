@@ -1,6 +1,7 @@
 //! The mapped file: the configuration and the table of open file descriptions.
 #![allow(unsafe_code)]
 
+use crate::behind::{Behind, Counts};
 use crate::layout::{BETWEEN_AT, CONFIG_AT, MAGIC, STATE_BYTES as BYTES};
 use crate::{COUNTED_MAX, Config, ENTRIES, Entry, MOUNTS_MAX, Root, STATE};
 use std::fs::File;
@@ -37,6 +38,8 @@ struct Head {
     between: AtomicU32,
     /// See [`State::moves`].
     moves: AtomicU64,
+    /// See [`State::behind`].
+    behind: [Counts; MOUNTS_MAX],
     /// Handle, `Attr::identity` and boot epoch of each mount's directory, once the run has begun.
     roots: [[AtomicU64; 3]; MOUNTS_MAX],
     /// One bit per entry, set if it is taken.
@@ -301,6 +304,12 @@ impl State {
     #[must_use]
     pub fn moves(&self) -> &AtomicU64 {
         &self.head().moves
+    }
+
+    /// Returns what is known of the writes behind to a mount; the number must be below [`MOUNTS_MAX`].
+    #[must_use]
+    pub fn behind(&self, mount: usize) -> Behind<'_> {
+        Behind::new(&self.head().behind[mount % MOUNTS_MAX])
     }
 
     /// Nonzero once a process of the run has mapped a remote file shared.

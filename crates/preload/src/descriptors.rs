@@ -240,6 +240,7 @@ pub(crate) fn make(new: &New<'_>, reserved: Reserved) -> i32 {
     entry.shared.store(0, Ordering::Relaxed);
     entry.anchored.store(u32::from(is_pooled), Ordering::Relaxed);
     entry.unanswered.store(0, Ordering::Relaxed);
+    entry.forget_writes();
     entry.handle.store(new.handle, Ordering::Release);
     entry.inode.store(new.inode, Ordering::Relaxed);
     entry.mode.store(new.mode, Ordering::Relaxed);

@@ -6,8 +6,6 @@
 //! changes in the order of the requests and before any later request of this process, even if the process
 //! is killed (the keeper then leaves the file open for a while). `close` or `fsync` reports failures, such
 //! as those of the server's disk. All answers are awaited before a fork, an exec or the end of the process.
-//! Writes of data are always awaited: others, who see a write through another session, may learn of it as
-//! soon as it has returned.
 
 use crate::descriptors::Open;
 use crate::known::lock;

@@ -10,6 +10,7 @@
 
 mod ahead;
 mod alloc;
+mod behind;
 mod between;
 mod closing;
 mod common;

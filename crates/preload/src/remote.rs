@@ -6,12 +6,12 @@
 use crate::descriptors::{self, Open, Own};
 use crate::hooks::lost;
 use crate::start::{self, Target};
-use crate::{ahead, closing, fresh, guard, known, limits, opened, own, process};
+use crate::{ahead, behind, closing, fresh, guard, known, limits, opened, own, process};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::time::{Duration, Instant};
 use towline_client::{Client, Error, File, Lock, Options, Transport};
-use towline_instance::{EntryLock, MOUNTS_MAX, Root, Taken};
+use towline_instance::{Locked, MOUNTS_MAX, Root, Taken};
 use towline_wire::Attr;
 use towline_wire::request::{lock, open_flag};
 
@@ -46,9 +46,11 @@ pub(crate) fn number(error: Error) -> i32 {
     i32::from(error.errno().0)
 }
 
-/// Returns the session for a mount, and connects if there is none.
+/// Returns the session for a mount, and connects if there is none. All requests of this process begin here,
+/// after what the run has written behind.
 pub(crate) fn client(mount: usize) -> Result<&'static Client, i32> {
     crate::report::touch();
+    behind::settle(mount)?;
     let place = SESSIONS.get(mount).ok_or(libc::EIO)?;
     let process = process::id();
     // SAFETY: null or a leaked box.
@@ -108,6 +110,7 @@ fn identity() -> (u32, u32) {
 /// Called when the process has become another user or group.
 pub(crate) fn identity_changed() {
     fresh::settle_all();
+    behind::identity_changed();
     let (user, group) = identity();
     let process = process::id();
     for place in &SESSIONS {
@@ -210,10 +213,18 @@ pub(crate) fn adopted(open: Open) {
 }
 
 /// Returns the session for a mount if this process has one.
-fn met(mount: usize) -> Option<&'static Client> {
+fn session(mount: usize) -> Option<&'static Session> {
     // SAFETY: null or a leaked box.
-    let session = SESSIONS.get(mount).and_then(|s| unsafe { s.load(Ordering::Acquire).as_ref() });
-    session.map(|session| &session.client)
+    SESSIONS.get(mount).and_then(|s| unsafe { s.load(Ordering::Acquire).as_ref() })
+}
+
+fn met(mount: usize) -> Option<&'static Client> {
+    session(mount).map(|session| &session.client)
+}
+
+/// Returns the user that has connected to the server of a mount, if this process has.
+pub(crate) fn user(mount: usize) -> Option<u32> {
+    session(mount).filter(|session| session.process == process::id()).map(|session| session.user)
 }
 
 /// Returns true if this process knows that an open file was lost in a restart of the server.
@@ -247,6 +258,7 @@ pub(crate) fn is_connected() -> bool {
 /// Ends the sessions; a later call opens new ones.
 pub(crate) fn goodbye() {
     fresh::settle_all();
+    behind::settle_all();
     // Nobody waits for a goodbye, but a process that waited for the end of this one may want its locks.
     if HAS_PROCESS_LOCKS.load(Ordering::Relaxed) {
         for (_, open) in descriptors::all(0, u32::MAX) {
@@ -350,7 +362,7 @@ pub(crate) fn stat(open: Open) -> Result<Attr, i32> {
 ///
 /// # Errors
 /// `EBADF` if another thread has closed the file, so that the offset belongs to another file.
-pub(crate) fn lock_offset(open: Open) -> Result<EntryLock<'static>, i32> {
+pub(crate) fn lock_offset(open: Open) -> Result<Locked<'static>, i32> {
     let lock = open.entry.lock(process::id());
     if open.is_there() { Ok(lock) } else { Err(libc::EBADF) }
 }
@@ -427,6 +439,7 @@ fn touch(data: &[u8]) {
 
 fn put(open: Open, data: &[u8], at: u64, appends: bool) -> Result<(usize, i64), i32> {
     check_writable(open)?;
+    behind::check(open)?;
     if data.is_empty() {
         return Ok((0, at as i64));
     }
@@ -439,13 +452,19 @@ fn put(open: Open, data: &[u8], at: u64, appends: bool) -> Result<(usize, i64), 
         }
     };
     let data = if appends { &data[..data.len().min(APPEND_BYTES_MAX)] } else { data };
-    crate::hooks::maps::writing(open, data, at, appends, |data, at| {
+    if !appends && let Some(count) = behind::write(open, data, at) {
+        return Ok((count, at as i64));
+    }
+    let waited = behind::Waited::begin(open);
+    let written = crate::hooks::maps::writing(open, data, at, appends, |data, at| {
         with(open, |file| {
             let (count, at) =
                 if appends { file.append(data)? } else { (file.write_at(data, at)?, at) };
             Ok((count, at as i64))
         })
-    })
+    })?;
+    waited.end(open);
+    Ok(written)
 }
 
 /// Returns true for a descriptor that only names a file (`O_PATH`).

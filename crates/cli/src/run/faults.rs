@@ -351,6 +351,8 @@ impl<'a> Process<'a> {
                 userfault::wake(&self.userfault, *page, page_bytes() as u64)?;
                 continue;
             };
+            // What the keeper cannot write is told by others.
+            let _ = self.run.state.behind(range.source.mount as usize).wait();
             match fill(&self.userfault, range, *page, &mut self.buffer) {
                 Ok(done) => filled.push(done),
                 Err(error) if error.raw_os_error() == Some(libc::ESRCH) => return Err(End::Gone),

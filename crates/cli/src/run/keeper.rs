@@ -4,6 +4,7 @@
 //! that shared it with others, or one that was killed. A pidfd reports when a process with record locks has
 //! ended.
 
+use super::behind::Writes;
 use super::connections::Connections;
 use super::directory::RunDirectory;
 use super::holders::Holders;
@@ -44,6 +45,35 @@ const LOOK: Duration = Duration::from_millis(15);
 /// on their way in the holder's connection, and would otherwise find the file closed.
 const LINGER: Duration = Duration::from_secs(5);
 
+/// What has ended, to be followed by a request.
+enum Gone {
+    /// No process has a descriptor of this entry any more.
+    File(usize),
+    /// A process that may have had locks on the files of this server.
+    Process(u32, usize),
+}
+
+/// How much was in the queues of mounts at some time.
+struct Mark(Vec<(usize, u32)>);
+
+impl Mark {
+    fn of(state: &State, mounts: impl Iterator<Item = usize>) -> Self {
+        let pending = mounts.filter(|mount| !state.behind(*mount).is_idle());
+        Self(pending.map(|mount| (mount, state.behind(mount).added())).collect())
+    }
+
+    /// Returns true if that is written.
+    fn is_reached(&self, state: &State) -> bool {
+        self.0.iter().all(|(mount, before)| state.behind(*mount).is_done(*before))
+    }
+}
+
+/// A file that no process has open any more.
+fn file(state: &State, number: usize) -> (Mark, Gone) {
+    let mount = state.entry(number).map(|entry| entry.mount.load(Ordering::Relaxed) as usize);
+    (Mark::of(state, mount.into_iter()), Gone::File(number))
+}
+
 /// The keeper's state.
 pub(super) struct Keeper {
     /// Inotify queue for the placeholders. `None`: the user has too many queues at the moment. Until one can
@@ -62,6 +92,9 @@ pub(super) struct Keeper {
     connections: Connections,
     losses: Losses,
     leftovers: Leftovers,
+    writes: Writes,
+    /// What follows once that is written behind that was in the queues then.
+    written: Vec<(Mark, Gone)>,
     notices: Notices,
     /// How many more times to look for answers.
     settling: u32,
@@ -101,6 +134,8 @@ impl Keeper {
         let losses = Losses::new(directory.path(), Arc::clone(&state), &servers);
         let watches = Watches::new(directory, Arc::clone(&state), servers.clone());
         let leftovers = Leftovers::new(directory, Arc::clone(&state), servers.clone());
+        let urls = servers.iter().map(|(_, url)| url.clone()).collect();
+        let writes = Writes::new(directory, Arc::clone(&state), urls);
         let pager = Pager::start(directory, Arc::clone(&state), servers);
         let pager = pager.inspect_err(|error| log::warn!("cannot listen for mappings: {error}"));
         let holders = Holders::start(directory);
@@ -117,6 +152,8 @@ impl Keeper {
             connections,
             losses,
             leftovers,
+            writes,
+            written: Vec::new(),
             notices,
             settling: 0,
             awaited: None,
@@ -141,7 +178,7 @@ impl Keeper {
         if self.awaited.is_some() {
             return Some(&AWAITED);
         }
-        if self.settling > 0 || !self.lingering.is_empty() {
+        if self.settling > 0 || !self.lingering.is_empty() || !self.written.is_empty() {
             return Some(&SETTLE);
         }
         self.events.is_none().then_some(&AGAIN)
@@ -163,6 +200,7 @@ impl Keeper {
         if self.connections.work() {
             self.losses.work();
         }
+        self.writes.work();
         let mut buffer = [const { MaybeUninit::uninit() }; 16 * 1024];
         let queue = self.events.as_ref();
         let mut reader = queue.map(|queue| inotify::Reader::new(queue, &mut buffer));
@@ -174,7 +212,10 @@ impl Keeper {
             has_worked = true;
             // The process may have been about to execute a program.
             let _ = self.state.executed(|| process);
-            self.leftovers.end_process(process);
+            for server in 0..self.leftovers.servers() {
+                let mark = Mark::of(&self.state, self.leftovers.mounts(server));
+                self.written.push((mark, Gone::Process(process, server)));
+            }
             self.settling = SETTLING;
             self.state.watch(true);
         }
@@ -203,7 +244,7 @@ impl Keeper {
                 if self.state.entry(number).is_some_and(is_changing) {
                     self.lingering.push((Instant::now() + LINGER, number));
                 } else {
-                    close(&self.state, &mut self.leftovers, number);
+                    self.written.push(file(&self.state, number));
                 }
             } else if event.file_name().is_some_and(|name| number(name).is_none()) {
                 self.notices.print();
@@ -219,24 +260,26 @@ impl Keeper {
                 }
             }
         }
+        self.lingering.retain(|(until, number)| {
+            let lingers = Instant::now() < *until;
+            if !lingers {
+                self.written.push(file(&self.state, *number));
+            }
+            lingers
+        });
+        self.end_written();
         if asked != std::mem::replace(&mut self.asked, asked) {
             self.awaited = Some((asked, Instant::now() + CLOSING_WAIT));
         }
         if self.limit().is_none() {
             return has_worked;
         }
-        self.lingering.retain(|(until, number)| {
-            let lingers = Instant::now() < *until;
-            if !lingers {
-                close(&self.state, &mut self.leftovers, *number);
-            }
-            lingers
-        });
         // Process answers, so that closes waiting for a slot are sent, too.
         for client in &self.clients {
             let _ = client.glance(); // whoever uses the server's files is told
         }
-        if self.leftovers.is_idle()
+        if self.written.is_empty()
+            && self.leftovers.is_idle()
             && self.clients.iter().all(Client::is_idle)
             && let Some((asked, _)) = self.awaited.take()
         {
@@ -261,6 +304,17 @@ impl Keeper {
             }
         }
         has_worked
+    }
+
+    /// Closes files and releases locks for which everything is written behind that was, in their order.
+    fn end_written(&mut self) {
+        let written = |(mark, _): &mut (Mark, Gone)| mark.is_reached(&self.state);
+        for (_, gone) in self.written.extract_if(.., written) {
+            match gone {
+                Gone::File(number) => close(&self.state, &mut self.leftovers, number),
+                Gone::Process(process, server) => self.leftovers.end_process(process, server),
+            }
+        }
     }
 
     /// Returns the entries that processes have left while keeping their placeholders open, with their tags.
@@ -293,6 +347,7 @@ impl Keeper {
         if let Some(pager) = &self.pager {
             pager.finish();
         }
+        self.writes.finish();
         self.work();
         self.leftovers.finish();
         self.watches.stop();

@@ -80,18 +80,26 @@ impl Leftovers {
         }
     }
 
-    /// Releases the locks of a process that has ended.
-    pub(super) fn end_process(&mut self, process: u32) {
-        for server in 0..self.servers.len() {
-            let Server { client, mounts, jobs } = &self.servers[server];
-            let is_mapped = self.is_any_mapped()
-                && mounts.iter().any(|(mount, _)| mapped(&self.mappings, *mount).next().is_some());
-            // After those before it, of whatever process.
-            if is_mapped || jobs.is_some() && !self.is_idle() {
-                self.start(server, Job::End(process));
-            } else {
-                client.end_process(process.into());
-            }
+    /// Returns the number of servers.
+    pub(super) fn servers(&self) -> usize {
+        self.servers.len()
+    }
+
+    /// Returns the mounts of a server.
+    pub(super) fn mounts(&self, server: usize) -> impl Iterator<Item = usize> {
+        self.servers[server].mounts.iter().map(|(mount, _)| *mount as usize)
+    }
+
+    /// Releases the locks of a process that has ended on a server.
+    pub(super) fn end_process(&mut self, process: u32, server: usize) {
+        let Server { client, mounts, jobs } = &self.servers[server];
+        let is_mapped = self.is_any_mapped()
+            && mounts.iter().any(|(mount, _)| mapped(&self.mappings, *mount).next().is_some());
+        // After those before it, of whatever process.
+        if is_mapped || jobs.is_some() && !self.is_idle() {
+            self.start(server, Job::End(process));
+        } else {
+            client.end_process(process.into());
         }
     }
 

@@ -6,6 +6,7 @@
 //! closes what the program and its children leave open (`keeper.rs`). If the executable starts in `launch`,
 //! plain command lines never get here: `launch` does the same, and comes back only as the keeper ([`keep`]).
 
+mod behind;
 mod connections;
 mod directory;
 mod faults;

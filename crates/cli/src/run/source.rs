@@ -57,6 +57,14 @@ impl Opened {
         client.reclaim_handle(handle, &url.root(), path, flags, inode)
     }
 
+    /// Has a client find the file again after a restart of the server.
+    pub(super) fn make_known(&self, client: &Client, url: &Url) {
+        let Self { handle, flags, inode, ref path, .. } = *self;
+        let known =
+            towline_client::File::from_handle(client, handle, &url.root(), path, flags, inode);
+        let _ = known.into_handle();
+    }
+
     /// Closes the file if it was reclaimed for a process that has closed it meanwhile.
     pub(super) fn close_unless_open(&self, client: &Client, state: &State) {
         let is_this = |opened: &Self| opened.handle == self.handle;
@@ -73,6 +81,8 @@ impl Opened {
 
 /// The keeper's own access to an open file of a program.
 pub(super) struct Source {
+    /// Number of the mount.
+    pub(super) mount: u32,
     client: Client,
     handle: u64,
     pub(super) is_writable: bool,
@@ -80,16 +90,13 @@ pub(super) struct Source {
 
 impl Source {
     pub(super) fn of(opened: &Opened, client: &Client) -> Self {
-        let (handle, is_writable) = (opened.handle, opened.is_writable());
-        Self { client: client.clone(), handle, is_writable }
+        let (mount, handle, is_writable) = (opened.mount, opened.handle, opened.is_writable());
+        Self { mount, client: client.clone(), handle, is_writable }
     }
 
     /// For a file that the keeper closes: its client finds it again after a restart of the server.
     pub(super) fn kept(opened: &Opened, client: &Client, url: &Url) -> Self {
-        let Opened { handle, flags, inode, ref path, .. } = *opened;
-        let known =
-            towline_client::File::from_handle(client, handle, &url.root(), path, flags, inode);
-        let _ = known.into_handle();
+        opened.make_known(client, url);
         Self::of(opened, client)
     }
 

@@ -6,7 +6,7 @@ use crate::guard::{self, finish, inside, is_inside, ours};
 use crate::opened::{self, First, Opened};
 use crate::place::{self, At, Last};
 use crate::table::real;
-use crate::{fresh, known, own, pool, remote, start};
+use crate::{behind, fresh, known, own, pool, remote, start};
 use libc::{c_char, c_int, c_uint, c_ulong, mode_t};
 use std::ffi::CStr;
 use std::sync::atomic::Ordering;
@@ -169,7 +169,7 @@ pub(crate) unsafe fn close(fd: c_int) -> c_int {
         let settled = inside(|| match descriptors::last_of(fd) {
             Some(open) => {
                 pool::closing(open, fd);
-                fresh::closing(open)
+                behind::closing(open).and(fresh::closing(open))
             }
             None => Ok(()),
         });

@@ -4,7 +4,7 @@ use super::maps;
 use crate::descriptors::{self, Open};
 use crate::guard::{self, Failed, inside, ours};
 use crate::table::real;
-use crate::{fresh, limits, place, remote};
+use crate::{behind, fresh, limits, place, remote};
 use libc::{c_int, c_uint, c_void, iovec, off64_t, size_t, ssize_t};
 use std::sync::atomic::Ordering;
 use towline_client::{Errno, File, SetAttr};
@@ -352,7 +352,7 @@ fn sync(open: Open, kind: u32) -> Result<c_int, i32> {
     }
     let written = maps::write_back_file(open);
     let synced = remote::with(open, |file| file.sync(kind)).map(|()| 0);
-    fresh::settle(open).and(written).and(synced)
+    behind::check(open).and(fresh::settle(open)).and(written).and(synced)
 }
 
 pub(crate) unsafe fn fsync(fd: c_int) -> c_int {

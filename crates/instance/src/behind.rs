@@ -1,0 +1,450 @@
+//! Writes behind: data that programs have written to files of far servers, and that the keeper sends.
+//!
+//! A process copies what it writes to the end of a [`Queue`], a file in the run's directory, and goes on. A thread
+//! of the keeper sends several of these writes together, and in the order of the queue where they overlap. So what a
+//! program has written reaches the server even if the program is killed. Before a process of the run asks that
+//! server for anything, it waits until all that was in the queue is done ([`Behind::wait`]).
+//!
+//! There is a queue for a mount once a process has asked for it ([`Behind::ask`]). Its records have numbers, which
+//! wrap around. What tells whether there are any is in the shared state, so that processes that do not write need
+//! not map the queue.
+#![allow(unsafe_code)]
+
+use crate::lock::{Lock, has_ended};
+use rustix::fs::{FallocateFlags, Mode, OFlags};
+use rustix::mm::{MapFlags, ProtFlags};
+use rustix::thread::futex;
+use std::cell::UnsafeCell;
+use std::ffi::OsStr;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+/// Bytes of all data in a queue.
+const DATA_BYTES: usize = 8 << 20;
+/// Maximum number of records in a queue.
+const RECORDS: usize = 1024;
+/// Maximum number of bytes of a record.
+pub const RECORD_BYTES_MAX: usize = 256 << 10;
+/// How often who waits looks whether the keeper is still there.
+const LOOK: Duration = Duration::from_millis(500);
+
+/// What the shared state tells of the queue of a mount.
+#[repr(C)]
+pub(crate) struct Counts {
+    /// A value of [`Stage`].
+    stage: AtomicU32,
+    /// A value of [`Distance`].
+    distance: AtomicU32,
+    /// Number of records ever added, and of those done: all before it are.
+    added: AtomicU32,
+    done: AtomicU32,
+    /// How many more bytes may be added until the keeper has asked again how much room there is.
+    room: AtomicI64,
+    /// The keeper's process, and its user, as whom it writes.
+    keeper: AtomicU32,
+    user: AtomicU32,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+enum Stage {
+    Unused = 0,
+    Wanted = 1,
+    /// The keeper is about to begin.
+    Begun = 2,
+    Ready = 3,
+    Refused = 4,
+}
+
+/// The mapped file of a queue.
+#[repr(C)]
+struct Area {
+    /// Held while a record is added.
+    lock: Lock,
+    /// How many bytes may be in the queue.
+    limit: AtomicU64,
+    records: [Record; RECORDS],
+    data: Data,
+}
+
+#[repr(C, align(4096))]
+struct Data([UnsafeCell<u8>; DATA_BYTES]);
+
+/// A record of the queue.
+#[repr(C)]
+struct Record {
+    entry: AtomicU64,
+    handle: AtomicU64,
+    inode: AtomicU64,
+    offset: AtomicU64,
+    /// Where its data begins: a number that grows with each byte, or with the end of the memory.
+    from: AtomicU64,
+    length: AtomicU64,
+}
+
+/// How far away the server of a mount is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Distance {
+    /// Nobody has found out.
+    Unknown = 0,
+    /// So near that writes are waited for.
+    Near = 1,
+    /// Writes are sent behind.
+    Far = 2,
+}
+
+/// Where data is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Table entry of the open file, which stays open until the write is done.
+    pub entry: usize,
+    /// Handle of the file.
+    pub handle: u64,
+    /// `Attr::identity` of the file.
+    pub inode: u64,
+    /// Offset in the file, in bytes.
+    pub offset: u64,
+}
+
+/// The keeper has ended; what was in the queue is lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Abandoned;
+
+/// What all processes of the run know of the queue of a mount.
+#[derive(Clone, Copy)]
+pub struct Behind<'a>(&'a Counts);
+
+impl<'a> Behind<'a> {
+    pub(crate) fn new(counts: &'a Counts) -> Self {
+        Self(counts)
+    }
+
+    fn is_at(&self, stage: Stage) -> bool {
+        self.0.stage.load(Ordering::Acquire) == stage as u32
+    }
+
+    fn change(&self, from: Stage, to: Stage) -> bool {
+        let (from, to) = (from as u32, to as u32);
+        self.0.stage.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+
+    /// Returns how far away the server is.
+    #[must_use]
+    pub fn distance(&self) -> Distance {
+        match self.0.distance.load(Ordering::Relaxed) {
+            1 => Distance::Near,
+            2 => Distance::Far,
+            _ => Distance::Unknown,
+        }
+    }
+
+    /// Notes how far away it is.
+    pub fn set_distance(&self, distance: Distance) {
+        self.0.distance.store(distance as u32, Ordering::Relaxed);
+    }
+
+    /// Asks the keeper for a queue. The caller must wake the keeper if this returns true.
+    #[must_use]
+    pub fn ask(&self) -> bool {
+        self.is_at(Stage::Unused) && self.change(Stage::Unused, Stage::Wanted)
+    }
+
+    /// For the keeper: returns true, once, if it is to make a queue.
+    #[must_use]
+    pub fn is_asked(&self) -> bool {
+        self.is_at(Stage::Wanted) && self.change(Stage::Wanted, Stage::Begun)
+    }
+
+    /// Returns true once there is a queue.
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        self.is_at(Stage::Ready)
+    }
+
+    /// Says that there is a queue, served by this process of this user.
+    pub fn begin(&self, keeper: u32, user: u32) {
+        self.0.keeper.store(keeper, Ordering::Relaxed);
+        self.0.user.store(user, Ordering::Relaxed);
+        self.change(Stage::Begun, Stage::Ready);
+    }
+
+    /// Says that there will be none.
+    pub fn refuse(&self) {
+        self.change(Stage::Begun, Stage::Refused);
+    }
+
+    /// Returns the user as whom is written.
+    #[must_use]
+    pub fn user(&self) -> u32 {
+        self.0.user.load(Ordering::Relaxed)
+    }
+
+    /// Sets how many more bytes may be written.
+    pub fn set_room(&self, bytes: i64) {
+        self.0.room.store(bytes, Ordering::Relaxed);
+    }
+
+    /// Returns how many more bytes may be written.
+    #[must_use]
+    pub fn room(&self) -> i64 {
+        self.0.room.load(Ordering::Relaxed)
+    }
+
+    /// Takes this many bytes off the room, unless there are fewer.
+    #[must_use]
+    pub fn take_room(&self, bytes: usize) -> bool {
+        let bytes = bytes as i64;
+        let taken = |room: i64| (room >= bytes).then(|| room - bytes);
+        self.0.room.fetch_update(Ordering::Relaxed, Ordering::Relaxed, taken).is_ok()
+    }
+
+    /// Returns true if everything in the queue is done.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.0.done.load(Ordering::Acquire) == self.0.added.load(Ordering::Acquire)
+    }
+
+    /// Returns the number of records added so far, which is the number of the next one.
+    #[must_use]
+    pub fn added(&self) -> u32 {
+        self.0.added.load(Ordering::Acquire)
+    }
+
+    /// Returns true once all records before this number are done.
+    #[must_use]
+    pub fn is_done(&self, before: u32) -> bool {
+        is_at_least(self.0.done.load(Ordering::Acquire), before)
+    }
+
+    /// Waits until all records are done that have been added so far.
+    ///
+    /// # Errors
+    /// If the keeper has ended before.
+    pub fn wait(&self) -> Result<(), Abandoned> {
+        let before = self.added();
+        loop {
+            let done = self.0.done.load(Ordering::Acquire);
+            if is_at_least(done, before) {
+                return Ok(());
+            }
+            self.wait_beyond(done)?;
+        }
+    }
+
+    /// Waits a while for more records to be done than this number.
+    fn wait_beyond(&self, done: u32) -> Result<(), Abandoned> {
+        let word = &self.0.done;
+        sleep_while(word, done, Some(LOOK));
+        let is_unchanged = word.load(Ordering::Acquire) == done;
+        if is_unchanged && has_ended(self.0.keeper.load(Ordering::Relaxed)) {
+            return Err(Abandoned);
+        }
+        Ok(())
+    }
+
+    /// For the keeper: notes that all records before this number are done.
+    pub fn finish(&self, before: u32) {
+        self.0.done.store(before, Ordering::Release);
+        wake(&self.0.done);
+    }
+
+    /// For the keeper: waits until there may be a record of this number, [`Self::nudge`] was called, or this time
+    /// has passed.
+    pub fn wait_for(&self, number: u32, limit: Option<Duration>) {
+        sleep_while(&self.0.added, number, limit);
+    }
+
+    /// Wakes the keeper's thread.
+    pub fn nudge(&self) {
+        wake(&self.0.added);
+    }
+}
+
+/// The queue of a mount.
+pub struct Queue(&'static Area);
+
+// SAFETY: all fields are atomics, but for the data, which is used through pointers only.
+unsafe impl Send for Queue {}
+// SAFETY: as above.
+unsafe impl Sync for Queue {}
+
+impl Queue {
+    /// Makes the queue of a mount in the run's directory. All its memory is there from then on: nobody meets a full
+    /// file system by storing to it.
+    ///
+    /// # Errors
+    /// Those of the system calls.
+    pub fn create(directory: &[u8], mount: usize) -> io::Result<Self> {
+        Self::map(directory, mount, OFlags::CREATE | OFlags::EXCL)
+    }
+
+    /// Maps the queue of a mount.
+    ///
+    /// # Errors
+    /// Those of the system calls.
+    pub fn open(directory: &[u8], mount: usize) -> io::Result<Self> {
+        Self::map(directory, mount, OFlags::empty())
+    }
+
+    fn map(directory: &[u8], mount: usize, create: OFlags) -> io::Result<Self> {
+        let path = Path::new(OsStr::from_bytes(directory)).join(format!("behind-{mount}"));
+        let flags = OFlags::RDWR | OFlags::CLOEXEC | create;
+        let file = rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR)?;
+        let length = size_of::<Area>();
+        if create.is_empty() {
+            if rustix::fs::fstat(&file)?.st_size != length as i64 {
+                return Err(io::ErrorKind::InvalidData.into());
+            }
+        } else {
+            rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, length as u64)?;
+        }
+        let (protection, at) = (ProtFlags::READ | ProtFlags::WRITE, std::ptr::null_mut());
+        // SAFETY: a new mapping, which is never unmapped.
+        let area = unsafe {
+            rustix::mm::mmap(at, length, protection, MapFlags::SHARED, &file, 0)?.cast::<Area>()
+        };
+        // SAFETY: of this length and aligned to a page; zeroes are a valid value. All that changes is atomic or in
+        // cells.
+        Ok(Self(unsafe { &*area }))
+    }
+
+    /// Sets how many bytes may be in the queue; at least [`RECORD_BYTES_MAX`] are.
+    pub fn limit(&self, bytes: usize) {
+        let bytes = bytes.clamp(RECORD_BYTES_MAX, DATA_BYTES);
+        self.0.limit.store(bytes as u64, Ordering::Relaxed);
+    }
+
+    /// Adds the beginning of `data`, for process `me`. Waits if the queue is full. Returns the number of bytes
+    /// added, which is at most [`RECORD_BYTES_MAX`].
+    ///
+    /// # Errors
+    /// If the keeper has ended.
+    pub fn add(
+        &self,
+        behind: Behind<'_>,
+        me: u32,
+        place: &Place,
+        data: &[u8],
+    ) -> Result<usize, Abandoned> {
+        let data = &data[..data.len().min(RECORD_BYTES_MAX)];
+        loop {
+            let lock = self.0.lock.lock(me);
+            let (added, done) = (behind.added(), behind.0.done.load(Ordering::Acquire));
+            if let Some(from) = self.find_room(added, done, data.len()) {
+                self.store(from, data);
+                self.0.record(added).set(place, from, data.len());
+                behind.0.added.store(added.wrapping_add(1), Ordering::Release);
+                drop(lock);
+                wake(&behind.0.added);
+                return Ok(data.len());
+            }
+            drop(lock);
+            behind.wait_beyond(done)?;
+        }
+    }
+
+    /// Returns where data of this length can begin.
+    fn find_room(&self, added: u32, done: u32, length: usize) -> Option<u64> {
+        let count = added.wrapping_sub(done) as usize;
+        if count == 0 {
+            return Some(0);
+        }
+        if count >= RECORDS {
+            return None;
+        }
+        let (_, begin, _) = self.0.record(done).get();
+        let (_, last, last_length) = self.0.record(added.wrapping_sub(1)).get();
+        let end = last.checked_add(last_length as u64)?;
+        let left = DATA_BYTES - end as usize % DATA_BYTES;
+        let from = if left < length { end.checked_add(left as u64)? } else { end };
+        let limit = self.0.limit.load(Ordering::Relaxed).min(DATA_BYTES as u64);
+        let used = from.checked_sub(begin)?.checked_add(length as u64)?;
+        (used <= limit).then_some(from)
+    }
+
+    /// Copies data to the place that [`Self::find_room`] has found.
+    fn store(&self, from: u64, data: &[u8]) {
+        let at = from as usize % DATA_BYTES;
+        assert!(at + data.len() <= DATA_BYTES, "`find_room` skips the end of the memory");
+        // SAFETY: in range. Nobody else writes there, as this process has the lock, and the keeper reads only
+        // what was added and is not done. Another process that breaks these rules can change the data only.
+        unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), self.0.data.at(at), data.len()) };
+    }
+
+    /// For the keeper: returns where a record that is not done yet is written, where its data begins, and its
+    /// length; `None` if it was not added yet.
+    #[must_use]
+    pub fn get(&self, behind: Behind<'_>, number: u32) -> Option<(Place, u64, usize)> {
+        (number != behind.added()).then(|| self.0.record(number).get())
+    }
+
+    /// For the keeper: appends the data of a record to `data`.
+    pub fn load(&self, from: u64, length: usize, data: &mut Vec<u8>) {
+        let at = from as usize % DATA_BYTES;
+        let length = length.min(DATA_BYTES - at);
+        data.reserve(length);
+        // SAFETY: both are in range, and what is copied is initialized, as memory of a file. Processes of the run
+        // do not change what is in the queue; one that does so nevertheless changes the data only.
+        unsafe {
+            let end = data.as_mut_ptr().add(data.len());
+            std::ptr::copy_nonoverlapping(self.0.data.at(at).cast_const(), end, length);
+            data.set_len(data.len() + length);
+        }
+    }
+}
+
+impl Area {
+    fn record(&self, number: u32) -> &Record {
+        &self.records[number as usize % RECORDS]
+    }
+}
+
+impl Data {
+    fn at(&self, offset: usize) -> *mut u8 {
+        self.0[offset].get()
+    }
+}
+
+impl Record {
+    fn set(&self, place: &Place, from: u64, length: usize) {
+        self.entry.store(place.entry as u64, Ordering::Relaxed);
+        self.handle.store(place.handle, Ordering::Relaxed);
+        self.inode.store(place.inode, Ordering::Relaxed);
+        self.offset.store(place.offset, Ordering::Relaxed);
+        self.from.store(from, Ordering::Relaxed);
+        self.length.store(length as u64, Ordering::Relaxed);
+    }
+
+    fn get(&self) -> (Place, u64, usize) {
+        let place = Place {
+            entry: self.entry.load(Ordering::Relaxed) as usize,
+            handle: self.handle.load(Ordering::Relaxed),
+            inode: self.inode.load(Ordering::Relaxed),
+            offset: self.offset.load(Ordering::Relaxed),
+        };
+        let length = self.length.load(Ordering::Relaxed).min(RECORD_BYTES_MAX as u64);
+        (place, self.from.load(Ordering::Relaxed), length as usize)
+    }
+}
+
+/// Returns true if `number` is not before `least`.
+fn is_at_least(number: u32, least: u32) -> bool {
+    number.wrapping_sub(least) <= u32::MAX / 2
+}
+
+/// Sleeps while a word has this value, but no longer than this.
+fn sleep_while(word: &AtomicU32, value: u32, limit: Option<Duration>) {
+    let limit = limit.and_then(|limit| futex::Timespec::try_from(limit).ok());
+    let _ = futex::wait(word, futex::Flags::empty(), value, limit.as_ref());
+}
+
+fn wake(word: &AtomicU32) {
+    let _ = futex::wake(word, futex::Flags::empty(), i32::MAX as u32);
+}
+
+#[cfg(test)]
+mod tests;
