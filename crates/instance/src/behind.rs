@@ -36,8 +36,6 @@ const LOOK: Duration = Duration::from_millis(500);
 pub(crate) struct Counts {
     /// A value of [`Stage`].
     stage: AtomicU32,
-    /// A value of [`Distance`].
-    distance: AtomicU32,
     /// Number of records ever added, and of those done: all before it are.
     added: AtomicU32,
     done: AtomicU32,
@@ -85,18 +83,6 @@ struct Record {
     length: AtomicU64,
 }
 
-/// How far away the server of a mount is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u32)]
-pub enum Distance {
-    /// Nobody has found out.
-    Unknown = 0,
-    /// So near that writes are waited for.
-    Near = 1,
-    /// Writes are sent behind.
-    Far = 2,
-}
-
 /// Where data is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
@@ -132,25 +118,16 @@ impl<'a> Behind<'a> {
         self.0.stage.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
-    /// Returns how far away the server is.
+    /// Returns true until somebody asks for a queue.
     #[must_use]
-    pub fn distance(&self) -> Distance {
-        match self.0.distance.load(Ordering::Relaxed) {
-            1 => Distance::Near,
-            2 => Distance::Far,
-            _ => Distance::Unknown,
-        }
-    }
-
-    /// Notes how far away it is.
-    pub fn set_distance(&self, distance: Distance) {
-        self.0.distance.store(distance as u32, Ordering::Relaxed);
+    pub fn is_unused(&self) -> bool {
+        self.is_at(Stage::Unused)
     }
 
     /// Asks the keeper for a queue. The caller must wake the keeper if this returns true.
     #[must_use]
     pub fn ask(&self) -> bool {
-        self.is_at(Stage::Unused) && self.change(Stage::Unused, Stage::Wanted)
+        self.is_unused() && self.change(Stage::Unused, Stage::Wanted)
     }
 
     /// For the keeper: returns true, once, if it is to make a queue.
@@ -194,12 +171,16 @@ impl<'a> Behind<'a> {
         self.0.room.load(Ordering::Relaxed)
     }
 
-    /// Takes this many bytes off the room, unless there are fewer.
+    /// Takes this many bytes off the room. If there are fewer, has the keeper look again, and returns false.
     #[must_use]
     pub fn take_room(&self, bytes: usize) -> bool {
         let bytes = bytes as i64;
         let taken = |room: i64| (room >= bytes).then(|| room - bytes);
-        self.0.room.fetch_update(Ordering::Relaxed, Ordering::Relaxed, taken).is_ok()
+        let taken = self.0.room.fetch_update(Ordering::Relaxed, Ordering::Relaxed, taken);
+        if taken.is_err() {
+            self.nudge();
+        }
+        taken.is_ok()
     }
 
     /// Returns true if everything in the queue is done.
@@ -252,10 +233,9 @@ impl<'a> Behind<'a> {
         wake(&self.0.done);
     }
 
-    /// For the keeper: waits until there may be a record of this number, [`Self::nudge`] was called, or this time
-    /// has passed.
-    pub fn wait_for(&self, number: u32, limit: Option<Duration>) {
-        sleep_while(&self.0.added, number, limit);
+    /// For the keeper: waits until there may be a record of this number, or [`Self::nudge`] was called.
+    pub fn wait_for(&self, number: u32) {
+        sleep_while(&self.0.added, number, None);
     }
 
     /// Wakes the keeper's thread.

@@ -131,6 +131,12 @@ impl Entry {
         self.writes.load(Ordering::Acquire) == WAITED
     }
 
+    /// Returns true if anything was written.
+    #[must_use]
+    pub fn is_written(&self) -> bool {
+        self.writes.load(Ordering::Acquire) != 0
+    }
+
     /// Notes that a write behind has failed. Returns false if a program still has to be told of another one.
     pub fn fail_write(&self, errno: i32) -> bool {
         let failed = FAILED | errno as u32 & (FAILED - 1);

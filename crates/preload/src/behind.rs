@@ -14,11 +14,10 @@ use crate::{ahead, process, remote, report, start};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 use towline_client::File;
-use towline_instance::behind::{Distance, Place, Queue};
+use towline_instance::behind::{Place, Queue};
 use towline_instance::{MOUNTS_MAX, State};
 
-/// Number of writes that took long although the server was not far, or that did not take long, after which
-/// nobody looks any more.
+/// Number of writes of this process to servers that are not far, after which it takes their time no more.
 const LOOKS: u32 = 64;
 
 /// Set once this process has become another user since it connected: the keeper cannot write as that one.
@@ -69,7 +68,7 @@ pub(crate) fn check(open: Open) -> Result<(), i32> {
 
 /// [`settle`] and [`check`] for a file that is about to be closed.
 pub(crate) fn closing(open: Open) -> Result<(), i32> {
-    if open.entry.may_write_behind() {
+    if open.entry.is_written() {
         settle(mount(open))?;
     }
     check(open)
@@ -110,7 +109,6 @@ pub(crate) fn write(open: Open, data: &[u8], at: u64) -> Option<usize> {
     let (state, mount) = (start::state()?, mount(open));
     let behind = state.behind(mount);
     let is_meant = behind.is_ready()
-        && behind.distance() == Distance::Far
         && open.entry.may_write_behind()
         && is_plain(open)
         && !IS_OTHER.load(Ordering::Relaxed)
@@ -150,7 +148,7 @@ struct Began {
 impl Waited {
     /// Begins such a write. Takes the time as long as nobody knows how far the server is.
     pub(crate) fn begin(open: Open) -> Self {
-        let unknown = |state: &&State| state.behind(mount(open)).distance() == Distance::Unknown;
+        let unknown = |state: &&State| state.behind(mount(open)).is_unused();
         let looks = LOOKED.load(Ordering::Relaxed) < LOOKS;
         let state = if looks { start::state().filter(unknown) } else { None };
         Self(state.map(|state| Began { state, coarse: coarse_time() }))
@@ -172,12 +170,9 @@ impl Waited {
         }
         let trip = asked.elapsed();
         // Otherwise the network is slow, or the disk, and waiting less would only delay others.
-        if trip > ahead::FAR && 4 * trip > time {
-            let behind = state.behind(mount(open));
-            behind.set_distance(Distance::Far);
-            if behind.ask() {
-                let _ = report::wake_keeper();
-            }
+        let is_far = trip > ahead::FAR && 4 * trip > time;
+        if is_far && state.behind(mount(open)).ask() {
+            let _ = report::wake_keeper();
         }
     }
 }

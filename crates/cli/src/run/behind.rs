@@ -155,7 +155,6 @@ impl Stream {
         self.queue.limit(*WINDOW_BYTES.start());
         behind.begin(std::process::id(), rustix::process::geteuid().as_raw());
         loop {
-            self.look_at_room(behind, &mut looked);
             if behind.added() == next {
                 if behind.is_idle() {
                     self.server().forget_files();
@@ -163,13 +162,14 @@ impl Stream {
                         break;
                     }
                 }
-                let limit = (behind.room() < ROOM_LOW).then_some(ROOM_AGAIN);
-                behind.wait_for(next, limit);
+                self.look_at_room(behind, &mut looked);
+                behind.wait_for(next);
             } else if let Some(request) = self.send_next(behind, next) {
                 next = request.records.1;
                 if sent.send(request).is_err() {
                     break;
                 }
+                self.look_at_room(behind, &mut looked);
             }
         }
         if let Some(client) = self.server().client.take() {

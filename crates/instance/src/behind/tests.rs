@@ -50,7 +50,7 @@ fn what_is_added_is_taken_in_order() {
         let mut data = Vec::new();
         while seen.iter().any(|seen| *seen < TOTAL) {
             let Some((place, from, length)) = queue.get(behind, next) else {
-                behind.wait_for(next, None);
+                behind.wait_for(next);
                 continue;
             };
             data.clear();
