@@ -213,7 +213,10 @@ impl Stream {
         if let Some(root) = self.state.root(self.mount)
             && let Ok(room) = self.server().room(root.handle)
         {
-            behind.set_room(room);
+            // Half of it is for others.
+            let under_way = self.flight().window as u64;
+            let bytes = i64::try_from(room.saturating_sub(under_way) / 2);
+            behind.set_room(bytes.map_or(ROOM_BYTES_MAX, |bytes| bytes.min(ROOM_BYTES_MAX)));
         }
         *looked = Some(Instant::now());
     }
@@ -367,15 +370,12 @@ impl Server {
         entry.map_or(Ok(()), |entry| Opened::of(entry).reclaim(&client, &self.url))
     }
 
-    /// Returns how many bytes may be written at most before there may be no room any more.
-    fn room(&mut self, root: u64) -> Result<i64, Error> {
+    /// Returns how many bytes are free.
+    fn room(&mut self, root: u64) -> Result<u64, Error> {
         let told = self.client()?.with_handle(root, 0, File::stat_fs)?;
-        if told.blocks == 0 {
-            return Ok(ROOM_BYTES_MAX); // it has no limit
-        }
+        let is_unlimited = told.blocks == 0;
         let bytes = told.blocks_available.saturating_mul(told.block_bytes);
-        // The rest is for what is under way, and for others.
-        Ok(i64::try_from(bytes / 2).map_or(ROOM_BYTES_MAX, |half| half.min(ROOM_BYTES_MAX)))
+        Ok(if is_unlimited { u64::MAX } else { bytes })
     }
 
     /// Forgets the files that were written: their programs close them.
