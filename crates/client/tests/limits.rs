@@ -263,6 +263,19 @@ fn a_request_that_begins_in_another_export_is_limited() {
     no_faster(start, 40.0, 50.0);
 }
 
+/// Otherwise all clients of its machine would wait for twelve days.
+#[test]
+fn an_offer_that_is_refused_is_not_owed() {
+    let world = limited(0, MIB as u64);
+    let attach = [Request::Attach { name: b"mem" }];
+    let (mut peer, _) = Raw::greeted(port(&world.transports));
+    peer.send(&request(0, 1, &attach, 1 << 40));
+    assert!(peer.thrown_out());
+    let (mut other, _) = Raw::greeted(port(&world.transports));
+    other.send(&request(0, 1, &attach, 0));
+    assert!(other.receive().is_some());
+}
+
 /// Those of a client are sent again on its next lane, and those of a process of a `towline run` are done.
 #[test]
 fn what_waits_behind_a_malformed_request_is_released() {

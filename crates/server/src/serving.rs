@@ -15,6 +15,7 @@ use towline_net::{Payload, Sink, Target};
 use towline_session::slots::Arrival;
 use towline_store::directory::requests_arrived;
 use towline_wire::header::{data_flag, reply_flag, request_flag};
+use towline_wire::limits::TRANSFER_BYTES_MAX;
 use towline_wire::{Errno, Header, Kind, ProtocolError, Request};
 
 /// Longest body of a hello, with room for additions in later versions.
@@ -235,6 +236,10 @@ impl Core {
                 self.expect_ahead(session, lane, header, ahead);
             }
             return Ok(());
+        }
+        // Before it is charged: a client must not owe what it could never send.
+        if header.offset > TRANSFER_BYTES_MAX as u64 {
+            return wrong("write longer than the limit");
         }
         let meter = self.file_meter(arrived);
         let written = header.offset + payload.len() as u64;

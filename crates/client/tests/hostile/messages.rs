@@ -6,7 +6,7 @@ use std::time::Duration;
 use towline_client::{Errno, Lock, SetAttr};
 use towline_wire::reply::parse_results;
 use towline_wire::request::lock::{EXCLUSIVE, FLOCK};
-use towline_wire::request::{CURRENT, DIRECTORY};
+use towline_wire::request::{CURRENT, DIRECTORY, encode_compound};
 use towline_wire::{Header, Hello, Kind, Reply, Request};
 
 const WRITE: Request<'_> = Request::Write { handle: CURRENT, offset: 0, length: 1, flags: 0 };
@@ -55,6 +55,11 @@ fn illegal_messages_end_the_connection_and_are_counted() {
         ("too many parts", request(0, 1, &[ATTACH, parts(&[0; 12 * 1025])], 0)),
         ("offer of more than the write", request(0, 1, &[ATTACH, WRITE], 1 << 40)),
         ("offer without write", request(0, 1, &[ATTACH], 1)),
+        ("offer beyond all numbers", {
+            let mut header = Header::new(Kind::Request, 0, 1);
+            header.offset = u64::MAX;
+            message(header, &encode_compound(&[ATTACH, WRITE]), &[7])
+        }),
         (
             "write longer than the limit",
             request(
