@@ -242,6 +242,9 @@ fn far_end(args: &Args) -> io::Result<()> {
 
 fn send_file(socket: &OwnedFd, file: &File) -> io::Result<()> {
     let length = file.metadata()?.len();
+    if length == 0 {
+        return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the file to send is empty"));
+    }
     loop {
         let mut offset = 0;
         while offset < length {
@@ -353,6 +356,15 @@ mod tests {
             let args = Line::parse_from(line.split(' ')).args;
             assert_eq!(args.check().is_ok(), sense, "{line}");
         }
+    }
+
+    /// Its other end would wait for ever.
+    #[test]
+    fn an_empty_file_is_not_sent_over_and_over() {
+        let (near, _far) = UnixStream::pair().unwrap();
+        let empty = tempfile::tempfile().unwrap();
+        let refused = send_file(&near.into(), &empty).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::UnexpectedEof);
     }
 
     #[test]
