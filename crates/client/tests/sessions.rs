@@ -6,6 +6,7 @@
 
 mod common;
 
+use common::brittle::{Brittle, answer, ask, config_of};
 use common::{
     CREATE, EXCLUSIVE, Process, Raw, TRUNCATE, counter, eventually, hello, hello_message, pattern,
     port, request, setup, setup_with, transports,
@@ -346,4 +347,61 @@ fn a_lock_is_given_up_before_it_is_asked_for() {
         matches!(results[3], Reply::Failed { errno } if errno == Errno::EINTR.0),
         "{results:?}"
     );
+}
+
+/// A client comes back on another connection before the server has seen the end of the first one, and a third
+/// connection gets its number. That one is not taken for one that has ended, which would be read to its end
+/// before anybody else has a turn.
+#[test]
+fn the_end_of_a_connection_is_not_that_of_the_next_one() {
+    let store = Brittle::default();
+    let gate = store.gate.clone();
+    let mut config = config_of(store, Address::parse("tcp://127.0.0.1:0").unwrap(), 1);
+    config.exports.push(Export::new("mem", ExportKind::Memory(64 << 20)));
+    let server = Server::start(&config).unwrap();
+    let Address::Tcp(at) = server.addresses()[0] else { panic!("no TCP") };
+    let port = at.port();
+    let (first, Welcome { session, secret, .. }) = Raw::greeted(port);
+    let (mut blocker, _) = Raw::greeted(port);
+    let stuck = ask(&mut blocker, 1, &[Request::Attach { name: b"b" }]).unwrap();
+    let stuck = [Request::Stat { base: stuck, flags: 0, path: b"stuck" }];
+    let attach = [Request::Attach { name: b"mem" }];
+    let (mut other, _) = Raw::greeted(port);
+    let root = ask(&mut other, 1, &attach).unwrap();
+    let make = |base| [Request::MakeDir { base, mode: 0o700, path: b"made" }];
+
+    let closed = gate.lock.lock().unwrap();
+    blocker.send(&request(0, 2, &stuck, 0));
+    eventually("the core waits", || gate.knocks.load(Ordering::Relaxed) == 1);
+    // In this order: somebody connects, which makes the server accept all, and the first connection ends.
+    let _connected = Raw::connect(port);
+    drop(first);
+    let mut again = Raw::connect(port);
+    again.send(&hello_message(&Hello { session, secret, ..hello() }));
+    let mut next = Raw::connect(port);
+    next.send(&hello_message(&hello()));
+    drop(closed);
+    answer(&mut blocker).unwrap();
+    let welcome = Welcome::parse(&again.receive().unwrap().1).unwrap();
+    assert_eq!(welcome.resumed, resumed::JOINED);
+    assert_eq!(next.receive().unwrap().0.kind, Kind::Welcome);
+
+    // As long as it has a grant, the server reads little at once from it.
+    let next_root = ask(&mut next, 1, &attach).unwrap();
+    let write = [
+        Request::Open { base: next_root, flags: CREATE, mode: 0o600, path: b"f" },
+        Request::Write { handle: CURRENT, offset: 0, length: 8 << 20, flags: 0 },
+    ];
+    next.send(&request(1, 1, &write, 8 << 20));
+    assert_eq!(next.receive().unwrap().0.kind, Kind::Grant);
+    let closed = gate.lock.lock().unwrap();
+    blocker.send(&request(0, 3, &stuck, 0));
+    eventually("the core waits", || gate.knocks.load(Ordering::Relaxed) == 2);
+    let stat = [Request::Stat { base: next_root, flags: 0, path: b"" }];
+    let mut many: Vec<u8> = (1..=200).flat_map(|at| request(2, at, &stat, 0)).collect();
+    many.extend(request(3, 1, &make(next_root), 0));
+    next.send(&many);
+    other.send(&request(0, 2, &make(root), 0));
+    drop(closed);
+    assert!(answer(&mut other).is_ok(), "it had its turn after all requests of another one");
 }

@@ -443,8 +443,11 @@ impl Core {
                     self.dirty.push(index);
                 }
                 if event.readable {
+                    // Asked again: earlier in this turn the lane may have ended, and another one may have
+                    // got its number.
                     if event.hung
                         && let Some(Some(lane)) = self.lanes.get_mut(index)
+                        && lane.link.peer_closed()
                     {
                         lane.hung = true;
                     }
