@@ -37,7 +37,10 @@ const COUNTERS: [(&str, &str); 27] = [
 /// Current or highest values, and what they show.
 const GAUGES: [(&str, &str); 9] = [
     ("buffer_bytes_in_use", "Bytes of buffers for data in transit that are in use."),
-    ("buffer_bytes_peak", "Most bytes of these buffers that were in use at once."),
+    (
+        "buffer_bytes_peak",
+        "Sum of the most bytes of these buffers that each serving thread had in use.",
+    ),
     ("bytes_on_loan", "Bytes of shared memory that clients have on loan."),
     ("cores_waiting", "Serving threads that wait for a device."),
     ("cores_waiting_seconds_max", "How long the longest of these waits has taken so far."),
