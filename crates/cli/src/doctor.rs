@@ -19,8 +19,8 @@ Examples:
 
 Exit status: 0 examined, 1 it could not be printed, 2 wrong usage.";
 
-/// The first kernel version with zero-copy sends in io_uring.
-const SEND_ZC_SINCE: (u32, u32) = (6, 0);
+/// The first kernel version in whose io_uring a zero-copy send takes several pieces.
+const SEND_ZC_SINCE: (u32, u32) = (6, 1);
 
 /// Arguments of `doctor`.
 #[derive(clap::Args)]
@@ -93,9 +93,11 @@ fn examine() -> Vec<Finding> {
         format!("{cpus} for this process"),
         "the server runs one thread for each; with one, client and server take turns",
     ));
-    findings.push(uring());
+    let ring = uring();
+    let has_ring = ring.good;
+    findings.push(ring);
     findings.push(shared_memory());
-    findings.push(send_zero_copy(version));
+    findings.push(send_zero_copy(version, has_ring));
     findings.push(memory_lock());
     findings.push(huge_pages());
     findings.push(userfaultfd());
@@ -184,9 +186,13 @@ fn shared_memory() -> Finding {
     }
 }
 
-fn send_zero_copy(version: (u32, u32)) -> Finding {
-    let good = version >= SEND_ZC_SINCE;
-    let found = if good { "offered since 6.0" } else { "needs kernel 6.0" };
+fn send_zero_copy(version: (u32, u32), has_ring: bool) -> Finding {
+    let good = version >= SEND_ZC_SINCE && has_ring;
+    let found = match has_ring {
+        false => "needs io_uring",
+        true if good => "offered since 6.1",
+        true => "needs kernel 6.1",
+    };
     let used = "for what disks send to other machines; files leave by sendfile, the rest is copied";
     let not = "not used: what disks send to other machines is copied";
     finding("SEND_ZC", good, found, if good { used } else { not })
@@ -213,7 +219,7 @@ fn huge_pages() -> Finding {
         "huge pages",
         good,
         format!("shared memory: {chosen}; {reserved} reserved"),
-        "not requested: memory exports use normal pages unless the kernel decides otherwise",
+        "disks in memory ask for them themselves (Linux 6.1); memory exports get them by this setting",
     )
 }
 
@@ -299,6 +305,15 @@ mod tests {
         assert_eq!(kernel_version("6.18.44-fc-v657"), (6, 18));
         assert_eq!(kernel_version("strange"), (0, 0));
         assert!(kernel_version("10.0") > SEND_ZC_SINCE);
+    }
+
+    #[test]
+    fn nothing_is_sent_without_a_copy_where_there_is_no_ring() {
+        for (version, has_ring, good) in
+            [((6, 1), true, true), ((6, 1), false, false), ((6, 0), true, false)]
+        {
+            assert_eq!(send_zero_copy(version, has_ring).good, good, "{version:?} {has_ring}");
+        }
     }
 
     #[test]
