@@ -42,7 +42,7 @@ Examples:
 To compare one operation at a time, pin both ends (--pin here, taskset for the server): left to
 the scheduler, they land on one processor or on two, and that alone changes the latency by half.
 
-Exit status: 0 measured, 1 an operation failed, 2 wrong usage.";
+Exit status: 0 measured, 1 an operation failed or a value is beyond its limits, 2 wrong usage.";
 
 /// Seconds that `bench file` and `bench net` may take. Nothing can be measured in no time, and more than a day
 /// is a mistake.
