@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use towline_client::{Client, Error, File, Group, Lock, Options, Transport};
 use towline_net::address::Address;
-use towline_server::{Config, Export, ExportKind, RateLimit, Server};
+use towline_server::{Config, DiskExport, DiskKind, Export, ExportKind, RateLimit, Server};
 use towline_wire::hello::resumed;
 use towline_wire::reply::parse_results;
 use towline_wire::request::{CURRENT, encode_compound, lock};
@@ -23,7 +23,7 @@ use towline_wire::{Errno, Header, Hello, Kind, Reply, Request, Welcome};
 
 const MIB: usize = 1 << 20;
 
-/// A server with the exports `dir` and `mem`, both limited, and `free`.
+/// A server with the exports `dir` and `mem` and the disk `disk`, all limited, and the export `free`.
 struct World {
     server: Server,
     exports: Vec<Export>,
@@ -46,6 +46,7 @@ fn limited(operations: u64, bytes: u64) -> World {
             export("mem", ExportKind::Memory(64 << 20), limit),
             export("free", ExportKind::Memory(64 << 20), RateLimit::default()),
         ],
+        disks: vec![DiskExport { limit, ..DiskExport::new("disk", DiskKind::Memory(1 << 20)) }],
         listen: vec![Address::parse("tcp://127.0.0.1:0").unwrap(), Address::Unix(socket.clone())],
         cores: 2,
         ..Config::default()
@@ -274,6 +275,24 @@ fn an_offer_that_is_refused_is_not_owed() {
     let (mut other, _) = Raw::greeted(port(&world.transports));
     other.send(&request(0, 1, &attach, 0));
     assert!(other.receive().is_some());
+}
+
+/// It is longer than any that is carried out. Otherwise the next one would wait for an hour.
+#[test]
+fn a_read_of_a_disk_that_is_refused_is_not_owed() {
+    let world = limited(0, MIB as u64);
+    let (mut peer, _) = Raw::greeted(port(&world.transports));
+    let mut ask = |sequence, asked: Request<'_>| {
+        peer.send(&request(0, sequence, &[asked], 0));
+        peer.receive().expect("an answer").1
+    };
+    ask(1, Request::DiskOpen { disk: 0, name: b"disk" });
+    let read = |length| Request::DiskRead { disk: 0, flags: 0, offset: 0, length };
+    let body = ask(2, read(u32::MAX));
+    assert!(
+        matches!(parse_results(&body).unwrap()[..], [Reply::Failed { errno }] if errno == Errno::EINVAL.0)
+    );
+    ask(3, read(512));
 }
 
 /// Those of a client are sent again on its next lane, and those of a process of a `towline run` are done.

@@ -19,6 +19,7 @@ use towline_block::{ClientKey, Meter};
 use towline_net::{Link, LinkKind, peer_credentials};
 use towline_session::Exports as _;
 use towline_store::directory::requests_arrived;
+use towline_wire::limits::TRANSFER_BYTES_MAX;
 use towline_wire::request::Operations;
 use towline_wire::{Header, ProtocolError, Request};
 
@@ -144,10 +145,14 @@ fn take_some<T>(queue: &mut VecDeque<T>, is_taken: impl Fn(&T) -> bool) -> VecDe
     taken
 }
 
-/// Returns how many bytes a request moves.
+/// Returns how many bytes a request moves: none if it is longer than any that is carried out.
 fn bytes_of(request: &Request<'_>) -> u64 {
     match request {
-        Request::DiskRead { length, .. } | Request::DiskWrite { length, .. } => (*length).into(),
+        Request::DiskRead { length, .. } | Request::DiskWrite { length, .. }
+            if *length as usize <= TRANSFER_BYTES_MAX =>
+        {
+            (*length).into()
+        }
         _ => 0,
     }
 }
