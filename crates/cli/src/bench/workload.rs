@@ -20,7 +20,7 @@ pub(crate) struct Args {
     /// Bytes of each read or write.
     #[arg(long, value_name = "N", value_parser = buffer_bytes, default_value = "4K")]
     pub(super) bs: usize,
-    /// Operations in flight in each client.
+    /// Operations in flight in each client; on a local directory always one.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(super) qd: usize,
     /// Client processes.
