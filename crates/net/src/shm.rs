@@ -408,11 +408,12 @@ impl ShmLink {
         }
     }
 
-    /// Sets the server's sleeping flag, before its event loop waits: for bytes, or with `full`, if it has no
-    /// room for what they ask, for room to send. Returns false if there is work, so that it must not sleep.
+    /// Sets the server's sleeping flag, before its event loop waits: for bytes, unless it is `full` and has no
+    /// room for what they ask, and for room to send if it `sends`. Returns false if there is work, so that it
+    /// must not sleep.
     #[must_use]
-    pub fn prepare_sleep(&self, full: bool) -> bool {
-        self.prepare(|| if full { self.writable() } else { self.readable() })
+    pub fn prepare_sleep(&self, full: bool, sends: bool) -> bool {
+        self.prepare(|| !full && self.readable() || sends && self.writable())
     }
 
     /// Sets the sleeping flag of a side that is about to sleep on its bell. Returns false if it must not

@@ -9,6 +9,10 @@ use towline_net::{Counters, Link, look_often};
 /// Moving this many bytes takes about as long as a small request.
 const SMALL_BYTES: u64 = 16 * 1024;
 
+/// How often to look whether a client over shared memory has taken answers. It rings when it has taken half of
+/// what the ring holds; it may also have been stopped, for any time.
+const UNTAKEN: Duration = Duration::from_millis(100);
+
 impl Core {
     /// Receives from the connection that most likely has news, without asking the ring. Returns true if
     /// something was received.
@@ -74,9 +78,8 @@ impl Core {
             if let Some(Some(lane)) = self.lanes.get(*index)
                 && let Link::Shm(link) = &*lane.link
             {
-                let full = lane.is_full();
-                // Its answers may still be prepared by threads that may block, which ring.
-                sleep &= link.prepare_sleep(full) || full && lane.out.is_empty();
+                // The answers of a full lane may still be prepared by threads that may block, which ring.
+                sleep &= link.prepare_sleep(lane.is_full(), !lane.out.is_empty());
             }
         }
         !sleep
@@ -89,16 +92,15 @@ impl Core {
     }
 
     pub(super) fn timeout(&self) -> Option<Duration> {
-        if self.shm_lanes.iter().any(|i| self.lanes[*i].as_ref().is_some_and(|l| !l.out.is_empty()))
-        {
-            return Some(Duration::from_millis(1));
-        }
+        let is_untaken =
+            |at: &usize| self.lanes[*at].as_ref().is_some_and(|lane| !lane.out.is_empty());
+        let untaken = self.shm_lanes.iter().any(is_untaken).then_some(UNTAKEN);
         let refusing = (!self.refusing.is_empty()).then_some(REFUSING);
         let tick = (self.ticking || self.draining.is_some() || self.wants_ticks()).then_some(TICK);
         let left = |at: Instant| at.saturating_duration_since(Instant::now());
         let nbd = self.nbd.next_wake().map(left);
         let late = self.late.peek().map(|late| left(late.at));
         let waiting = self.waiting.next_wake().map(left);
-        [refusing, tick, nbd, late, waiting].into_iter().flatten().min()
+        [untaken, refusing, tick, nbd, late, waiting].into_iter().flatten().min()
     }
 }
