@@ -116,7 +116,7 @@ impl Reactor {
     }
 
     /// Reports once, immediately or later, that the descriptor watched with `token` is writable. (epoll
-    /// reports every such change without being asked.)
+    /// reports every such change without being asked, and the ring those of a peer that sends nothing more.)
     ///
     /// # Errors
     /// What the ring says.
@@ -343,6 +343,46 @@ mod tests {
             assert!(room.iter().any(|e| e.token == 7 && e.writable), "round {round}: {room:?}");
             assert!(!reactor.is_ready(), "round {round}: told once");
         }
+    }
+
+    /// Nor is a full socket reported as having room because its peer sends nothing more.
+    fn tells_only_room(engine: Engine) {
+        let Ok(mut reactor) = Reactor::new(Some(engine)) else {
+            return eprintln!("SKIPPED: {engine:?} cannot be had here");
+        };
+        let (mut near, mut far) = UnixStream::pair().unwrap();
+        near.set_nonblocking(true).unwrap();
+        reactor.watch(near.as_fd(), 7).unwrap();
+        let mut sent = 0;
+        let mut fill = || {
+            while let Ok(count) = near.write(&[0; 65536]) {
+                sent += count;
+            }
+            std::mem::take(&mut sent)
+        };
+        let mut full = fill();
+        far.shutdown(std::net::Shutdown::Write).unwrap();
+        // The end itself is reported; epoll reports with it that writing fails or not, but only once.
+        assert!(ready(&mut reactor, 1000).iter().any(|e| e.token == 7 && e.hung));
+        for round in 0..3 {
+            reactor.watch_writable(7).unwrap();
+            for _ in 0..10 {
+                let events = ready(&mut reactor, 0);
+                assert!(events.iter().all(|e| !e.writable), "round {round}: {events:?}");
+            }
+            assert!(!reactor.is_ready(), "round {round}: it may sleep");
+            far.read_exact(&mut vec![0; full]).unwrap();
+            let room = ready(&mut reactor, 1000);
+            assert!(room.iter().any(|e| e.token == 7 && e.writable), "round {round}: {room:?}");
+            full = fill();
+        }
+        reactor.unwatch(near.as_fd(), 7).unwrap();
+    }
+
+    #[test]
+    fn a_peer_that_sends_nothing_more_makes_no_room() {
+        tells_only_room(Engine::Uring);
+        tells_only_room(Engine::Epoll);
     }
 
     /// A peer that only reads causes no event.

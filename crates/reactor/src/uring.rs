@@ -17,15 +17,14 @@ const REMOVAL: u64 = 1 << 63;
 const TRANSFER: u64 = 1 << 62;
 /// Set in the user data of a send; the rest is its place in the table.
 const SEND: u64 = 1 << 61;
-/// Set in the user data of a one-shot poll for writability; the rest is the number of the descriptor's
-/// main poll.
+/// Set in the user data of a poll for writability; the rest is the number of the descriptor's main poll.
 const WRITABLE: u64 = 1 << 60;
 
 #[derive(Clone, Copy)]
 struct Poll {
     token: u64,
     fd: i32,
-    /// A one-shot poll for writability is active.
+    /// A poll for writability is active, or will be with the next wait.
     writable: bool,
 }
 
@@ -74,6 +73,8 @@ const SEND_ZC_REPORT_USAGE: u16 = 1 << 3;
 const NOTIF_USAGE_ZC_COPIED: u32 = 1 << 31;
 
 const INTEREST: u32 = (libc::POLLIN | libc::POLLRDHUP) as u32;
+/// What a poll for writability is about. The kernel adds that the peer sends nothing more.
+const ROOM: i16 = libc::POLLOUT | libc::POLLHUP | libc::POLLERR;
 
 impl Uring {
     pub(crate) fn new() -> io::Result<Self> {
@@ -129,7 +130,8 @@ impl Uring {
     }
 
     fn arm(&mut self, fd: i32, number: u64) -> io::Result<()> {
-        let poll = opcode::PollAdd::new(types::Fd(fd), INTEREST).multi(true).build();
+        let events = if number & WRITABLE != 0 { libc::POLLOUT as u32 } else { INTEREST };
+        let poll = opcode::PollAdd::new(types::Fd(fd), events).multi(true).build();
         self.push(&poll.user_data(number))
     }
 
@@ -304,7 +306,7 @@ impl Uring {
             return Ok(false);
         }
         for number in std::mem::take(&mut self.rearm) {
-            if let Some(poll) = self.polls.get(&number).copied() {
+            if let Some(poll) = self.polls.get(&(number & !WRITABLE)).copied() {
                 self.arm(poll.fd, number)?;
             }
         }
@@ -356,12 +358,19 @@ impl Uring {
             }
             let Some(poll) = self.polls.get_mut(&(number & !WRITABLE)) else { continue };
             let token = poll.token;
+            let result = completion.result();
             if number & WRITABLE != 0 {
-                poll.writable = false;
+                poll.writable = cqueue::more(completion.flags());
+                if result >= 0 && result as i16 & ROOM == 0 {
+                    // Each one-shot poll would report this at once. One that lasts reports it only once.
+                    if !std::mem::replace(&mut poll.writable, true) {
+                        self.rearm.push(number);
+                    }
+                    continue;
+                }
             } else if !cqueue::more(completion.flags()) {
                 self.rearm.push(number);
             }
-            let result = completion.result();
             if result < 0 {
                 if -result == libc::ECANCELED {
                     continue;
