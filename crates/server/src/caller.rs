@@ -39,8 +39,13 @@ impl Callers {
             Some((peer_uid, peer_gid)) if peer_uid != 0 => (peer_uid, peer_gid),
             _ => (uid, gid),
         };
-        if uid == 0 && self.squash_root {
-            (uid, gid) = (NOBODY, NOBODY);
+        if self.squash_root {
+            // As NFS does: whoever may name any group would else have the rights of root's.
+            (uid, gid) = match (uid, gid) {
+                (0, _) => (NOBODY, NOBODY),
+                (_, 0) => (uid, NOBODY),
+                named => named,
+            };
         }
         if self.known.len() >= KNOWN_MAX && !self.known.contains_key(&(uid, gid)) {
             self.known.clear();
@@ -135,6 +140,22 @@ mod tests {
             assert_eq!(callers.find(uid, 7, None).uid, uid);
             assert!(callers.known.len() <= 4096);
         }
+    }
+
+    #[test]
+    fn neither_root_nor_its_group_is_taken_from_clients() {
+        let found = |squash_root, uid, gid, peer| {
+            let mut callers = Callers::new(true, squash_root);
+            let caller = callers.find(uid, gid, peer);
+            (caller.uid, caller.gid)
+        };
+        assert_eq!(found(true, 0, 7, None), (NOBODY, NOBODY));
+        assert_eq!(found(true, 1000, 0, None), (1000, NOBODY));
+        assert_eq!(found(true, 1000, 0, Some((0, 0))), (1000, NOBODY));
+        assert_eq!(found(true, 1000, 7, None), (1000, 7));
+        assert_eq!(found(true, 1000, 7, Some((1001, 0))), (1001, NOBODY), "the peer counts");
+        assert_eq!(found(false, 1000, 0, None), (1000, 0));
+        assert_eq!(found(false, 0, 0, None), (0, 0));
     }
 
     #[test]
