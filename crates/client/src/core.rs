@@ -106,6 +106,8 @@ struct Slot {
     /// What it closes. The file, disk or locks stay known until the answer arrives: earlier requests
     /// may have to be resent to a restarted server.
     closes: Option<Closing>,
+    /// It opens a file and leaves it open.
+    opens: bool,
     /// Its last operation closes the file that it opens.
     closes_opened: bool,
     /// Data that its last reply lent on the current lane has not been given back.

@@ -114,7 +114,7 @@ impl File {
     }
 
     /// [`File::open_reading`] of an existing file, completed later; yields the file and the bytes. If the
-    /// operation is dropped, the file stays open as long as the session.
+    /// operation is dropped, the file is closed once it is open.
     ///
     /// # Errors
     /// If it cannot be started. The operation fails with `ESTALE` if the server was restarted since.

@@ -141,6 +141,49 @@ impl File {
         found
     }
 
+    /// [`File::open_listing`], completed later. Until [`File::keep`] is called, the directory is closed at the
+    /// end of this session, also if the session's family goes on.
+    ///
+    /// # Errors
+    /// If it cannot be started. The operation fails with `ESTALE` if the server was restarted since.
+    pub fn start_open_listing(
+        &self,
+        path: &[u8],
+        flags: u32,
+        attributes: bool,
+    ) -> Result<Operation<(Self, Option<Batch>)>, Error> {
+        let requests = [
+            Request::Open { base: self.handle, flags, mode: 0, path: check(path)? },
+            Request::Bind { handle: CURRENT, bound: 1 },
+            self.listing(CURRENT, 0, attributes),
+        ];
+        let (core, epoch) = (self.core.clone(), self.core.boot_epoch());
+        let (base, below) = (self.handle, path.to_vec());
+        let listing = self.core.listings.take();
+        self.core.start(&requests, Vec::new(), listing, move |outcome, listing| {
+            // Nobody knew yet of the directory, so it was not reopened.
+            let found = if core.boot_epoch() == epoch {
+                let mut replies = outcome.replies()?.into_iter();
+                Self::first_opened(&core, &mut replies, (base, &below), flags)
+                    .map(|file| (file, entries(outcome, &listing).ok()))
+            } else {
+                Err(Errno::ESTALE.into())
+            };
+            core.listings.give_back(listing);
+            found
+        })
+    }
+
+    /// Lets an open directory of [`File::start_open_listing`] outlive this session, as any other file of a
+    /// family does. Does not wait for the answer.
+    ///
+    /// # Errors
+    /// If it cannot be sent.
+    pub fn keep(&self) -> Result<(), Error> {
+        let request = Request::Bind { handle: self.handle, bound: 0 };
+        self.core.start(&[request], Vec::new(), Vec::new(), |_, _| Ok(())).map(drop)
+    }
+
     /// [`File::open`] of a directory and [`File::list_all`], in one round trip if the first batch has all
     /// entries.
     ///

@@ -54,6 +54,65 @@ fn a_file_outlives_the_session_that_opened_it() {
     }
 }
 
+/// Nor does anything stay open that was opened for a process which has ended before it took it.
+#[test]
+fn a_directory_that_nobody_has_taken_goes_with_the_session_that_opened_it() {
+    const DIRECTORY: u32 = 0o200_000;
+    let setup = setup(EngineWish::Automatic);
+    for transport in &setup.transports {
+        for export in [&b"dir"[..], b"mem"] {
+            let (first, second) = (member(transport), member(transport));
+            let root = first.attach(export).unwrap();
+            let open = || root.start_open_listing(b".", DIRECTORY, true).unwrap().wait().unwrap();
+            let [(taken, listing), (lost, _)] = [open(), open()];
+            assert!(listing.is_some_and(|(_, is_all)| is_all));
+            taken.keep().unwrap();
+            let inode = taken.attr().identity();
+            let handles = [root, taken, lost].map(File::into_handle);
+            let are_open = || {
+                handles.map(|handle| {
+                    let file = File::from_handle(&second, handle, export, b"", DIRECTORY, inode);
+                    let found = file.stat();
+                    let _ = file.into_handle();
+                    found.is_ok()
+                })
+            };
+            assert_eq!(are_open(), [true; 3]);
+            first.close();
+            eventually("it is still open", || are_open() == [true, true, false]);
+            second.close();
+        }
+    }
+}
+
+/// Wherever the answer is when that becomes clear.
+#[test]
+fn what_is_opened_for_nobody_is_closed() {
+    let setup = setup(EngineWish::Automatic);
+    std::fs::write(setup.data.join("unwanted"), "x").unwrap();
+    let opened = || {
+        let all = std::fs::read_dir("/proc/self/fd").unwrap();
+        let links = all.filter_map(|fd| std::fs::read_link(fd.unwrap().path()).ok());
+        links.filter(|link| *link == setup.data.join("unwanted")).count()
+    };
+    let client = setup.client();
+    let root = client.attach(b"dir").unwrap();
+    let start = || root.start_open_reading(b"unwanted", 0, 1).unwrap();
+    for is_answered in [false, true] {
+        let operation = start();
+        if is_answered {
+            root.stat().unwrap(); // requests are answered in order
+            assert_eq!(opened(), 1);
+        }
+        drop(operation);
+        eventually("it is still open", || root.stat().is_ok() && opened() == 0);
+    }
+    // So many that answers are set aside for others.
+    let many: Vec<_> = (0..200).map(|_| start()).collect();
+    drop(many);
+    eventually("some are still open", || root.stat().is_ok() && opened() == 0);
+}
+
 #[test]
 fn a_lock_that_cannot_be_converted_is_given_up() {
     let setup = setup(EngineWish::Automatic);

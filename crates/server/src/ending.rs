@@ -7,6 +7,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
+use towline_session::Session;
 use towline_session::files::Hold;
 use towline_session::locks::Owner;
 use towline_wire::limits::FAMILY_LEASE_SECONDS;
@@ -117,10 +118,33 @@ impl Core {
         // The last session of a family releases the locks of its open files.
         let (files, are_reported) = self.shared.families.leave(&served.session);
         self.close_elsewhere(&mut served, files.as_ref());
+        if files.is_none() {
+            self.close_bound(&served.session);
+        }
         let owner = files.map(|files| files.lock().owner);
         let granted = self.shared.locks.lock().leave(id, owner, are_reported);
         self.shared.notify(granted);
         true
+    }
+
+    /// Closes the files of a family that were to be closed at the end of this session of it.
+    fn close_bound(&self, session: &Session) {
+        let (bound, owner) = {
+            let mut files = session.files.lock();
+            (files.take_bound(session.id), files.owner)
+        };
+        for (handle, mut opened) in bound {
+            let hold = opened.hold.take();
+            if opened.store.may_hang() {
+                let store = opened.store.clone();
+                self.drop_elsewhere(&store, opened);
+            } else {
+                drop(opened);
+            }
+            if hold.is_some() {
+                self.release_closed(Owner { session: owner, id: handle, process: false }, hold);
+            }
+        }
     }
 
     /// Releases the locks of a closed file, once nobody holds it.

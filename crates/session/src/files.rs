@@ -126,7 +126,7 @@ pub struct Opened {
     /// The `O_*` flags with which it was opened.
     pub flags: u32,
     /// Set once a lock was requested for it, or if it was open before a restart and may have locks.
-    pub(crate) hold: Option<Arc<Hold>>,
+    pub hold: Option<Arc<Hold>>,
     /// It is kept for the next server.
     pub(crate) is_kept: bool,
 }
@@ -165,6 +165,8 @@ pub struct Files {
     keep: Option<(Arc<dyn Keep>, u64)>,
     /// Handles of files that were opened since [`Files::opened`] was called.
     opened: Vec<u64>,
+    /// Files that are closed at the end of a session, by handle: the session.
+    bound: HashMap<u64, u64>,
 }
 
 /// Returns the index and the generation of a handle.
@@ -205,6 +207,7 @@ impl Files {
             open: 0,
             keep: None,
             opened: Vec::new(),
+            bound: HashMap::new(),
         }
     }
 
@@ -260,6 +263,7 @@ impl Files {
     /// Notes that a file is closed. To be called for each one that was open.
     fn note_closed(&mut self, handle: u64, opened: &Opened) {
         self.open -= 1;
+        self.bound.remove(&handle);
         if opened.is_kept {
             self.give_up_kept(handle);
         }
@@ -368,6 +372,27 @@ impl Files {
     pub(crate) fn note_lock(&mut self, handle: u64) -> Result<(), Errno> {
         self.find_mut(handle)?.hold.get_or_insert_default();
         Ok(())
+    }
+
+    /// Notes whether a file is to be closed at the end of a session, and of no other one.
+    ///
+    /// # Errors
+    /// `EBADF` when the file is closed.
+    pub(crate) fn bind(&mut self, handle: u64, session: u64, is_bound: bool) -> Result<(), Errno> {
+        self.find(handle)?;
+        if is_bound {
+            self.bound.insert(handle, session);
+        } else {
+            self.bound.remove(&handle);
+        }
+        Ok(())
+    }
+
+    /// Removes the files that are closed at the end of this session; returns them with their handles.
+    pub fn take_bound(&mut self, session: u64) -> Vec<(u64, Opened)> {
+        let of_it = self.bound.iter().filter(|(_, of)| **of == session);
+        let handles: Vec<u64> = of_it.map(|(handle, _)| *handle).collect();
+        handles.into_iter().filter_map(|handle| Some((handle, self.remove(handle).ok()?))).collect()
     }
 
     /// Returns the queue for events of these files.

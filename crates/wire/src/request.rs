@@ -482,5 +482,13 @@ messages! {
             /// [`crate::parts::Part`]s; together they are as long as the payload.
             parts: &'a [u8],
         }
+        /// Says whether an open file is closed at the end of this session although its family goes on. At first
+        /// no file is. So nothing is left of what was opened for a process that has ended before it took it.
+        48 Bind {
+            /// Open file.
+            handle: u64,
+            /// Nonzero: it is closed then. Zero: not, whichever session has said so.
+            bound: u8,
+        }
     }
 }

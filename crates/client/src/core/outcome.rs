@@ -73,6 +73,8 @@ pub(crate) struct Outcome {
     pub(crate) failed: Option<Errno>,
     /// Checksums of the data.
     pub(crate) checksums: Vec<Checked>,
+    /// The file that it opened and left open, which is closed if nobody takes the outcome.
+    pub(super) opened: Option<u64>,
     /// Lent data, which the thread that takes the outcome still has to copy to the buffer.
     pub(super) borrowed: Option<Borrowed>,
 }
@@ -120,6 +122,14 @@ impl Outcome {
         }
     }
 
+    /// The file that its first operation opened.
+    pub(super) fn first_opened(&self) -> Option<u64> {
+        match encoded::Results::of(self.results.bytes()).next() {
+            Some(Ok(Reply::Opened { handle, .. })) => Some(handle),
+            _ => None,
+        }
+    }
+
     /// The file that a compound opened before it failed.
     pub(super) fn left_open(&self) -> Option<u64> {
         let (mut opened, mut failed) = (None, false);
@@ -137,7 +147,7 @@ impl Outcome {
     pub(super) fn move_to(&mut self, place: &mut Self) {
         self.results.move_to(&mut place.results);
         (place.payload, place.landed, place.failed) = (self.payload, self.landed, self.failed);
-        place.checksums = std::mem::take(&mut self.checksums);
+        (place.checksums, place.opened) = (std::mem::take(&mut self.checksums), self.opened);
         place.borrowed = self.borrowed.take();
     }
 

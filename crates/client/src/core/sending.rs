@@ -169,6 +169,7 @@ impl Core {
         slot.renames = matches!(requests, [Request::Rename { .. }]);
         slot.closes = Closing::of(requests);
         slot.closes_opened = matches!(requests, [.., Request::Close { handle: CURRENT }]);
+        slot.opens = !slot.closes_opened && matches!(requests, [Request::Open { .. }, ..]);
         if slot.alters {
             self.count_change();
         }

@@ -40,6 +40,7 @@ impl Slot {
             lock: None,
             renames: false,
             closes: None,
+            opens: false,
             closes_opened: false,
             indebted: false,
             abandoned: false,
@@ -128,10 +129,11 @@ impl State {
 
     /// A request under way that needs what `closing` closes: it may have to be resent to a
     /// restarted server, where closed files and disks are not reopened. Lock requests do not count:
-    /// the server answers a waiting one when its file is closed.
+    /// the server answers a waiting one when its file is closed. Nor does what nobody waits for.
     pub(super) fn needs(&self, closing: Closing) -> Option<u16> {
         let needs = |request: &Request<'_>| match (closing, request) {
-            (Closing::File(_), Request::Lock { .. }) | (Closing::Process(_), _) => false,
+            (Closing::File(_), Request::Lock { .. } | Request::Bind { .. }) => false,
+            (Closing::Process(_), _) => false,
             (Closing::File(handle), _) => request.handles().contains(&handle),
             (Closing::Disk(disk), _) => request.disk() == Some(disk),
         };

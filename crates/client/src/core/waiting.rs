@@ -53,6 +53,8 @@ impl Core {
             waiter.notify_one();
         }
         if found.abandoned {
+            let unwanted = found.outcome.opened.take();
+            state.closing.extend(unwanted.map(Closing::File));
             return self.release(state, slot);
         }
         if let Some(waker) = found.waker.take() {
@@ -194,19 +196,26 @@ impl Core {
         self.send_all(Messages::of(message, lane));
     }
 
-    /// Gives up interest in a request: its slot is freed once it is over.
-    pub(crate) fn abandon(&self, slot: &SlotRef) {
+    /// Gives up interest in a request: its slot is freed once it is over, and what it has opened is closed.
+    pub(crate) fn abandon(self: &Arc<Self>, slot: &SlotRef) {
         let mut state = self.state.lock();
         let parked = state.parked.remove(slot);
         let found = &mut state.slots[usize::from(slot.slot)];
-        if found.sequence != slot.sequence || parked.is_some() {
-            return;
+        let mut waker = None;
+        if let Some(finished) = parked {
+            let unwanted = finished.ok().and_then(|(outcome, _)| outcome.opened);
+            state.closing.extend(unwanted.map(Closing::File));
+        } else if found.sequence == slot.sequence {
+            found.abandoned = true;
+            waker = found.waker.take();
+            self.tell(&mut state, slot.slot);
         }
-        found.abandoned = true;
-        let waker = found.waker.take();
-        self.tell(&mut state, slot.slot);
+        let closes = !state.closing.is_empty();
         drop(state);
         drop(waker);
+        if closes {
+            self.close_pending();
+        }
     }
 
     /// Frees the slot of a request that is over.
@@ -526,6 +535,8 @@ impl Core {
             {
                 state.files.remember_renamed(request);
             }
+            let leaves_open = found.opens && result.is_ok();
+            found.outcome.opened = if leaves_open { found.outcome.first_opened() } else { None };
             if found.closes_opened
                 && result.is_ok()
                 && let Some(handle) = found.outcome.left_open()

@@ -400,6 +400,11 @@ impl Compound {
                 self.result(&Reply::Answer { length: answer.len() as u32 });
                 self.data = Aggregate::from_vec(answer);
             }
+            Request::Bind { handle, bound } => {
+                let handle = self.handle(handle)?;
+                context.files.with(|files| files.bind(handle, context.session, bound != 0))?;
+                self.result(&Reply::Done {});
+            }
             Request::Watch { handle, mask } => self.watch(context, handle, mask)?,
             Request::Events { seen } => return Ok(self.events(context, seen)),
             Request::Reclaimed {} => {

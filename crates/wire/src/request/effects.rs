@@ -32,7 +32,7 @@ impl Request<'_> {
             Self::Inquire { .. } | Self::Reclaimed {} | Self::PathOf { .. } => false,
             // A file watched twice reports each event once, and events are sent again until the
             // client has seen them.
-            Self::Watch { .. } | Self::Events { .. } => false,
+            Self::Watch { .. } | Self::Events { .. } | Self::Bind { .. } => false,
             Self::DiskWrite { .. } | Self::DiskZero { .. } | Self::DiskTrim { .. } => true,
             Self::DiskFlush { .. } | Self::DiskResize { .. } => true,
             Self::DiskList { .. }
@@ -104,7 +104,7 @@ impl Request<'_> {
                 [handle, 0]
             }
             Self::Lock { handle, .. } | Self::TestLock { handle, .. } => [handle, 0],
-            Self::Watch { handle, .. } => [handle, 0],
+            Self::Watch { handle, .. } | Self::Bind { handle, .. } => [handle, 0],
             Self::Attach { .. } | Self::Inquire { .. } => [0, 0],
             Self::Reclaim { .. } | Self::Reclaimed {} | Self::Events { .. } => [0, 0],
             // Disks have their own numbers.
