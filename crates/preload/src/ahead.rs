@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 use towline_client::{Error, Operation};
 
 /// How much older than an answer that has just arrived data may be.
-const VALID: Duration = Duration::from_millis(100);
+pub(crate) const VALID: Duration = Duration::from_millis(100);
 /// Bytes of a piece at first, and at most; reads of more than half the maximum are long.
 const WINDOW_BYTES: std::ops::RangeInclusive<usize> = 32 * 1024..=512 * 1024;
 /// Bytes of the longest reads for which data is requested early. Longer ones are answered without a pause anyway.

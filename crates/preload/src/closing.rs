@@ -3,7 +3,7 @@
 //! Nothing waits for a close, but on its own it would cost the client a system call and the server a
 //! wake-up. If no request follows, the keeper closes the file some milliseconds later, when the kernel
 //! reports the placeholder closed; it does so, too, if this process is killed. The shared entry decides
-//! which of the two is first (`Taken::Leaving`). A locked file is closed at once, as others may wait for
+//! which of the two is first (`Taken::Leaving`). Until then it can be taken back. A locked file is closed at once, as others may wait for
 //! its lock.
 
 use crate::descriptors::Open;
@@ -62,6 +62,15 @@ pub(crate) fn close_left(mount: usize, client: &Client) -> bool {
         }
     }
     any
+}
+
+/// Takes back a file that was left and is not closed yet. Returns false if it is none.
+pub(crate) fn take_back(mount: usize, handle: u64) -> bool {
+    let (Some(mut left), Some(state)) = (lock(&LEFT), start::state()) else { return false };
+    let is_it = |one: &mut Left| one.mount == mount && one.handle == handle;
+    let Some(one) = left.iter_mut().find_map(|place| place.take_if(is_it)) else { return false };
+    COUNT.fetch_sub(1, Ordering::Relaxed);
+    state.entry(one.number).is_some_and(|entry| entry.close_left(one.tag))
 }
 
 /// Forgets the parent's left files in the child of a fork: the parent or the keeper closes them.

@@ -2,19 +2,22 @@
 //! fetches the attributes of all names in one round trip, as long as that pays.
 //!
 //! Everything is forgotten as soon as any process of the run changes anything on a server or takes a lock
-//! (`State::changes`), so processes of one run see each other's changes at once. Changes by others are seen
-//! by path after at most [`VALID`], and at once on opening a file, as opening always asks the server. Each
+//! (`State::changes`; `removed.rs` has the exception), so processes of one run see each other's changes at once.
+//! Changes by others are seen by path after at most [`VALID`], and at once on opening a file, as opening always
+//! asks the server (of directories, see `walk.rs`). Each
 //! part of a long directory has its own age; a part that is too old when one of its names is wanted is
 //! requested again from that name on (`known/order.rs`). A thread that finds the lock taken asks the
 //! server, so that nothing blocks here, not even after a fork.
 
 mod listed;
 mod order;
+mod removed;
 
 use crate::place::{self, At};
-use crate::start;
+use crate::{start, walk};
 use listed::Listed;
 use order::Order;
+pub(crate) use removed::{identity, removed};
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -133,6 +136,8 @@ struct Directory {
     /// Number of names asked for while nothing was listed, and the hash of the last one.
     asked: u32,
     last: u32,
+    /// It was looked for since it was last about to be replaced.
+    is_used: bool,
 }
 
 impl Directory {
@@ -151,7 +156,8 @@ struct Known {
     /// Hashes of each directory's two keys, kept together; zero for none.
     hashes: Vec<[u32; 2]>,
     directories: Vec<Directory>,
-    /// Place of the next directory: it holds the oldest one, or nothing yet.
+    /// Place of the next directory: it holds nothing yet, or one that is replaced unless it is in use: a walk
+    /// comes back to the directory that it is in after each of those below.
     next: usize,
 }
 
@@ -174,14 +180,12 @@ impl Known {
 
     /// Starts to remember a directory, at its known place if it has one; returns the place.
     fn add(&mut self, known: Option<usize>, key: Key<'_>) -> usize {
-        let place = known.unwrap_or(self.next);
-        if known.is_none() {
-            self.next = (place + 1) % DIRECTORIES_MAX;
-        }
+        let place = known.unwrap_or_else(|| self.replaced());
         if place == self.directories.len() {
             let name = Name { mount: 0, base: 0, path: Vec::new() };
             let listed = Listed::new(Asked::now());
-            self.directories.push(Directory { name, also: None, listed, asked: 0, last: 0 });
+            let (asked, last, is_used) = (0, 0, false);
+            self.directories.push(Directory { name, also: None, listed, asked, last, is_used });
             self.hashes.push([0; 2]);
         } else {
             self.forget(place);
@@ -192,6 +196,18 @@ impl Known {
         name.path.clear();
         name.path.extend_from_slice(key.path);
         place
+    }
+
+    /// Returns the place for another directory.
+    fn replaced(&mut self) -> usize {
+        loop {
+            let place = self.next;
+            self.next = (place + 1) % DIRECTORIES_MAX;
+            let found = self.directories.get_mut(place);
+            if !found.is_some_and(|found| std::mem::take(&mut found.is_used)) {
+                return place;
+            }
+        }
     }
 
     /// Adds the path that leads to an open directory.
@@ -209,7 +225,7 @@ impl Known {
         self.hashes[place] = [0; 2];
         let directory = &mut self.directories[place];
         (directory.also, directory.listed) = (None, Listed::new(Asked::now()));
-        (directory.asked, directory.last) = (0, 0);
+        (directory.asked, directory.last, directory.is_used) = (0, 0, false);
     }
 
     /// Makes room for `more` names: forgets the oldest directories, then the oldest names of this one.
@@ -290,7 +306,7 @@ fn split(path: &[u8]) -> Option<(&[u8], &[u8])> {
 }
 
 /// Removes `.` at the beginning and end, as programs write the same directory in both ways.
-fn plain(mut path: &[u8]) -> &[u8] {
+pub(crate) fn plain(mut path: &[u8]) -> &[u8] {
     while let Some(rest) = path.strip_prefix(b"./") {
         path = rest;
     }
@@ -320,6 +336,7 @@ fn look(known: &mut Known, key: Key<'_>, name: &[u8]) -> Answer {
     };
     let directory = &mut known.directories[place];
     let now = Asked::now();
+    directory.is_used = true;
     directory.listed.looks += 1;
     directory.listed.debt = directory.listed.debt.saturating_sub(1);
     if let Some(found) = directory.listed.find(name, now) {
@@ -451,6 +468,9 @@ pub(crate) fn stat(at: &At, follow: bool) -> Result<Attr, i32> {
     let base = at.base().ok();
     let itself = base.filter(|_| is_plain).map(|base| key_from(at, base, &at.path));
     let named = split(&at.path).and_then(|(above, name)| Some((key_from(at, base?, above), name)));
+    if named.is_some() {
+        walk::wants_attributes(at.mount);
+    }
     let mut answer = lock(&KNOWN).and_then(|mut known| {
         // As old as the attributes of its names: programs check whether those can still be right.
         let own = itself.and_then(|key| listed_of(&mut known, key)?.own(follow, Asked::now()));
@@ -510,7 +530,9 @@ pub(crate) fn listed(
     let Some(mut known) = lock(&KNOWN) else { return };
     let key = Key { mount, base: handle, path: b"" };
     let Some(place) = known.find(key) else { return };
-    if cookie == 0 && entries.iter().any(|entry| entry.attr.is_some()) {
+    // With a far server, the attributes cost nothing beside the round trip.
+    let has_attributes = || entries.iter().any(|entry| entry.attr.is_some());
+    if cookie == 0 && !walk::is_far(mount) && has_attributes() {
         return note(&mut known, place, asked, 0, (entries, end));
     }
     add(&mut known, place, asked, cookie, (entries, end));

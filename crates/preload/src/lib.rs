@@ -36,6 +36,7 @@ mod place;
 mod pool;
 mod process;
 mod remote;
+mod removed;
 mod report;
 mod runs;
 mod start;
@@ -45,6 +46,7 @@ mod trap;
 mod variadic;
 mod vfork;
 mod waits;
+mod walk;
 mod working;
 
 #[global_allocator]

@@ -6,7 +6,7 @@
 use crate::descriptors::{self, Open, Own};
 use crate::hooks::lost;
 use crate::start::{self, Target};
-use crate::{ahead, behind, closing, fresh, guard, known, limits, opened, own, process};
+use crate::{ahead, behind, closing, fresh, guard, known, limits, opened, own, process, walk};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::time::{Duration, Instant};
@@ -111,6 +111,7 @@ fn identity() -> (u32, u32) {
 pub(crate) fn identity_changed() {
     fresh::settle_all();
     behind::identity_changed();
+    walk::end();
     let (user, group) = identity();
     let process = process::id();
     for place in &SESSIONS {
@@ -245,6 +246,7 @@ pub(crate) fn let_go() {
     }
     HAS_PROCESS_LOCKS.store(false, Ordering::Relaxed);
     ahead::leave_to_parent();
+    walk::leave_to_parent();
     closing::disown();
     fresh::disown();
     crate::pool::disown();
@@ -259,6 +261,7 @@ pub(crate) fn is_connected() -> bool {
 pub(crate) fn goodbye() {
     fresh::settle_all();
     behind::settle_all();
+    walk::end();
     // Nobody waits for a goodbye, but a process that waited for the end of this one may want its locks.
     if HAS_PROCESS_LOCKS.load(Ordering::Relaxed) {
         for (_, open) in descriptors::all(0, u32::MAX) {

@@ -5,3 +5,6 @@
 mod languages;
 #[path = "../src/runs.rs"]
 mod runs;
+#[allow(dead_code)] // only the library uses all of it
+#[path = "../src/walk/tree.rs"]
+mod tree;

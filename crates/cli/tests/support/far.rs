@@ -28,7 +28,7 @@ struct State {
 
 #[derive(Default)]
 struct Counts {
-    /// Requests seen, other than closes, which nobody waits for.
+    /// Requests seen, other than closes and the like, which nobody waits for.
     requests: usize,
     /// Those that were meant.
     meant: usize,
@@ -70,7 +70,7 @@ impl Far {
         !counts.in_vain && counts.meant >= self.state.together
     }
 
-    /// Returns how many requests other than closes were made; fails if those that were meant did not come
+    /// Returns how many requests were made that somebody waits for; fails if those that were meant did not come
     /// together.
     pub(crate) fn requests(&self) -> usize {
         let counts = self.state.counts.lock().unwrap();
@@ -103,7 +103,9 @@ impl State {
 
     fn count(&self, requests: &[Request<'_>]) {
         let mut counts = self.counts.lock().unwrap();
-        counts.requests += usize::from(!matches!(requests, [Request::Close { .. }]));
+        let is_waited_for =
+            !matches!(requests, [Request::Close { .. }] | [Request::Bind { bound: 0, .. }]);
+        counts.requests += usize::from(is_waited_for);
         counts.meant += usize::from((self.meant)(requests));
         self.changed.notify_all();
     }

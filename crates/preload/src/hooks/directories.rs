@@ -6,7 +6,7 @@ use crate::guard::{finish, inside, ours};
 use crate::known::Asked;
 use crate::place::{self, At};
 use crate::table::real;
-use crate::{known, opened, remote, working};
+use crate::{known, opened, remote, walk, working};
 use libc::{DIR, c_char, c_int, c_long, c_void, dirent64, size_t, ssize_t};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -132,6 +132,7 @@ fn list(open: Open, cookie: u64) -> Result<(Vec<DirEntry>, bool), i32> {
     let (asked, attributes) = (Asked::now(), known::rest_has_attributes(mount, handle));
     let (entries, end) = remote::with(open, |file| file.list(cookie, attributes))?;
     known::listed((mount, handle), cookie, asked, &entries, end);
+    walk::listed(mount, handle, &entries);
     Ok((entries, end))
 }
 

@@ -6,11 +6,13 @@ use crate::guard::{self, finish, inside, is_inside, ours};
 use crate::opened::{self, First, Opened};
 use crate::place::{self, At, Last};
 use crate::table::real;
+use crate::walk::{self, Found, How};
 use crate::{behind, fresh, known, own, pool, remote, start};
 use libc::{c_char, c_int, c_uint, c_ulong, mode_t};
 use std::ffi::CStr;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
+use towline_client::File;
 use towline_wire::request::open_flag;
 
 /// What the server sends along with opening a file, in the same round trip.
@@ -46,7 +48,8 @@ pub(crate) fn open_remote(at: &At, flags: c_int, mode: mode_t) -> Result<c_int, 
     let (when, changes) = (Instant::now(), known::changes());
     let what = Comes::with(flags);
     let (mut data, mut listing) = (None, None);
-    let (handle, attr) = at.with(|base, path| {
+    let found = if matches!(what, Comes::Listing) { walk::open(at, sent) } else { None };
+    let asked = |base: &File, path: &[u8]| {
         let file = match what {
             Comes::Data => {
                 let mut memory = First::memory();
@@ -55,7 +58,7 @@ pub(crate) fn open_remote(at: &At, flags: c_int, mode: mode_t) -> Result<c_int, 
                 file
             }
             Comes::Listing => {
-                let attributes = known::listings_have_attributes();
+                let attributes = walk::listings_have_attributes(at.mount);
                 let (file, entries) = base.open_listing(path, sent, attributes)?;
                 listing = entries;
                 file
@@ -64,11 +67,18 @@ pub(crate) fn open_remote(at: &At, flags: c_int, mode: mode_t) -> Result<c_int, 
         };
         let attr = *file.attr();
         Ok((file.into_handle(), attr))
-    })?;
-    let arrived = Instant::now();
-    // The changes made by the open itself do not invalidate what came with it.
-    let changes = changes + if open_flag::alters(sent) { 2 } else { 0 };
-    let mount = at.mount;
+    };
+    let found = match found {
+        Some(found) => found,
+        None => {
+            let (handle, attr) = at.with(asked)?;
+            // The changes made by the open itself do not invalidate what came with it.
+            let changes = changes + if open_flag::alters(sent) { 2 } else { 0 };
+            let (arrived, how) = (Instant::now(), How::Asked);
+            Found { handle, attr, listing, when, changes, arrived, how }
+        }
+    };
+    let (mount, handle) = (at.mount, found.handle);
     let reserved = match early.map_or_else(|| descriptors::reserve(flags), Ok) {
         Ok(reserved) => reserved,
         Err(error) => {
@@ -76,6 +86,10 @@ pub(crate) fn open_remote(at: &At, flags: c_int, mode: mode_t) -> Result<c_int, 
             return Err(error);
         }
     };
+    if matches!(what, Comes::Listing) {
+        walk::opened(at, sent, &found);
+    }
+    let Found { attr, listing, when, changes, arrived, how, .. } = found;
     let end = None;
     opened::keep(at, Opened { mount, handle, when, arrived, changes, attr, data, listing, end });
     let path = place::tidy(&at.below());
@@ -89,6 +103,10 @@ pub(crate) fn open_remote(at: &At, flags: c_int, mode: mode_t) -> Result<c_int, 
     };
     let fd = descriptors::make(&new, reserved);
     if let Some(open) = descriptors::find(fd) {
+        if how == How::Again {
+            // The client has forgotten it.
+            remote::adopted(open);
+        }
         if flags & libc::O_TRUNC != 0 {
             super::maps::resized((at.mount, attr.identity()), 0, 0);
         }

@@ -6,8 +6,9 @@ use crate::descriptors::{DELETED, Open};
 use crate::guard::{Failed, finish, inside, ours};
 use crate::moved::{Moving, Removing};
 use crate::place::{self, At, Led};
+use crate::removed::removed;
 use crate::table::real;
-use crate::{start, working};
+use crate::{known, start, working};
 use libc::{c_char, c_int, c_uint, dev_t, mode_t, size_t, ssize_t};
 use std::ffi::CStr;
 use std::sync::atomic::Ordering;
@@ -126,7 +127,9 @@ pub(crate) unsafe fn unlinkat(at: c_int, path: *const c_char, flags: c_int) -> c
             return Err(if directory { libc::EBUSY } else { libc::EISDIR });
         }
         let removing = Removing::new(at, directory);
+        let before = known::changes();
         at.with(|base, path| base.unlink(path, directory))?;
+        removed(at, before, directory);
         removing.done();
         Ok(0)
     };
