@@ -13,6 +13,7 @@ mod listed;
 mod order;
 mod removed;
 
+use crate::hash::hash;
 use crate::place::{self, At};
 use crate::{start, walk};
 use listed::Listed;
@@ -62,16 +63,6 @@ impl Key<'_> {
     fn hash(&self) -> u32 {
         hash(self.base ^ (self.mount as u64) << 56, self.path) | 1
     }
-}
-
-/// Returns a hash of a text.
-fn hash(seed: u64, text: &[u8]) -> u32 {
-    const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
-    let mix = |hash: u64, word: u64| (hash.rotate_left(23) ^ word).wrapping_mul(SPREAD);
-    let (words, rest) = text.as_chunks();
-    let hash = words.iter().fold(seed, |hash, word| mix(hash, u64::from_ne_bytes(*word)));
-    let rest = rest.iter().fold(0, |word, byte| word << 8 | u64::from(*byte));
-    (mix(hash, rest) >> 32) as u32
 }
 
 /// An owned [`Key`].

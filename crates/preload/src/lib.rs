@@ -22,6 +22,7 @@ mod guard;
 #[cfg(target_arch = "x86_64")]
 mod guest;
 mod handlers;
+mod hash;
 mod holder;
 mod hooks;
 mod known;

@@ -2,7 +2,7 @@
 //! again from the right place on. It is a guess: a request from there does not find a name that was
 //! removed.
 
-use super::hash;
+use crate::hash::hash;
 
 /// One cookie is kept for this many names.
 const STEP: usize = 64;
