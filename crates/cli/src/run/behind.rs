@@ -13,15 +13,16 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 use towline_client::{Client, Error, File, Operation, Options, Url};
 use towline_instance::State;
-use towline_instance::behind::{Behind, Place, Queue};
+use towline_instance::behind::{Behind, Place, Queue, RECORD_BYTES_MAX};
 use towline_wire::limits::{FRAGMENT_BYTES_MAX, INLINE_BYTES_MAX};
 
 /// How long the end of a run waits for data to be written.
 const WRITTEN: Duration = Duration::from_secs(60);
-/// Maximum number of bytes of a request.
-const REQUEST_BYTES_MAX: usize = FRAGMENT_BYTES_MAX;
-/// Bytes that may be under way: at least and at first, and at most.
-const WINDOW_BYTES: RangeInclusive<usize> = 1 << 20..=8 << 20;
+/// Maximum number of bytes of a request: there are several under way.
+const REQUEST_BYTES: RangeInclusive<usize> = 64 << 10..=FRAGMENT_BYTES_MAX;
+/// Bytes that may be under way: at least and at most, and at first.
+const WINDOW_BYTES: RangeInclusive<usize> = RECORD_BYTES_MAX..=8 << 20;
+const WINDOW_BYTES_FIRST: usize = 1 << 20;
 /// The most bytes that programs may write before the room is looked at again.
 const ROOM_BYTES_MAX: i64 = 1 << 30;
 /// Less room than this is looked at again, but not more often than this.
@@ -71,7 +72,7 @@ impl Writes {
             state: Arc::clone(&self.state),
             queue,
             server: Mutex::new(server),
-            flight: Mutex::new(Flight { ranges: VecDeque::new(), window: *WINDOW_BYTES.start() }),
+            flight: Mutex::new(Flight { ranges: VecDeque::new(), window: WINDOW_BYTES_FIRST }),
             landed: Condvar::new(),
         });
         let (sender, sent) = mpsc::channel();
@@ -152,7 +153,7 @@ impl Stream {
         let mut looked = None;
         let mut next = behind.added();
         self.look_at_room(behind, &mut looked);
-        self.queue.limit(*WINDOW_BYTES.start());
+        self.queue.limit(WINDOW_BYTES_FIRST);
         behind.begin(std::process::id(), rustix::process::geteuid().as_raw());
         loop {
             if behind.added() == next {
@@ -186,11 +187,12 @@ impl Stream {
         };
         let waited = self.landed.wait_while(self.flight(), must_wait);
         let mut flight = waited.unwrap_or_else(PoisonError::into_inner);
+        let most = (flight.window / 4).clamp(*REQUEST_BYTES.start(), *REQUEST_BYTES.end());
         let mut data = Vec::new();
         let mut end = number;
         while let Some((place, from, length)) = self.queue.get(behind, end) {
             let offset = first.offset.wrapping_add(data.len() as u64);
-            let is_long = data.len() + length > REQUEST_BYTES_MAX && end != number;
+            let is_long = data.len() + length > most && end != number;
             if place != (Place { offset, ..first }) || is_long || !flight.is_free(&place, length) {
                 break;
             }
@@ -296,9 +298,9 @@ impl Ends {
         let trip = known.map_or(took, |trip| trip.min(took));
         *known = Some(trip);
         let mut flight = self.stream.flight();
-        if took < 2 * trip {
+        if took < trip + trip / 4 {
             flight.window = (flight.window + length).min(*WINDOW_BYTES.end());
-        } else if self.narrowed.elapsed() > took {
+        } else if took > trip + trip / 2 && self.narrowed.elapsed() > took {
             // The answers that come now were asked for with what was too much.
             self.narrowed = Instant::now();
             flight.window = (flight.window / 4 * 3).max(*WINDOW_BYTES.start());
