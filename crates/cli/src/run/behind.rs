@@ -314,7 +314,10 @@ impl Ends {
         if entry.handle.load(Ordering::Acquire) == place.handle
             && entry.fail_write(i32::from(error.errno().0))
         {
-            let path = String::from_utf8_lossy(&entry.path()).into_owned();
+            let config = self.stream.state.config().unwrap_or_default();
+            let prefix = config.mounts.get(self.stream.mount).map_or(&b""[..], |at| &at.prefix);
+            let path = [prefix, b"/", &entry.path()].concat();
+            let path = String::from_utf8_lossy(&path);
             log::warn!("{path}: what a program has written to it is lost: {error}");
         }
     }
