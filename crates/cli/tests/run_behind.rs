@@ -106,6 +106,48 @@ print(name)
     assert!(fs::read(world.local("served").join(name)).unwrap() == [b'x'; 60 * 4096]);
 }
 
+/// A file has several names, and several descriptors; what is written by one is not overtaken by the other.
+#[test]
+fn writes_by_several_prefixes_are_in_order() {
+    if !have("python3") {
+        return println!("SKIPPED writes behind: there is no python3");
+    }
+    let world = World::new();
+    let far = Far::new(&world, 1, FAR);
+    fs::write(world.local("served/f"), "").unwrap();
+    let script = format!(
+        "{BEGIN}
+g = os.open(os.environ['HERE'] + '/also/f', os.O_RDWR)
+for number in range(5):
+    write(f, 0, 100)
+    os.pwrite(g, b'x', 0)
+for number in range(5):
+    os.pwrite(f, b'a' * 300000, 0)
+    os.pwrite(g, b'b', 0)
+    assert os.pread(f, 2, 0) == b'ba', number
+os.pwrite(g, b'c' * 9, 50)
+assert os.path.exists(os.environ['{VARIABLE}'] + '/behind-0'), 'all writes were waited for'
+# Changes of times are not waited for either.
+for number in range(3):
+    new = os.open(name + str(number), os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+    for piece in range(3): write(new, piece * 9, 9)
+    os.utime(new, (1e9, 1e9))
+    write(new, 27, 9)
+    os.close(new)
+    assert os.stat(name + str(number)).st_mtime > 1.1e9, 'the write came first'
+"
+    );
+    let prefix = |name: &str| format!("{}={}", world.local(name).display(), far.url("dir"));
+    let mut command = Command::new(TOWLINE);
+    command.args(["run", "--at", &prefix("at"), "--at", &prefix("also"), "--", "python3", "-c"]);
+    command.arg(script).env("AT", world.local("at")).env("HERE", &world.path);
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let content = fs::read(world.local("served/f")).unwrap();
+    assert!(content.starts_with(&[&b"b"[..], &[b'a'; 49], &[b'c'; 9], b"a"].concat()));
+    assert_eq!(content.len(), 300_000);
+}
+
 /// The end of the program, however it comes, is not the end of what it has written.
 #[test]
 fn what_a_killed_program_has_written_behind_arrives() {
@@ -139,10 +181,18 @@ fn a_write_behind_that_fails_is_told() {
     // The server may not make files longer than this.
     let limit = Rlimit { current: Some(100_000), maximum: None };
     prlimit(Pid::from_raw(world.server_id() as i32), Resource::Fsize, limit).unwrap();
-    for how in ["write(f, offset, 4096)", "os.fsync(f)", "os.close(f)"] {
+    let hows = [
+        "write(f, offset, 4096)",
+        "os.fsync(f)",
+        "os.close(f)",
+        "os.fsync(another)",
+        "os.pwritev(f, [b'x'], 0, os.RWF_DSYNC)",
+    ];
+    for how in hows {
         let script = format!(
             "{BEGIN}
 import errno
+another = os.open(name, os.O_WRONLY)
 offset = 0
 try:
     while offset < 200000:

@@ -5,20 +5,21 @@
 //! program has written reaches the server even if the program is killed. Before a process of the run asks that
 //! server for anything, it waits until all that was in the queue is done ([`Behind::wait`]).
 //!
-//! There is a queue for a mount once a process has asked for it ([`Behind::ask`]). Its records have numbers, which
-//! wrap around. What tells whether there are any is in the shared state, so that processes that do not write need
-//! not map the queue.
+//! There is a queue for a server once a process has asked for it ([`Behind::ask`]); it has the number of the first
+//! mount of this server. Its records have numbers, too, which wrap around. What tells whether there are any is in the
+//! shared state, so that processes that do not write need not map the queue.
 #![allow(unsafe_code)]
 
 use crate::lock::{Lock, has_ended};
-use rustix::fs::{FallocateFlags, Mode, OFlags};
+use rustix::fs::{FallocateFlags, FlockOperation, Mode, OFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 use rustix::thread::futex;
 use std::cell::UnsafeCell;
 use std::ffi::OsStr;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -31,15 +32,18 @@ pub const RECORD_BYTES_MAX: usize = 256 << 10;
 /// How often who waits looks whether the keeper is still there.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// What the shared state tells of the queue of a mount.
+/// What the shared state tells of the queue of a server.
 #[repr(C)]
 pub(crate) struct Counts {
     /// A value of [`Stage`].
     stage: AtomicU32,
+    /// Changes whenever the keeper's thread has something to do.
+    bell: AtomicU32,
     /// Number of records ever added, and of those done: all before it are.
     added: AtomicU32,
     done: AtomicU32,
-    /// How many more bytes may be added until the keeper has asked again how much room there is.
+    /// How many more bytes may be written to the mount of this number until the keeper has asked again how much room
+    /// there is.
     room: AtomicI64,
     /// The keeper's process, and its user, as whom it writes.
     keeper: AtomicU32,
@@ -54,7 +58,10 @@ enum Stage {
     /// The keeper is about to begin.
     Begun = 2,
     Ready = 3,
+    /// Writes are waited for.
     Refused = 4,
+    /// The keeper has ended.
+    Abandoned = 5,
 }
 
 /// The mapped file of a queue.
@@ -62,6 +69,8 @@ enum Stage {
 struct Area {
     /// Held while a record is added.
     lock: Lock,
+    /// The keeper's PID namespace: numbers of processes, as in the lock, mean the same there only.
+    namespace: AtomicU64,
     /// How many bytes may be in the queue.
     limit: AtomicU64,
     records: [Record; RECORDS],
@@ -74,7 +83,8 @@ struct Data([UnsafeCell<u8>; DATA_BYTES]);
 /// A record of the queue.
 #[repr(C)]
 struct Record {
-    entry: AtomicU64,
+    mount: AtomicU32,
+    entry: AtomicU32,
     handle: AtomicU64,
     inode: AtomicU64,
     offset: AtomicU64,
@@ -86,6 +96,8 @@ struct Record {
 /// Where data is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
+    /// Number of the mount.
+    pub mount: usize,
     /// Table entry of the open file, which stays open until the write is done.
     pub entry: usize,
     /// Handle of the file.
@@ -100,7 +112,7 @@ pub struct Place {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Abandoned;
 
-/// What all processes of the run know of the queue of a mount.
+/// What all processes of the run know of the queue of a server.
 #[derive(Clone, Copy)]
 pub struct Behind<'a>(&'a Counts);
 
@@ -149,9 +161,10 @@ impl<'a> Behind<'a> {
         self.change(Stage::Begun, Stage::Ready);
     }
 
-    /// Says that there will be none.
+    /// Says that there will be none, or that nothing more is to be added.
     pub fn refuse(&self) {
-        self.change(Stage::Begun, Stage::Refused);
+        let _ =
+            self.change(Stage::Begun, Stage::Refused) || self.change(Stage::Ready, Stage::Refused);
     }
 
     /// Returns the user as whom is written.
@@ -195,36 +208,38 @@ impl<'a> Behind<'a> {
         self.0.added.load(Ordering::Acquire)
     }
 
+    /// Returns the number of the first record that is not done.
+    #[must_use]
+    pub fn done(&self) -> u32 {
+        self.0.done.load(Ordering::Acquire)
+    }
+
     /// Returns true once all records before this number are done.
     #[must_use]
     pub fn is_done(&self, before: u32) -> bool {
         is_at_least(self.0.done.load(Ordering::Acquire), before)
     }
 
-    /// Waits until all records are done that have been added so far.
+    /// Waits until all records are done that have been added so far. Asks now and then whether the queue is still
+    /// served ([`Queue::is_served`]).
     ///
     /// # Errors
     /// If the keeper has ended before.
-    pub fn wait(&self) -> Result<(), Abandoned> {
+    pub fn wait(&self, is_served: impl Fn() -> bool) -> Result<(), Abandoned> {
         let before = self.added();
         loop {
             let done = self.0.done.load(Ordering::Acquire);
             if is_at_least(done, before) {
                 return Ok(());
             }
-            self.wait_beyond(done)?;
+            if self.is_at(Stage::Abandoned) {
+                return Err(Abandoned);
+            }
+            sleep_while(&self.0.done, done, Some(LOOK));
+            if self.0.done.load(Ordering::Acquire) == done && !is_served() {
+                self.0.stage.store(Stage::Abandoned as u32, Ordering::Release);
+            }
         }
-    }
-
-    /// Waits a while for more records to be done than this number.
-    fn wait_beyond(&self, done: u32) -> Result<(), Abandoned> {
-        let word = &self.0.done;
-        sleep_while(word, done, Some(LOOK));
-        let is_unchanged = word.load(Ordering::Acquire) == done;
-        if is_unchanged && has_ended(self.0.keeper.load(Ordering::Relaxed)) {
-            return Err(Abandoned);
-        }
-        Ok(())
     }
 
     /// For the keeper: notes that all records before this number are done.
@@ -233,19 +248,31 @@ impl<'a> Behind<'a> {
         wake(&self.0.done);
     }
 
-    /// For the keeper: waits until there may be a record of this number, or [`Self::nudge`] was called.
-    pub fn wait_for(&self, number: u32) {
-        sleep_while(&self.0.added, number, None);
+    /// For the keeper: a number for [`Self::wait_for_news`], to be had before looking whether there are any.
+    #[must_use]
+    pub fn news(&self) -> u32 {
+        self.0.bell.load(Ordering::Acquire)
+    }
+
+    /// For the keeper: waits until something has been added since [`Self::news`] was called, or
+    /// [`Self::nudge`] was.
+    pub fn wait_for_news(&self, seen: u32) {
+        sleep_while(&self.0.bell, seen, None);
     }
 
     /// Wakes the keeper's thread.
     pub fn nudge(&self) {
-        wake(&self.0.added);
+        self.0.bell.fetch_add(1, Ordering::AcqRel);
+        wake(&self.0.bell);
     }
 }
 
-/// The queue of a mount.
-pub struct Queue(&'static Area);
+/// The queue of a server.
+pub struct Queue {
+    area: &'static Area,
+    /// The keeper's lock of the file, which shows that it is served.
+    _served: Option<OwnedFd>,
+}
 
 // SAFETY: all fields are atomics, but for the data, which is used through pointers only.
 unsafe impl Send for Queue {}
@@ -253,78 +280,107 @@ unsafe impl Send for Queue {}
 unsafe impl Sync for Queue {}
 
 impl Queue {
-    /// Makes the queue of a mount in the run's directory. All its memory is there from then on: nobody meets a full
-    /// file system by storing to it.
+    /// Makes the queue of this number in the run's directory, to be served by this process. All its memory is there
+    /// from then on: nobody meets a full file system by storing to it.
     ///
     /// # Errors
     /// Those of the system calls.
-    pub fn create(directory: &[u8], mount: usize) -> io::Result<Self> {
-        Self::map(directory, mount, OFlags::CREATE | OFlags::EXCL)
+    pub fn create(directory: &[u8], number: usize) -> io::Result<Self> {
+        let path = path(directory, number);
+        let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::CREATE | OFlags::EXCL;
+        let file = rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR)?;
+        let length = size_of::<Area>() as u64;
+        let made = rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, length)
+            .and_then(|()| rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive))
+            .map_err(io::Error::from)
+            .and_then(|()| map(&file));
+        let area = made.inspect_err(|_| {
+            let _ = rustix::fs::unlink(&path);
+        })?;
+        area.namespace.store(namespace()?, Ordering::Relaxed);
+        Ok(Self { area, _served: Some(file) })
     }
 
-    /// Maps the queue of a mount.
+    /// Maps the queue of this number.
     ///
     /// # Errors
     /// Those of the system calls.
-    pub fn open(directory: &[u8], mount: usize) -> io::Result<Self> {
-        Self::map(directory, mount, OFlags::empty())
-    }
-
-    fn map(directory: &[u8], mount: usize, create: OFlags) -> io::Result<Self> {
-        let path = Path::new(OsStr::from_bytes(directory)).join(format!("behind-{mount}"));
-        let flags = OFlags::RDWR | OFlags::CLOEXEC | create;
-        let file = rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR)?;
-        let length = size_of::<Area>();
-        if create.is_empty() {
-            if rustix::fs::fstat(&file)?.st_size != length as i64 {
-                return Err(io::ErrorKind::InvalidData.into());
-            }
-        } else {
-            rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, length as u64)?;
+    pub fn open(directory: &[u8], number: usize) -> io::Result<Self> {
+        let file = rustix::fs::open(
+            path(directory, number),
+            OFlags::RDWR | OFlags::CLOEXEC,
+            Mode::empty(),
+        )?;
+        if rustix::fs::fstat(&file)?.st_size != size_of::<Area>() as i64 {
+            return Err(io::ErrorKind::InvalidData.into());
         }
-        let (protection, at) = (ProtFlags::READ | ProtFlags::WRITE, std::ptr::null_mut());
-        // SAFETY: a new mapping, which is never unmapped.
-        let area = unsafe {
-            rustix::mm::mmap(at, length, protection, MapFlags::SHARED, &file, 0)?.cast::<Area>()
+        Ok(Self { area: map(&file)?, _served: None })
+    }
+
+    /// Returns false if the keeper that has made the queue of this number has ended.
+    #[must_use]
+    pub fn is_served(directory: &[u8], number: usize) -> bool {
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+        // Who may not open it, or cannot now, cannot tell.
+        let Ok(file) = rustix::fs::open(path(directory, number), flags, Mode::empty()) else {
+            return true;
         };
-        // SAFETY: of this length and aligned to a page; zeroes are a valid value. All that changes is atomic or in
-        // cells.
-        Ok(Self(unsafe { &*area }))
+        rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared).is_err()
+    }
+
+    /// Returns true if this process is in the keeper's PID namespace, so that it may [add](Self::add).
+    #[must_use]
+    pub fn is_in_namespace(&self) -> bool {
+        namespace().is_ok_and(|own| own == self.area.namespace.load(Ordering::Relaxed))
     }
 
     /// Sets how many bytes may be in the queue; at least [`RECORD_BYTES_MAX`] are.
     pub fn limit(&self, bytes: usize) {
         let bytes = bytes.clamp(RECORD_BYTES_MAX, DATA_BYTES);
-        self.0.limit.store(bytes as u64, Ordering::Relaxed);
+        self.area.limit.store(bytes as u64, Ordering::Relaxed);
     }
 
     /// Adds the beginning of `data`, for process `me`. Waits if the queue is full. Returns the number of bytes
-    /// added, which is at most [`RECORD_BYTES_MAX`].
+    /// added, which is at most [`RECORD_BYTES_MAX`]; `None` if the caller has to wait for this write, since
     ///
-    /// # Errors
-    /// If the keeper has ended.
-    pub fn add(
-        &self,
-        behind: Behind<'_>,
-        me: u32,
-        place: &Place,
-        data: &[u8],
-    ) -> Result<usize, Abandoned> {
+    /// * the place overlaps with one in the queue: writes of the same place would wait for each other there, and
+    ///   everybody for them all;
+    /// * the keeper has ended or wants no more;
+    /// * a process that was stopped keeps others from adding.
+    #[must_use]
+    pub fn add(&self, behind: Behind<'_>, me: u32, place: &Place, data: &[u8]) -> Option<usize> {
         let data = &data[..data.len().min(RECORD_BYTES_MAX)];
         loop {
-            let lock = self.0.lock.lock(me);
+            if !behind.is_ready() || has_ended(behind.0.keeper.load(Ordering::Relaxed)) {
+                return None;
+            }
+            let lock = self.area.lock.lock_soon(me)?;
             let (added, done) = (behind.added(), behind.0.done.load(Ordering::Acquire));
+            if self.overlaps(done, added, place, data.len()) {
+                return None;
+            }
             if let Some(from) = self.find_room(added, done, data.len()) {
                 self.store(from, data);
-                self.0.record(added).set(place, from, data.len());
+                self.area.record(added).set(place, from, data.len());
                 behind.0.added.store(added.wrapping_add(1), Ordering::Release);
                 drop(lock);
-                wake(&behind.0.added);
-                return Ok(data.len());
+                behind.nudge();
+                return Some(data.len());
             }
             drop(lock);
-            behind.wait_beyond(done)?;
+            sleep_while(&behind.0.done, done, Some(LOOK));
         }
+    }
+
+    /// Returns true if one of these records overlaps with a write.
+    fn overlaps(&self, done: u32, added: u32, place: &Place, length: usize) -> bool {
+        let end = place.offset.saturating_add(length as u64);
+        let count = (added.wrapping_sub(done) as usize).min(RECORDS) as u32;
+        (0..count).any(|at| {
+            let (other, _, length) = self.area.record(done.wrapping_add(at)).get();
+            let other_end = other.offset.saturating_add(length as u64);
+            other.inode == place.inode && other.offset < end && place.offset < other_end
+        })
     }
 
     /// Returns where data of this length can begin.
@@ -336,12 +392,12 @@ impl Queue {
         if count >= RECORDS {
             return None;
         }
-        let (_, begin, _) = self.0.record(done).get();
-        let (_, last, last_length) = self.0.record(added.wrapping_sub(1)).get();
+        let (_, begin, _) = self.area.record(done).get();
+        let (_, last, last_length) = self.area.record(added.wrapping_sub(1)).get();
         let end = last.checked_add(last_length as u64)?;
         let left = DATA_BYTES - end as usize % DATA_BYTES;
         let from = if left < length { end.checked_add(left as u64)? } else { end };
-        let limit = self.0.limit.load(Ordering::Relaxed).min(DATA_BYTES as u64);
+        let limit = self.area.limit.load(Ordering::Relaxed).min(DATA_BYTES as u64);
         let used = from.checked_sub(begin)?.checked_add(length as u64)?;
         (used <= limit).then_some(from)
     }
@@ -352,14 +408,14 @@ impl Queue {
         assert!(at + data.len() <= DATA_BYTES, "`find_room` skips the end of the memory");
         // SAFETY: in range. Nobody else writes there, as this process has the lock, and the keeper reads only
         // what was added and is not done. Another process that breaks these rules can change the data only.
-        unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), self.0.data.at(at), data.len()) };
+        unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), self.area.data.at(at), data.len()) };
     }
 
     /// For the keeper: returns where a record that is not done yet is written, where its data begins, and its
     /// length; `None` if it was not added yet.
     #[must_use]
     pub fn get(&self, behind: Behind<'_>, number: u32) -> Option<(Place, u64, usize)> {
-        (number != behind.added()).then(|| self.0.record(number).get())
+        (number != behind.added()).then(|| self.area.record(number).get())
     }
 
     /// For the keeper: appends the data of a record to `data`.
@@ -371,10 +427,31 @@ impl Queue {
         // do not change what is in the queue; one that does so nevertheless changes the data only.
         unsafe {
             let end = data.as_mut_ptr().add(data.len());
-            std::ptr::copy_nonoverlapping(self.0.data.at(at).cast_const(), end, length);
+            std::ptr::copy_nonoverlapping(self.area.data.at(at).cast_const(), end, length);
             data.set_len(data.len() + length);
         }
     }
+}
+
+fn path(directory: &[u8], number: usize) -> PathBuf {
+    Path::new(OsStr::from_bytes(directory)).join(format!("behind-{number}"))
+}
+
+/// Maps the file of a queue, which has the right length.
+fn map(file: &OwnedFd) -> io::Result<&'static Area> {
+    let (protection, at) = (ProtFlags::READ | ProtFlags::WRITE, std::ptr::null_mut());
+    // SAFETY: a new mapping, which is never unmapped.
+    let area = unsafe {
+        let length = size_of::<Area>();
+        rustix::mm::mmap(at, length, protection, MapFlags::SHARED, file, 0)?.cast::<Area>()
+    };
+    // SAFETY: of this length and aligned to a page; zeroes are a valid value. All that changes is atomic or in cells.
+    Ok(unsafe { &*area })
+}
+
+/// Returns the number of this process's PID namespace.
+fn namespace() -> io::Result<u64> {
+    Ok(rustix::fs::stat("/proc/self/ns/pid")?.st_ino)
 }
 
 impl Area {
@@ -391,7 +468,8 @@ impl Data {
 
 impl Record {
     fn set(&self, place: &Place, from: u64, length: usize) {
-        self.entry.store(place.entry as u64, Ordering::Relaxed);
+        self.mount.store(place.mount as u32, Ordering::Relaxed);
+        self.entry.store(place.entry as u32, Ordering::Relaxed);
         self.handle.store(place.handle, Ordering::Relaxed);
         self.inode.store(place.inode, Ordering::Relaxed);
         self.offset.store(place.offset, Ordering::Relaxed);
@@ -401,6 +479,7 @@ impl Record {
 
     fn get(&self) -> (Place, u64, usize) {
         let place = Place {
+            mount: self.mount.load(Ordering::Relaxed) as usize,
             entry: self.entry.load(Ordering::Relaxed) as usize,
             handle: self.handle.load(Ordering::Relaxed),
             inode: self.inode.load(Ordering::Relaxed),

@@ -143,12 +143,15 @@ impl Entry {
         self.change_writes(|writes| (writes < FAILED).then_some(failed)).is_ok()
     }
 
+    /// Returns true if a write behind has failed, and no program was told.
+    #[must_use]
+    pub fn has_failed(&self) -> bool {
+        self.writes.load(Ordering::Acquire) >= FAILED
+    }
+
     /// Returns, once, the error number of a write behind that has failed.
     #[must_use]
     pub fn take_failure(&self) -> Option<i32> {
-        if self.writes.load(Ordering::Acquire) < FAILED {
-            return None;
-        }
         let taken = self.change_writes(|writes| (writes >= FAILED).then_some(TOLD));
         taken.ok().map(|writes| (writes - FAILED) as i32)
     }

@@ -27,12 +27,19 @@ impl Lock {
 
     /// Takes the lock for process `me`, also from a holder that has died.
     pub(crate) fn lock(&self, me: u32) -> Locked<'_> {
-        let mut tries = 0u32;
         loop {
-            let Err(holder) = self.take_over(0, me) else { return Locked(self) };
-            tries += 1;
+            if let Some(locked) = self.lock_soon(me) {
+                return locked;
+            }
+        }
+    }
+
+    /// [`Self::lock`] that gives up after some ten milliseconds: the holder may have been stopped.
+    pub(crate) fn lock_soon(&self, me: u32) -> Option<Locked<'_>> {
+        for tries in 1..=512_u32 {
+            let Err(holder) = self.take_over(0, me) else { return Some(Locked(self)) };
             if tries.is_multiple_of(64) && has_ended(holder) && self.take_over(holder, me).is_ok() {
-                return Locked(self);
+                return Some(Locked(self));
             }
             if tries > 32 {
                 let pause = libc::timespec { tv_sec: 0, tv_nsec: 20_000 };
@@ -41,6 +48,7 @@ impl Lock {
             }
             std::hint::spin_loop();
         }
+        None
     }
 }
 

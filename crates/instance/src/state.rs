@@ -306,7 +306,8 @@ impl State {
         &self.head().moves
     }
 
-    /// Returns what is known of the writes behind to a mount; the number must be below [`MOUNTS_MAX`].
+    /// Returns what is known of writes behind, by the number of a mount or of the first one of a server, which must be
+    /// below [`MOUNTS_MAX`].
     #[must_use]
     pub fn behind(&self, mount: usize) -> Behind<'_> {
         Behind::new(&self.head().behind[mount % MOUNTS_MAX])

@@ -1,13 +1,14 @@
 //! Writes to files of far servers, which the keeper sends: a program that writes a file piece by piece does not
 //! wait for the answer to each.
 //!
-//! This happens once a process of the run has found out that the server is far, with the second write to a file.
+//! This happens once a process of the run has found out that the server is far, from the second write to a file on.
 //! Before a process asks a server for anything else, it waits until what the run has written is there
 //! ([`settle`]). So the processes of a run see each other's writes, and the server gets changes in the order in
 //! which they were made. What others see late is told in `docs/design/run.md`.
 //!
 //! A write behind that fails is reported by the next `write`, `fsync` or `close` of the file; from then on its
-//! writes are waited for. They are also waited for if there may not be room for what is under way.
+//! writes are waited for. Writes are also waited for if there may not be room for what is under way, or if they
+//! overlap with it.
 
 use crate::descriptors::Open;
 use crate::{ahead, process, remote, report, start};
@@ -20,9 +21,16 @@ use towline_instance::{MOUNTS_MAX, State};
 /// Number of writes of this process to servers that are not far, after which it takes their time no more.
 const LOOKS: u32 = 64;
 
+/// Number of such writes after which it is taken to be far: on a busy machine, any of them may take long.
+const SLOW_IN_ORDER: u32 = 2;
+
 /// Set once this process has become another user since it connected: the keeper cannot write as that one.
 static IS_OTHER: AtomicBool = AtomicBool::new(false);
-/// Queues that this process has mapped, by mount.
+/// Number of writes in succession that took long because the server seems to be far.
+static SLOW: AtomicU32 = AtomicU32::new(0);
+/// The process that was last found in or out of the keeper's PID namespace: its number, and a bit.
+static IN_NAMESPACE: AtomicU32 = AtomicU32::new(0);
+/// Queues that this process has mapped, by server.
 static QUEUES: [AtomicPtr<Queue>; MOUNTS_MAX] =
     [const { AtomicPtr::new(std::ptr::null_mut()) }; MOUNTS_MAX];
 /// Number of writes whose time was taken.
@@ -35,35 +43,32 @@ static LOOKED: AtomicU32 = AtomicU32::new(0);
 #[inline]
 pub(crate) fn settle(mount: usize) -> Result<(), i32> {
     let Some(state) = start::state() else { return Ok(()) };
-    let mounts = 0..start::mounts().len();
-    match mounts.clone().all(|one| state.behind(one).is_idle()) {
-        true => Ok(()),
-        false => wait(state, mounts.filter(|one| is_same_server(*one, mount))),
-    }
+    let server = start::server(mount);
+    if state.behind(server).is_idle() { Ok(()) } else { wait(state, server) }
 }
 
 /// [`settle`] for all servers: this process ends.
 pub(crate) fn settle_all() {
-    if let Some(state) = start::state() {
+    for mount in 0..start::mounts().len() {
         // `close` and `fsync` report the failure, and the keeper does.
-        let _ = wait(state, 0..start::mounts().len());
+        let _ = settle(mount);
     }
 }
 
 #[cold]
-fn wait(state: &State, mounts: impl Iterator<Item = usize>) -> Result<(), i32> {
-    let waited = |mount| state.behind(mount).wait().map_err(|_| libc::EIO);
-    mounts.map(waited).fold(Ok(()), Result::and)
+fn wait(state: &State, server: usize) -> Result<(), i32> {
+    let is_served = || Queue::is_served(start::directory(), server);
+    state.behind(server).wait(is_served).map_err(|_| libc::EIO)
 }
 
-fn is_same_server(one: usize, other: usize) -> bool {
-    let transport = |mount: usize| start::mounts().get(mount)?.url().map(|url| &url.transport);
-    one == other || transport(one) == transport(other)
-}
-
-/// Reports, once, that a write behind to a file has failed.
+/// Reports, once, that writes behind to a file have failed.
 pub(crate) fn check(open: Open) -> Result<(), i32> {
-    open.entry.take_failure().map_or(Ok(()), Err)
+    if !open.entry.has_failed() {
+        return Ok(());
+    }
+    // What is still in the queue belongs to the same failure.
+    let settled = settle(mount(open));
+    open.entry.take_failure().map_or(settled, Err)
 }
 
 /// [`settle`] and [`check`] for a file that is about to be closed.
@@ -83,18 +88,28 @@ fn mount(open: Open) -> usize {
     open.entry.mount.load(Ordering::Relaxed) as usize
 }
 
-/// Returns the queue of a mount, which has one.
-fn queue(mount: usize) -> Option<&'static Queue> {
-    let place = QUEUES.get(mount)?;
+/// Returns the queue of a server, which has one.
+fn queue(server: usize) -> Option<&'static Queue> {
+    let place = QUEUES.get(server)?;
     // SAFETY: null or a leaked box.
     if let Some(queue) = unsafe { place.load(Ordering::Acquire).as_ref() } {
         return Some(queue);
     }
-    let queue = Box::into_raw(Box::new(Queue::open(start::directory(), mount).ok()?));
+    let queue = Box::into_raw(Box::new(Queue::open(start::directory(), server).ok()?));
     // Another thread may have been faster; its queue is as good.
     place.store(queue, Ordering::Release);
     // SAFETY: just leaked.
     unsafe { queue.as_ref() }
+}
+
+/// Returns true if this process is in the PID namespace of the keeper.
+fn is_in_namespace(queue: &Queue) -> bool {
+    let known = IN_NAMESPACE.load(Ordering::Relaxed);
+    let this = process::id();
+    if known >> 1 != this {
+        IN_NAMESPACE.store(this << 1 | u32::from(queue.is_in_namespace()), Ordering::Relaxed);
+    }
+    IN_NAMESPACE.load(Ordering::Relaxed) & 1 != 0
 }
 
 /// Returns true for a file whose writes only have to be there when it is closed.
@@ -107,28 +122,38 @@ fn is_plain(open: Open) -> bool {
 /// Writes behind, if that is possible. Returns the number of bytes; `None` if the write has to be waited for.
 pub(crate) fn write(open: Open, data: &[u8], at: u64) -> Option<usize> {
     let (state, mount) = (start::state()?, mount(open));
-    let behind = state.behind(mount);
+    let server = start::server(mount);
+    let behind = state.behind(server);
     let is_meant = behind.is_ready()
         && open.entry.may_write_behind()
+        // These are on their way in another session.
+        && open.entry.unanswered.load(Ordering::Acquire) == 0
         && is_plain(open)
         && !IS_OTHER.load(Ordering::Relaxed)
         && remote::user(mount) == Some(behind.user())
         && at.checked_add(data.len() as u64).is_some_and(|end| i64::try_from(end).is_ok())
         && !crate::hooks::maps::has_shared(open);
-    let queue = if is_meant { queue(mount)? } else { return None };
-    let is_room = behind.take_room(data.len());
-    is_room.then(|| add(state, queue, open, data, at)).filter(|count| *count > 0)
+    let queue = if is_meant { queue(server)? } else { return None };
+    if !is_in_namespace(queue) {
+        return None;
+    }
+    if !state.behind(mount).take_room(data.len()) {
+        behind.nudge();
+        return None;
+    }
+    Some(add(state, queue, open, data, at)).filter(|count| *count > 0)
 }
 
 fn add(state: &State, queue: &Queue, open: Open, data: &[u8], at: u64) -> usize {
     let Open { entry, handle, number, .. } = open;
-    let (behind, inode) = (state.behind(mount(open)), entry.inode.load(Ordering::Relaxed));
-    let mut place = Place { entry: number, handle, inode, offset: at };
+    let (mount, inode) = (mount(open), entry.inode.load(Ordering::Relaxed));
+    let behind = state.behind(start::server(mount));
+    let mut place = Place { mount, entry: number, handle, inode, offset: at };
     let changes = state.changes();
     changes.fetch_add(1, Ordering::AcqRel);
     let mut done = 0;
     while done < data.len() && entry.may_write_behind() {
-        let Ok(count) = queue.add(behind, process::id(), &place, &data[done..]) else { break };
+        let Some(count) = queue.add(behind, process::id(), &place, &data[done..]) else { break };
         done += count;
         place.offset += count as u64;
     }
@@ -148,7 +173,8 @@ struct Began {
 impl Waited {
     /// Begins such a write. Takes the time as long as nobody knows how far the server is.
     pub(crate) fn begin(open: Open) -> Self {
-        let unknown = |state: &&State| state.behind(mount(open)).is_unused();
+        let server = || start::server(mount(open));
+        let unknown = |state: &&State| state.behind(server()).is_unused();
         let looks = LOOKED.load(Ordering::Relaxed) < LOOKS;
         let state = if looks { start::state().filter(unknown) } else { None };
         Self(state.map(|state| Began { state, coarse: coarse_time() }))
@@ -161,20 +187,23 @@ impl Waited {
         LOOKED.fetch_add(1, Ordering::Relaxed);
         // The coarse clock may just have moved.
         let time = coarse_time().saturating_sub(coarse);
-        if time < ahead::FAR || !is_plain(open) {
-            return;
+        if time < ahead::FAR || !is_plain(open) || !takes_long(open, time) {
+            return SLOW.store(0, Ordering::Relaxed);
         }
-        let asked = Instant::now();
-        if remote::with(open, File::stat).is_err() {
-            return;
-        }
-        let trip = asked.elapsed();
-        // Otherwise the network is slow, or the disk, and waiting less would only delay others.
-        let is_far = trip > ahead::FAR && 4 * trip > time;
-        if is_far && state.behind(mount(open)).ask() {
+        let is_far = SLOW.fetch_add(1, Ordering::Relaxed) + 1 >= SLOW_IN_ORDER;
+        if is_far && state.behind(start::server(mount(open))).ask() {
             let _ = report::wake_keeper();
         }
     }
+}
+
+/// Returns true if a short request takes long, too. Otherwise the network is slow, or the disk, and waiting less would
+/// only delay others.
+fn takes_long(open: Open, time: Duration) -> bool {
+    let asked = Instant::now();
+    let is_answered = remote::with(open, File::stat).is_ok();
+    let trip = asked.elapsed();
+    is_answered && trip > ahead::FAR && 4 * trip > time
 }
 
 /// Returns the time by a clock that costs little and moves a few times in a hundredth of a second.

@@ -3,7 +3,7 @@
 use crate::{between, descriptors, guard, remote, report, trap, working};
 use std::ffi::{CStr, c_char};
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 use towline_client::Url;
 use towline_instance::{Config, MOUNTS_MAX, Mount, Root, State, VARIABLE};
 use towline_wire::request::UMASK_SHIFT;
@@ -22,6 +22,8 @@ pub(crate) struct Target {
     number: usize,
     /// Null until needed. No lock, since a signal handler may get here, too.
     url: AtomicPtr<Url>,
+    /// One more than what [`server`] returns; zero until needed.
+    server: AtomicUsize,
 }
 
 impl Target {
@@ -153,6 +155,26 @@ pub(crate) fn mounts() -> &'static [Target] {
     run().map_or(&[], |run| &run.mounts)
 }
 
+/// Returns the number of the first mount of a mount's server.
+#[inline]
+pub(crate) fn server(mount: usize) -> usize {
+    if mount == 0 { 0 } else { first_of_server(mount) }
+}
+
+fn first_of_server(mount: usize) -> usize {
+    let mounts = mounts();
+    let Some(target) = mounts.get(mount) else { return 0 };
+    let known = target.server.load(Ordering::Relaxed);
+    if known > 0 {
+        return known - 1;
+    }
+    let transport = |target: &'static Target| target.url().map(|url| &url.transport);
+    let own = transport(target);
+    let first = mounts.iter().position(|other| transport(other) == own).unwrap_or(mount);
+    target.server.store(first + 1, Ordering::Relaxed);
+    first
+}
+
 /// Returns the mode for a new file together with the umask, as requests encode them.
 pub(crate) fn with_umask(mode: u32) -> u32 {
     mode & 0o7777 | UMASK.load(Ordering::Relaxed) << UMASK_SHIFT
@@ -212,6 +234,7 @@ fn find_run() -> Option<Run> {
         mount: mount.clone(),
         number,
         url: AtomicPtr::new(null_mut()),
+        server: AtomicUsize::new(0),
     };
     let mounts = config.mounts.iter().enumerate().map(target).collect();
     Some(Run { state, directory, config, mounts })

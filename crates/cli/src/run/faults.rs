@@ -352,7 +352,7 @@ impl<'a> Process<'a> {
                 continue;
             };
             // What the keeper cannot write is told by others.
-            let _ = self.run.state.behind(range.source.mount as usize).wait();
+            let _ = self.run.behind(range.source.mount).wait(|| true);
             match fill(&self.userfault, range, *page, &mut self.buffer) {
                 Ok(done) => filled.push(done),
                 Err(error) if error.raw_os_error() == Some(libc::ESRCH) => return Err(End::Gone),

@@ -4,7 +4,7 @@
 //! that shared it with others, or one that was killed. A pidfd reports when a process with record locks has
 //! ended.
 
-use super::behind::Writes;
+use super::behind::{Writes, by_server};
 use super::connections::Connections;
 use super::directory::RunDirectory;
 use super::holders::Holders;
@@ -47,31 +47,34 @@ const LINGER: Duration = Duration::from_secs(5);
 
 /// What has ended, to be followed by a request.
 enum Gone {
-    /// No process has a descriptor of this entry any more.
-    File(usize),
+    /// No process has a descriptor any more of this entry, with this handle.
+    File(usize, u64),
     /// A process that may have had locks on the files of this server.
     Process(u32, usize),
 }
 
-/// How much was in the queues of mounts at some time.
-struct Mark(Vec<(usize, u32)>);
+/// How much was in the queue of a server at some time.
+struct Mark {
+    queue: usize,
+    before: u32,
+}
 
 impl Mark {
-    fn of(state: &State, mounts: impl Iterator<Item = usize>) -> Self {
-        let pending = mounts.filter(|mount| !state.behind(*mount).is_idle());
-        Self(pending.map(|mount| (mount, state.behind(mount).added())).collect())
+    fn of(state: &State, queue: usize) -> Self {
+        Self { queue, before: state.behind(queue).added() }
     }
 
     /// Returns true if that is written.
     fn is_reached(&self, state: &State) -> bool {
-        self.0.iter().all(|(mount, before)| state.behind(*mount).is_done(*before))
+        state.behind(self.queue).is_done(self.before)
     }
 }
 
-/// A file that no process has open any more.
-fn file(state: &State, number: usize) -> (Mark, Gone) {
-    let mount = state.entry(number).map(|entry| entry.mount.load(Ordering::Relaxed) as usize);
-    (Mark::of(state, mount.into_iter()), Gone::File(number))
+/// A file that no process has open any more, to be closed once what was written to it is there.
+fn to_close(state: &State, leftovers: &Leftovers, number: usize) -> Option<(Mark, Gone)> {
+    let opened = Opened::of(state.entry(number)?);
+    let mark = Mark::of(state, leftovers.queue_of(opened.mount));
+    Some((mark, Gone::File(number, opened.handle)))
 }
 
 /// The keeper's state.
@@ -134,8 +137,8 @@ impl Keeper {
         let losses = Losses::new(directory.path(), Arc::clone(&state), &servers);
         let watches = Watches::new(directory, Arc::clone(&state), servers.clone());
         let leftovers = Leftovers::new(directory, Arc::clone(&state), servers.clone());
-        let urls = servers.iter().map(|(_, url)| url.clone()).collect();
-        let writes = Writes::new(directory, Arc::clone(&state), urls);
+        let mounts = by_server(servers.iter().map(|(_, url)| url.clone()));
+        let writes = Writes::new(directory, Arc::clone(&state), mounts);
         let pager = Pager::start(directory, Arc::clone(&state), servers);
         let pager = pager.inspect_err(|error| log::warn!("cannot listen for mappings: {error}"));
         let holders = Holders::start(directory);
@@ -213,7 +216,7 @@ impl Keeper {
             // The process may have been about to execute a program.
             let _ = self.state.executed(|| process);
             for server in 0..self.leftovers.servers() {
-                let mark = Mark::of(&self.state, self.leftovers.mounts(server));
+                let mark = Mark::of(&self.state, self.leftovers.first_mount(server));
                 self.written.push((mark, Gone::Process(process, server)));
             }
             self.settling = SETTLING;
@@ -244,7 +247,7 @@ impl Keeper {
                 if self.state.entry(number).is_some_and(is_changing) {
                     self.lingering.push((Instant::now() + LINGER, number));
                 } else {
-                    self.written.push(file(&self.state, number));
+                    self.written.extend(to_close(&self.state, &self.leftovers, number));
                 }
             } else if event.file_name().is_some_and(|name| number(name).is_none()) {
                 self.notices.print();
@@ -260,13 +263,10 @@ impl Keeper {
                 }
             }
         }
-        self.lingering.retain(|(until, number)| {
-            let lingers = Instant::now() < *until;
-            if !lingers {
-                self.written.push(file(&self.state, *number));
-            }
-            lingers
-        });
+        let now = Instant::now();
+        let lingered: Vec<_> = self.lingering.extract_if(.., |(until, _)| now >= *until).collect();
+        let gone = |(_, number)| to_close(&self.state, &self.leftovers, number);
+        self.written.extend(lingered.into_iter().filter_map(gone));
         self.end_written();
         if asked != std::mem::replace(&mut self.asked, asked) {
             self.awaited = Some((asked, Instant::now() + CLOSING_WAIT));
@@ -311,7 +311,13 @@ impl Keeper {
         let written = |(mark, _): &mut (Mark, Gone)| mark.is_reached(&self.state);
         for (_, gone) in self.written.extract_if(.., written) {
             match gone {
-                Gone::File(number) => close(&self.state, &mut self.leftovers, number),
+                Gone::File(number, handle) => {
+                    // Somebody outside may have opened and closed the placeholder, which was noticed twice.
+                    let entry = self.state.entry(number);
+                    if entry.is_some_and(|entry| entry.handle.load(Ordering::Acquire) == handle) {
+                        close(&self.state, &mut self.leftovers, number);
+                    }
+                }
                 Gone::Process(process, server) => self.leftovers.end_process(process, server),
             }
         }

@@ -85,9 +85,15 @@ impl Leftovers {
         self.servers.len()
     }
 
-    /// Returns the mounts of a server.
-    pub(super) fn mounts(&self, server: usize) -> impl Iterator<Item = usize> {
-        self.servers[server].mounts.iter().map(|(mount, _)| *mount as usize)
+    /// Returns the number of a server's first mount.
+    pub(super) fn first_mount(&self, server: usize) -> usize {
+        self.servers[server].mounts[0].0 as usize
+    }
+
+    /// Returns the number of the first mount of a mount's server, which names its queue of writes behind.
+    pub(super) fn queue_of(&self, mount: u32) -> usize {
+        let is_of = |server: &&Server| server.mounts.iter().any(|(of, _)| *of == mount);
+        self.servers.iter().find(is_of).map_or(0, |server| server.mounts[0].0 as usize)
     }
 
     /// Releases the locks of a process that has ended on a server.

@@ -44,6 +44,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use summary::Format;
 use towline_client::{Client, File, Options, Transport, Url};
+use towline_instance::behind::Queue;
 use towline_instance::program::LINKER;
 use towline_instance::{Config, DEVICE_MAJOR, MOUNTS_MAX, Mount, Prepared, Root, State, VARIABLE};
 use towline_net::address::Address;
@@ -472,9 +473,20 @@ fn execute(
     });
     // What background programs still do later is not included: nobody would read it then.
     if let Some(format) = args.report {
+        settle(directory);
         summary::print(directory, format);
     }
     Ok(status)
+}
+
+/// Waits until everything is written that programs have written behind: one that was killed has not waited for it.
+fn settle(directory: &Path) {
+    let directory = directory.as_os_str().as_bytes();
+    let Ok(state) = State::open(directory) else { return };
+    for number in 0..MOUNTS_MAX {
+        // The keeper tells if it cannot be written.
+        let _ = state.behind(number).wait(|| Queue::is_served(directory, number));
+    }
 }
 
 /// Returns the command that hosts a program with these arguments.

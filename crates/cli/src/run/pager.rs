@@ -15,6 +15,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use towline_client::{Client, Url};
+use towline_instance::behind::Behind;
 use towline_instance::{MAPPINGS, PAGER, State};
 
 /// Length of the queue for connecting processes.
@@ -119,6 +120,14 @@ impl AsFd for Pager {
 }
 
 impl Run {
+    /// Returns what is known of writes behind to the server of a mount.
+    pub(super) fn behind(&self, mount: u32) -> Behind<'_> {
+        let transport = |(_, url): &(Client, Url)| url.transport.clone();
+        let own = self.servers.get(mount as usize).map(transport);
+        let first = self.servers.iter().position(|server| Some(transport(server)) == own);
+        self.state.behind(first.unwrap_or_default())
+    }
+
     /// Stores the mappings that a child will inherit.
     pub(super) fn announce(&self, token: u64, ranges: Vec<Range>) {
         let mut forks = self.forks.lock().unwrap_or_else(PoisonError::into_inner);

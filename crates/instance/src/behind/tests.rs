@@ -16,7 +16,7 @@ fn queue() -> (tempfile::TempDir, State, Queue) {
 }
 
 fn place(offset: u64) -> Place {
-    Place { entry: 9, handle: 1 << 40, inode: 5, offset }
+    Place { mount: 3, entry: 9, handle: 1 << 40, inode: 5, offset }
 }
 
 /// All that several threads add arrives once, whole and in the order of each.
@@ -41,7 +41,8 @@ fn what_is_added_is_taken_in_order() {
                     step = (step * 5 + 3) % (2 * RECORD_BYTES_MAX);
                     let data: Vec<u8> =
                         (at..TOTAL.min(at + 1 + step)).map(|at| byte(writer, at)).collect();
-                    let place = Place { handle: writer as u64, ..place(at as u64) };
+                    let writer = writer as u64;
+                    let place = Place { handle: writer, inode: writer, ..place(at as u64) };
                     at += mapped.add(behind, std::process::id(), &place, &data).unwrap();
                 }
             });
@@ -49,8 +50,9 @@ fn what_is_added_is_taken_in_order() {
         let (mut next, mut seen) = (first, [0; WRITERS]);
         let mut data = Vec::new();
         while seen.iter().any(|seen| *seen < TOTAL) {
+            let news = behind.news();
             let Some((place, from, length)) = queue.get(behind, next) else {
-                behind.wait_for(next);
+                behind.wait_for_news(news);
                 continue;
             };
             data.clear();
@@ -72,35 +74,63 @@ fn a_full_queue_is_waited_for() {
     let (behind, me) = (state.behind(3), std::process::id());
     queue.limit(0);
     let data = vec![1; RECORD_BYTES_MAX];
-    assert_eq!(queue.add(behind, me, &place(0), &data), Ok(data.len()));
+    assert_eq!(queue.add(behind, me, &place(0), &data), Some(data.len()));
+    let end = place(data.len() as u64);
     std::thread::scope(|scope| {
-        let waits = scope.spawn(|| queue.add(behind, me, &place(1), &[2]));
-        let settles = scope.spawn(|| behind.wait());
+        let waits = scope.spawn(|| queue.add(behind, me, &end, &[2]));
+        let settles = scope.spawn(|| behind.wait(|| true));
         for _ in 0..100 {
             std::thread::yield_now();
             assert!(queue.get(behind, 1).is_none() && !settles.is_finished());
         }
         behind.finish(1);
-        assert_eq!(waits.join().unwrap(), Ok(1));
+        assert_eq!(waits.join().unwrap(), Some(1));
         behind.finish(2);
         settles.join().unwrap().unwrap();
     });
     assert!(behind.is_idle());
 }
 
+/// Writes of one place would be done one after another, each in a round trip.
+#[test]
+fn what_overlaps_with_the_queue_is_not_added() {
+    let (_folder, state, queue) = queue();
+    let (behind, me) = (state.behind(3), std::process::id());
+    queue.limit(DATA_BYTES);
+    assert_eq!(queue.add(behind, me, &place(100), &[1; 50]), Some(50));
+    let add = |at, length| queue.add(behind, me, &place(at), &vec![2; length]);
+    assert_eq!([add(100, 1), add(149, 1), add(90, 11), add(90, 200)], [None; 4]);
+    assert_eq!([add(90, 10), add(150, 5)], [Some(10), Some(5)]);
+    let other = Place { inode: 6, ..place(100) };
+    assert_eq!(queue.add(behind, me, &other, &[3]), Some(1));
+    behind.finish(1);
+    assert_eq!(add(100, 50), Some(50), "it is done");
+}
+
 /// Who waits for a keeper that was killed does not wait for ever.
 #[test]
 fn a_keeper_that_has_ended_is_noticed() {
-    let (_folder, state, queue) = queue();
+    let (folder, state, queue) = queue();
     let behind = state.behind(3);
+    let is_served = || Queue::is_served(folder.path().as_os_str().as_bytes(), 3);
+    assert_eq!(queue.add(behind, std::process::id(), &place(0), &[1]), Some(1));
+    assert!(is_served());
     let mut child = std::process::Command::new("true").spawn().unwrap();
     child.wait().unwrap();
     behind.0.keeper.store(child.id(), Ordering::Relaxed);
-    queue.limit(0);
-    let data = vec![1; RECORD_BYTES_MAX];
-    queue.add(behind, std::process::id(), &place(0), &data).unwrap();
-    assert_eq!(behind.wait(), Err(Abandoned));
-    assert_eq!(queue.add(behind, std::process::id(), &place(0), &data), Err(Abandoned));
+    assert_eq!(queue.add(behind, std::process::id(), &place(1), &[1]), None);
+    assert_eq!(behind.wait(|| false), Err(Abandoned));
+    // The lock is the mapping's, too, so this one has to be of a queue that nobody has mapped.
+    std::fs::write(folder.path().join("behind-4"), "").unwrap();
+    assert!(!Queue::is_served(folder.path().as_os_str().as_bytes(), 4));
+}
+
+/// A process that is stopped while it adds something does not stop the others.
+#[test]
+fn who_cannot_add_for_long_writes_otherwise() {
+    let (_folder, state, queue) = queue();
+    let _stopped = queue.area.lock.lock(std::process::id());
+    assert_eq!(queue.add(state.behind(3), std::process::id(), &place(0), &[1]), None);
 }
 
 #[test]

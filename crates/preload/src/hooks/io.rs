@@ -311,6 +311,7 @@ pub(crate) unsafe fn pwritev2(
             };
             if flags & (libc::RWF_DSYNC | libc::RWF_SYNC) != 0 {
                 remote::with(open, |file| file.sync(sync_kind::DATA))?;
+                behind::check(open)?;
             }
             Ok(count)
         },
