@@ -6,9 +6,9 @@ mod support;
 
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use std::fs;
-use std::process::{Command, Output, Stdio};
+use std::process::Command;
 use std::time::Duration;
-use support::far::{Far, Meant};
+use support::far::{Far, Meant, far_away};
 use support::{TOWLINE, World, have, noise};
 use towline_instance::VARIABLE;
 use towline_wire::Request;
@@ -19,15 +19,6 @@ const FAR: Meant = |requests| {
     std::thread::sleep(Duration::from_millis(if is_write { 20 } else { 8 }));
     false
 };
-
-/// Runs a command with the export behind the proxy at `$AT`.
-fn far_away(world: &World, far: &Far, program: &[&str]) -> Output {
-    let at = world.local("at");
-    let prefix = format!("{}={}", at.display(), far.url("dir"));
-    let mut command = Command::new(TOWLINE);
-    command.args(["run", "--at", &prefix, "--"]).args(program).stdin(Stdio::null());
-    command.env("AT", at).env("HERE", &world.path).output().unwrap()
-}
 
 /// Runs a Python script, and returns what it has printed. It must succeed.
 fn python(world: &World, far: &Far, script: &str) -> String {

@@ -5,9 +5,9 @@
 mod support;
 
 use std::fs;
-use std::process::{Command, Output};
+use std::process::Command;
 use std::time::Duration;
-use support::far::{Far, Meant};
+use support::far::{Far, Meant, far_away};
 use support::{TOWLINE, World, have, under_run};
 use towline_wire::Request;
 
@@ -21,19 +21,6 @@ fn is_early(requests: &[Request<'_>]) -> bool {
         [Request::Open { .. }, Request::Bind { bound: 1, .. }, Request::ReadDir { .. }] => true,
         _ => false,
     }
-}
-
-/// Runs a command with the export behind the proxy at `$AT`.
-fn far_away(world: &World, far: &Far, program: &[&str]) -> Output {
-    let at = world.local("at");
-    let prefix = format!("{}={}", at.display(), far.url("dir"));
-    let mut command = Command::new(TOWLINE);
-    command
-        .args(["run", "--at", &prefix, "--"])
-        .args(program)
-        .env("AT", at)
-        .env("HERE", &world.path);
-    command.output().unwrap()
 }
 
 /// Returns what a program in Python prints that runs behind this proxy; it must succeed.

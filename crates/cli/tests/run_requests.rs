@@ -5,9 +5,9 @@
 mod support;
 
 use std::fs;
-use std::process::{Command, Output};
+use std::process::Command;
 use std::time::Duration;
-use support::far::{Far, Meant};
+use support::far::{Far, Meant, far_away};
 use support::{TOWLINE, World, have, under_run};
 use towline_wire::Request;
 
@@ -93,19 +93,6 @@ fn far_files_are_read_by_several_requests_together() {
     };
     // On a busy machine, data read ahead may be too old when it is used; then there is less of it.
     assert!((0..3).any(|_| is_together()));
-}
-
-/// Runs a command with the export behind the proxy at `$AT`.
-fn far_away(world: &World, far: &Far, program: &[&str]) -> Output {
-    let at = world.local("at");
-    let prefix = format!("{}={}", at.display(), far.url("dir"));
-    let mut command = Command::new(TOWLINE);
-    command
-        .args(["run", "--at", &prefix, "--"])
-        .args(program)
-        .env("AT", at)
-        .env("HERE", &world.path);
-    command.output().unwrap()
 }
 
 /// A program that waits long for each of its long reads gets the next ones together.

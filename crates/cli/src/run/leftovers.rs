@@ -71,8 +71,7 @@ impl Leftovers {
     pub(super) fn close(&mut self, opened: Opened) {
         let is_mapped = self.is_any_mapped()
             && self.mappings.join(memory::name(opened.mount, opened.inode)).exists();
-        let of = |server: &Server| server.mounts.iter().any(|(mount, _)| *mount == opened.mount);
-        let Some(server) = self.servers.iter().position(of) else { return };
+        let Some(server) = self.server_of(opened.mount) else { return };
         if is_mapped {
             self.start(server, Job::Close(opened));
         } else {
@@ -92,8 +91,12 @@ impl Leftovers {
 
     /// Returns the number of the first mount of a mount's server, which names its queue of writes behind.
     pub(super) fn queue_of(&self, mount: u32) -> usize {
-        let is_of = |server: &&Server| server.mounts.iter().any(|(of, _)| *of == mount);
-        self.servers.iter().find(is_of).map_or(0, |server| server.mounts[0].0 as usize)
+        self.server_of(mount).map_or(0, |server| self.first_mount(server))
+    }
+
+    fn server_of(&self, mount: u32) -> Option<usize> {
+        let is_of = |server: &Server| server.mounts.iter().any(|(of, _)| *of == mount);
+        self.servers.iter().position(is_of)
     }
 
     /// Releases the locks of a process that has ended on a server.

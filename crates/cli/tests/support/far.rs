@@ -1,9 +1,10 @@
 //! A proxy that makes a server look far away, without a clock: it holds answers back until enough requests are
 //! under way together. Who waits for one answer before making the next request never gets there.
 
-use super::World;
+use super::{TOWLINE, World};
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
+use std::process::{Command, Output, Stdio};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 use towline_wire::limits::HEADER_BYTES;
@@ -12,6 +13,15 @@ use towline_wire::{Header, Kind, Request};
 
 /// Tells which requests are meant.
 pub(crate) type Meant = fn(&[Request<'_>]) -> bool;
+
+/// Runs a command with the export `dir` behind the proxy at `$AT`.
+pub(crate) fn far_away(world: &World, far: &Far, program: &[&str]) -> Output {
+    let at = world.local("at");
+    let prefix = format!("{}={}", at.display(), far.url("dir"));
+    let mut command = Command::new(TOWLINE);
+    command.args(["run", "--at", &prefix, "--"]).args(program).stdin(Stdio::null());
+    command.env("AT", at).env("HERE", &world.path).output().unwrap()
+}
 
 /// The proxy.
 pub(crate) struct Far {
