@@ -148,6 +148,44 @@ fn who_comes_while_every_core_waits_for_a_device_is_served_afterwards() {
     server.stop();
 }
 
+/// Writes that wait for a device, and whatever else waits for it, are carried out by threads that may block.
+#[test]
+fn who_writes_to_a_slow_device_keeps_nobody_else_waiting() {
+    const DATA_SYNC: u32 = 0o10_000;
+    const FULL_SYNC: u32 = 0o4_010_000;
+    const DIRECT: u32 = 0o40_000;
+    let store = Brittle::default();
+    let gate = store.gate.clone();
+    let listen = Address::parse("tcp://127.0.0.1:0").unwrap();
+    let server = Server::start(&config_of(store, listen, 1)).unwrap();
+    let Some(Address::Tcp(at)) = server.addresses().first().cloned() else { panic!() };
+    let transport = Transport::Tcp(at.ip().to_string(), at.port());
+    let client = Client::connect(&transport, Options::default()).unwrap();
+    let root = client.attach(b"b").unwrap();
+    let (mut bystander, _) = Raw::greeted(at.port());
+    let base = ask(&mut bystander, 1, &[Request::Attach { name: b"b" }]).unwrap();
+    let mut sequence = 1;
+    for flags in [DATA_SYNC, FULL_SYNC, DIRECT] {
+        let file = root.open(b"stuck", 2 | flags, 0).unwrap();
+        // A fragment, several, and a write whose first fragment is sent ahead.
+        for bytes in [100 << 10, 3 << 20, 1 << 20] {
+            let (closed, knocks) = (gate.lock.lock().unwrap(), gate.knocks.load(Ordering::Relaxed));
+            std::thread::scope(|scope| {
+                let writing = scope.spawn(|| file.write_at(&vec![1; bytes], 7));
+                let waits = || gate.knocks.load(Ordering::Relaxed) > knocks;
+                eventually("the write waits for the device", waits);
+                sequence += 1;
+                let stat = Request::Stat { base, flags: 0, path: b"sound" };
+                let answer = ask(&mut bystander, sequence, &[stat]);
+                drop(closed);
+                assert_eq!(answer, Ok(0));
+                assert_eq!(writing.join().unwrap().unwrap(), bytes);
+            });
+        }
+    }
+    server.stop();
+}
+
 /// The reply that announced the pages has left by then: the lane ends, and the client asks again
 /// and gets the error.
 #[test]

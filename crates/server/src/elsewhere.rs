@@ -1,5 +1,6 @@
 //! Requests to stores that may hang. Threads of the store that may block carry them out, so that only clients
-//! of this file system wait for it.
+//! of this file system wait for it. They also write long data to files of any store whose writes wait for a
+//! device (`O_DIRECT`, `O_SYNC`).
 //!
 //! The request itself goes to the thread and returns by mail. While it is away, its session keeps only the
 //! busy slot. Files open in the store are closed by its threads, too.
@@ -24,15 +25,15 @@ pub(crate) const SHARE_OF_BUFFERS: u64 = 2;
 pub(crate) enum Task {
     /// Run its operations, from the next one on.
     Run,
-    /// Write this fragment.
-    Write(Grant),
+    /// Write these fragments.
+    Write(Vec<Grant>),
 }
 
 /// The result of a task.
 pub(crate) enum Outcome {
     /// The request ran up to this step.
     Stopped(Step),
-    /// The fragment is written; true: it was the last one.
+    /// The fragments are written; true: one was the last.
     Wrote(bool),
 }
 
@@ -62,10 +63,9 @@ impl Errand {
         let start = Instant::now();
         let Running { compound, caller, .. } = &mut *running;
         let outcome = guarded(|| match task {
-            Task::Write(mut grant) => {
-                let bytes = &grant.buffer.buffer().bytes()[..grant.length];
-                Outcome::Wrote(compound.write_fragment(bytes))
-            }
+            Task::Write(landed) => Outcome::Wrote(landed.into_iter().any(|mut grant| {
+                compound.write_fragment(&grant.buffer.buffer().bytes()[..grant.length])
+            })),
             Task::Run => {
                 let files = Table::Shared(files);
                 let mut context = Context { files, exports: &shared.exports, caller, session };
@@ -86,6 +86,24 @@ impl Errand {
 }
 
 impl Core {
+    /// Hands a request to a thread of this store, to write what has landed, once nothing more is on its way.
+    pub(crate) fn write_elsewhere(
+        &mut self,
+        session: u64,
+        slot: u16,
+        mut running: Box<Running>,
+        store: Store,
+    ) {
+        if running.grants.is_empty() {
+            // Clients get no advance grants for stores that may hang.
+            running.fetched = !store.may_hang();
+            let landed = std::mem::take(&mut running.landed);
+            self.send_elsewhere(session, slot, running, store, Task::Write(landed));
+        } else if let Some(served) = self.sessions.get_mut(session) {
+            served.running[usize::from(slot)] = Some(running);
+        }
+    }
+
     /// Hands a request to a thread of this store.
     pub(crate) fn send_elsewhere(
         &mut self,
@@ -103,7 +121,8 @@ impl Core {
         // Requests of a `towline run` are carried out in the order in which they are sent, since its
         // processes do not wait for each answer. Other clients wait where order matters to them.
         let is_same = |away: &Store| Arc::ptr_eq(away, &errand.store);
-        if served.session.family && served.away.iter().any(is_same) {
+        let in_order = served.session.family && errand.store.may_hang();
+        if in_order && served.away.iter().any(is_same) {
             served.waiting.push_back(errand);
             return;
         }

@@ -63,6 +63,8 @@ pub(crate) struct Running {
     pub(crate) arrived: Instant,
     pub(crate) stages: Stages,
     pub(crate) grants: VecDeque<Grant>,
+    /// Fragments that have arrived, for a thread that may block.
+    pub(crate) landed: Vec<Grant>,
     /// Bytes granted so far.
     pub(crate) granted: u64,
     pub(crate) data_since: Option<Instant>,
@@ -90,6 +92,7 @@ impl Running {
             arrived: now,
             stages: Stages::default(),
             grants: VecDeque::new(),
+            landed: Vec::new(),
             granted: 0,
             data_since: None,
             expected: 0,
@@ -107,6 +110,7 @@ impl Running {
         if !self.grants.is_empty() {
             self.grants.clear();
         }
+        self.landed.clear();
         (self.granted, self.expected) = (0, 0);
         (self.data_since, self.meter, self.ahead) = (None, None, None);
         (self.waits, self.fetched) = (false, false);
@@ -128,9 +132,10 @@ impl Running {
     pub(crate) fn next_grant(&self, most: usize) -> Option<(u64, usize)> {
         let (done, missing) = self.compound.missing()?;
         let end = done + missing;
-        // While a fragment is written by another thread, the request is away and cannot receive the next one.
-        let most = if self.compound.writes_elsewhere().is_some() { 1 } else { most };
-        if self.grants.len() >= most || self.granted >= end {
+        // What waits for a store that may hang holds as little memory as possible.
+        let may_hang = self.compound.writes_elsewhere().is_some_and(|store| store.may_hang());
+        let most = if may_hang { 1 } else { most };
+        if self.grants.len() + self.landed.len() >= most || self.granted >= end {
             return None;
         }
         let length = (end - self.granted).min(FRAGMENT_BYTES_MAX as u64);
@@ -195,6 +200,7 @@ impl Served {
         for running in self.running.iter_mut().flatten() {
             if let Some((done, _)) = running.compound.missing() {
                 running.grants.clear();
+                running.landed.clear();
                 running.granted = done;
             }
         }

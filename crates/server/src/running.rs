@@ -226,7 +226,7 @@ impl Core {
         None
     }
 
-    /// Continues a write after one of its fragments was written.
+    /// Continues a write after fragments of it were written.
     pub(crate) fn wrote(&mut self, session: u64, slot: u16, mut running: Box<Running>, last: bool) {
         if last {
             if let Some(since) = running.data_since.take() {
@@ -349,7 +349,7 @@ impl Core {
                     > most
             };
             if elsewhere && scarce() {
-                // Others must not have to wait for a store that may hang.
+                // Others must not have to wait for a store that may hang, or for a slow device.
                 self.grant_queue.push(low, (session, slot));
                 continue;
             }

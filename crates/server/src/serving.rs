@@ -1,7 +1,6 @@
 //! Handles each message that a core receives from a lane.
 
 use crate::core::{Core, elapsed_ns};
-use crate::elsewhere::Task;
 use crate::grants::Running;
 use crate::guarded::guarded;
 use crate::handshake;
@@ -155,7 +154,8 @@ impl Serving<'_> {
             lane.since = Instant::now();
         }
         if let Some(store) = running.compound.writes_elsewhere().cloned() {
-            self.core.send_elsewhere(session, header.slot, running, store, Task::Write(grant));
+            running.landed.push(grant);
+            self.core.write_elsewhere(session, header.slot, running, store);
             return Ok(());
         }
         let start = Instant::now();

@@ -23,7 +23,7 @@ pub(crate) struct Brittle {
     pub(crate) gate: Arc<Gate>,
 }
 
-/// Who asks for `stuck` or writes to it waits as long as this is locked.
+/// Who asks for `stuck`, writes to it or syncs it waits as long as this is locked.
 #[derive(Default)]
 pub(crate) struct Gate {
     pub(crate) lock: Mutex<()>,
@@ -58,7 +58,7 @@ struct Node {
     torn: bool,
     /// What was written could not be stored, which is reported once.
     unstored: AtomicBool,
-    /// In the way of those who ask for its attributes or write to it.
+    /// In the way of those who ask for its attributes, write to it or sync it.
     gate: Option<Arc<Gate>>,
 }
 
@@ -226,6 +226,7 @@ impl OpenFile for Node {
 
     fn sync(&self, _: bool) -> Result<(), Errno> {
         careful(self.sound);
+        self.gate.iter().for_each(|gate| gate.pass());
         if self.unstored.swap(false, Ordering::Relaxed) { Err(Errno::EIO) } else { Ok(()) }
     }
 

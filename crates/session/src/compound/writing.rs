@@ -147,10 +147,14 @@ impl Compound {
         self.write.as_ref().filter(|w| w.done < w.length).map(|w| (w.done, w.length - w.done))
     }
 
-    /// Returns the store to which it writes fragments, if that may wait without limit.
+    /// Returns the store to which it writes fragments, if that belongs on threads that may block: each fragment
+    /// may wait without limit, or waits for a device.
     #[must_use]
     pub fn writes_elsewhere(&self) -> Option<&Arc<dyn FileStore>> {
-        self.write.as_ref().map(|w| &w.opened.store).filter(|store| store.may_hang())
+        let writing = self.write.as_ref()?;
+        let waits = writing.sync || writing.opened.flags & WAITS != 0;
+        let store = &writing.opened.store;
+        (store.may_hang() || waits && store.may_block()).then_some(store)
     }
 
     /// Writes the next fragment. Returns true if it was the last one; then run again.
