@@ -247,6 +247,28 @@ fn a_configuration_file_is_read_and_read_again() {
     server.end();
 }
 
+/// A pipe stands for a file system that hangs.
+#[test]
+fn a_server_that_waits_for_its_configuration_can_be_stopped() {
+    let directory = TempDir::new().unwrap();
+    let [file, pipe, socket] = ["towline.toml", "pipe", "socket"].map(|n| directory.path().join(n));
+    fs::write(&file, "[export.m]\nmem = \"1M\"\n").unwrap();
+    let mut server = Serving::new(
+        Command::new(TOWLINE)
+            .args(["serve", "--listen", &format!("unix://{}", socket.display()), "--config"])
+            .arg(&file)
+            .stdin(Stdio::null()),
+    );
+    server.says("listening on unix://");
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    fs::rename(&pipe, &file).unwrap();
+    server.signal(rustix::process::Signal::HUP);
+    // Opening it waits for a reader, and the server waits for what is written.
+    let _writes = fs::File::options().write(true).open(&file).unwrap();
+    assert_eq!(text(&["ls", &format!("towline+unix:///?socket={}", socket.display())]), "m\n");
+    server.end();
+}
+
 #[test]
 fn directories_that_were_replaced_are_opened_again() {
     let directory = TempDir::new().unwrap();

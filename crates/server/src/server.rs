@@ -329,18 +329,16 @@ impl Server {
     /// # Errors
     /// One of them cannot be served; then nothing has changed.
     pub fn replace(&self, exports: &[Export], disks: &[DiskExport]) -> io::Result<()> {
-        let exports = self.shared.exports.prepare(exports)?;
-        let disks = self.shared.disks.prepare(disks)?;
-        self.shared.exports.replace(exports);
-        self.shared.disks.replace(disks);
-        // Requests may wait for limits that no longer exist.
-        for mailbox in &self.shared.mailboxes {
-            mailbox.send(Mail::LimitsChanged);
-        }
-        if let Some(state) = &self.shared.state {
-            self.shared.exports.note(state);
-        }
-        Ok(())
+        replace(&self.shared, exports, disks)
+    }
+
+    /// Returns a function that does as [`Server::replace`], for a thread of its own: file systems may take as long
+    /// as they like to open exports and disks.
+    pub fn replacing(
+        &self,
+    ) -> impl Fn(&[Export], &[DiskExport]) -> io::Result<()> + Send + 'static {
+        let shared = self.shared.clone();
+        move |exports, disks| replace(&shared, exports, disks)
     }
 
     /// Returns counters and stage times as JSON.
@@ -388,6 +386,21 @@ impl Drop for Server {
     fn drop(&mut self) {
         self.shut_down();
     }
+}
+
+fn replace(shared: &Shared, exports: &[Export], disks: &[DiskExport]) -> io::Result<()> {
+    let exports = shared.exports.prepare(exports)?;
+    let disks = shared.disks.prepare(disks)?;
+    shared.exports.replace(exports);
+    shared.disks.replace(disks);
+    // Requests may wait for limits that no longer exist.
+    for mailbox in &shared.mailboxes {
+        mailbox.send(Mail::LimitsChanged);
+    }
+    if let Some(state) = &shared.state {
+        shared.exports.note(state);
+    }
+    Ok(())
 }
 
 /// Adds a socket to which clients on this machine move, if the server listens on TCP. Returns its number, or

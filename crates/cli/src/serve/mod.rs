@@ -17,6 +17,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::collections::HashSet;
 use std::ffi::OsString;
+use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -392,36 +393,56 @@ fn serve(args: &Args) -> Result<(), Refusal> {
             "towline: io_uring is not available here; using epoll, which is slower with many clients",
         );
     }
+    let (ask, asked) = std::sync::mpsc::channel();
+    let (args, replace) = (args.clone(), server.replacing());
+    // A thread of its own: while a file system hangs that it opens, the server can be stopped.
+    let reading = std::thread::Builder::new().name("towline-reload".to_owned()).spawn(move || {
+        for () in asked {
+            read_again(&args, is_managed, &at_start, &replace);
+        }
+    });
+    reading.map_err(|error| format!("cannot create a thread: {error}"))?;
     notify(&[NotifyState::Ready]);
     for signal in signals.forever() {
         if signal != SIGHUP {
             break;
         }
-        // systemd uses the time to match this to its reload request.
-        match NotifyState::monotonic_usec_now() {
-            Ok(now) => notify(&[NotifyState::Reloading, now]),
-            Err(error) => log::warn!("cannot read the system's clock: {error}"),
-        }
-        let again = settings(args, is_managed).map_err(Refusal::text).and_then(|next| {
-            let Config { exports, disks, .. } = &next.config;
-            server.replace(exports, disks).map_err(|e| e.to_string()).map(|()| next)
-        });
-        match again {
-            Ok(next) if next.differs_besides_exports(&at_start) => note(
-                "towline: read the configuration again: exports and disks are as it says; its other \
-                 changes need a new start",
-            ),
-            Ok(_) => note("towline: read the configuration again"),
-            Err(message) => {
-                note(format_args!("towline: serve: keeping the old configuration: {message}"));
-            }
-        }
-        notify(&[NotifyState::Ready]);
+        // The thread ends only with the process.
+        let _ = ask.send(());
     }
     notify(&[NotifyState::Stopping]);
     note("towline: shutting down");
     server.stop();
     failure.try_recv().map_or(Ok(()), |why| Err(why.into()))
+}
+
+/// Reads the configuration again, and has its exports and disks served.
+fn read_again(
+    args: &Args,
+    is_managed: bool,
+    at_start: &Settings,
+    replace: impl Fn(&[Export], &[DiskExport]) -> io::Result<()>,
+) {
+    // systemd uses the time to match this to its reload request.
+    match NotifyState::monotonic_usec_now() {
+        Ok(now) => notify(&[NotifyState::Reloading, now]),
+        Err(error) => log::warn!("cannot read the system's clock: {error}"),
+    }
+    let again = settings(args, is_managed).map_err(Refusal::text).and_then(|next| {
+        let Config { exports, disks, .. } = &next.config;
+        replace(exports, disks).map_err(|e| e.to_string()).map(|()| next)
+    });
+    match again {
+        Ok(next) if next.differs_besides_exports(at_start) => note(
+            "towline: read the configuration again: exports and disks are as it says; its other \
+             changes need a new start",
+        ),
+        Ok(_) => note("towline: read the configuration again"),
+        Err(message) => {
+            note(format_args!("towline: serve: keeping the old configuration: {message}"));
+        }
+    }
+    notify(&[NotifyState::Ready]);
 }
 
 /// Serves the client on standard input and output until it leaves, a signal comes or the server fails.
