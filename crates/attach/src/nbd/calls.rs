@@ -90,6 +90,11 @@ impl Caller {
         patience: Option<Duration>,
     ) -> Result<Self, Error> {
         let reconnects = patience.is_some();
+        if !reconnects {
+            // For the kernel's limit a server is silent also while it acknowledges, but takes no data because
+            // its disk is slow, and nobody would repeat the writes. Unix sockets have no limit.
+            let _ = rustix::net::sockopt::set_tcp_user_timeout(&connection.socket, 0);
+        }
         let tell = mpsc::channel().0;
         let patience = Some(patience.unwrap_or_default());
         // Others may come beside this one.
