@@ -380,9 +380,8 @@ impl Core {
     /// still awaited.
     fn end_unclaimed(&self) -> bool {
         let Some(state) = &self.shared.state else { return false };
-        if self.shared.started.elapsed() > Duration::from_secs(SESSION_LEASE_SECONDS) {
-            state.end_unclaimed();
-        }
+        let running = u32::try_from(self.shared.started.elapsed().as_secs()).unwrap_or(u32::MAX);
+        state.end_unclaimed(running, SESSION_LEASE_SECONDS as u32);
         let mut locks = self.shared.locks.lock();
         if locks.awaits() {
             let grace = u32::try_from(self.shared.lock_grace.as_secs()).unwrap_or(u32::MAX);

@@ -9,9 +9,11 @@
 //! | offset | bytes | what |
 //! |---|---|---|
 //! | 0 | 4096 | magic, version, sizes, boot of the machine; the exports and their roots |
-//! | 4096 | capacity x 64 | sessions: number, secret, epoch of the server that began it, checksum |
+//! | 4096 | capacity x 64 | sessions: number, secret, epoch of the server that began it, checksum; then live, away |
 //! | then | capacity x 80 KiB | for each slot of a session two records in turn, see [`crate::record`] |
 //! | then | 64 MiB | locks that clients hold, see [`crate::held`] |
+//!
+//! *away* is for how many seconds servers have run since the client was last there.
 //!
 //! A record overwrites the older of its slot's two records. If it is torn, its checksum shows that, and
 //! the other record counts.
@@ -23,14 +25,14 @@ use std::collections::HashMap;
 use std::fmt;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use towline_mem::SharedMemory;
 use towline_wire::limits::SLOTS_MAX;
 
 /// "1TWSTATE" as little-endian bytes.
 const MAGIC: u64 = 0x4554_4154_5357_5431;
 /// Changes with every change of this layout, so that no build misreads the file of another.
-const VERSION: u32 = 5;
+const VERSION: u32 = 6;
 /// Most sessions that can be kept; further ones are served, but not kept.
 pub const SESSIONS_MAX: usize = 4096;
 
@@ -40,6 +42,8 @@ const EXPORTS_AT: usize = 64;
 const EXPORT_BYTES: usize = 24;
 const EXPORTS_MAX: usize = (HEAD_BYTES - EXPORTS_AT - 8) / EXPORT_BYTES;
 const ENTRY_BYTES: usize = 64;
+/// Offset in an entry of the seconds for which servers have run without the client.
+const AWAY_AT: usize = 28;
 const SLOT_BYTES: usize = 2 * RECORD_BYTES;
 const AREA_BYTES: usize = SLOTS_MAX * SLOT_BYTES;
 const AREAS_AT: usize = HEAD_BYTES + SESSIONS_MAX * ENTRY_BYTES;
@@ -96,6 +100,8 @@ struct Table {
 struct Unclaimed {
     secret: u64,
     recorded: u64,
+    /// Seconds for which earlier servers have waited for the client.
+    away: u32,
 }
 
 /// An operation that was in progress when the server was killed.
@@ -236,7 +242,8 @@ impl State {
                 }
             }
             table.entries.insert(session, entry);
-            table.unclaimed.insert(session, Unclaimed { secret, recorded });
+            let away = u32::from_le(self.away(entry).load(Ordering::Relaxed));
+            table.unclaimed.insert(session, Unclaimed { secret, recorded, away });
         }
         self.any_unresolved.store(!unresolved.is_empty(), Ordering::Relaxed);
     }
@@ -248,6 +255,10 @@ impl State {
                 self.memory.copy_in(Self::record_at(entry, slot, which), &[0; 8]);
             }
         }
+    }
+
+    fn away(&self, entry: u32) -> &AtomicU32 {
+        self.memory.word32(entry_at(entry) + AWAY_AT)
     }
 
     /// Returns an entry's session number and secret; `None` if the entry is not in use.
@@ -280,7 +291,7 @@ impl State {
             no_room(&mut table, &error);
             return None;
         }
-        let mut bytes = [0; 28];
+        let mut bytes = [0; AWAY_AT + 4];
         bytes[..8].copy_from_slice(&session.to_le_bytes());
         bytes[8..16].copy_from_slice(&secret.to_le_bytes());
         bytes[16..20].copy_from_slice(&self.epoch.to_le_bytes());
@@ -303,6 +314,7 @@ impl State {
         }
         let Unclaimed { recorded, .. } = table.unclaimed.remove(&session)?;
         let entry = *table.entries.get(&session)?;
+        self.away(entry).store(0, Ordering::Relaxed);
         Some(Kept { journal: Journal { state: self.clone(), entry, secret }, recorded })
     }
 
@@ -313,11 +325,23 @@ impl State {
         self.forget(&mut table, session);
     }
 
-    /// Forgets the sessions from before the restart whose clients have not come back. A client that
-    /// comes back at this moment either keeps its session or finds it unknown.
-    pub fn end_unclaimed(&self) {
+    /// Forgets the sessions from before the restart whose clients have been away for `limit` seconds, the last
+    /// `running` of them while this server ran. The time of servers that were killed before counts, but not the
+    /// time without a server. A client that comes back at this moment either keeps its session or finds it
+    /// unknown.
+    pub fn end_unclaimed(&self, running: u32, limit: u32) {
         let mut table = self.table.lock();
-        for session in std::mem::take(&mut table.unclaimed).into_keys() {
+        let mut ended = Vec::new();
+        for (session, unclaimed) in &table.unclaimed {
+            let away = unclaimed.away.saturating_add(running);
+            if away >= limit {
+                ended.push(*session);
+            } else if let Some(entry) = table.entries.get(session) {
+                self.away(*entry).store(away.to_le(), Ordering::Relaxed);
+            }
+        }
+        for session in ended {
+            table.unclaimed.remove(&session);
             self.forget(&mut table, session);
         }
     }

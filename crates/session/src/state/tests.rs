@@ -200,6 +200,34 @@ fn no_bytes_are_too_strange() {
     }
 }
 
+/// Otherwise they would fill the state of a server that is killed again and again.
+#[test]
+fn who_is_away_while_several_servers_run_is_forgotten() {
+    let file = file();
+    let state = create(&file);
+    state.begin(5, 50).unwrap();
+    state.begin(6, 60).unwrap();
+    drop(state);
+    for _ in 0..2 {
+        let state = open(&file);
+        state.end_unclaimed(10, 90);
+        state.end_unclaimed(40, 90);
+        assert!(state.claim(6, 60).is_some());
+        assert_eq!(state.unclaimed(), [5]);
+    }
+    let state = open(&file);
+    state.end_unclaimed(9, 90);
+    assert_eq!(state.unclaimed().len(), 2);
+    state.end_unclaimed(10, 90);
+    assert_eq!(state.unclaimed(), [6]);
+    // A session that begins in the place of another one has never been away.
+    state.begin(7, 70).unwrap();
+    drop(state);
+    let state = open(&file);
+    state.end_unclaimed(89, 90);
+    assert!(state.claim(7, 70).is_some());
+}
+
 #[test]
 fn exports_that_moved_are_named() {
     let file = file();
