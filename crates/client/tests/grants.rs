@@ -7,10 +7,11 @@ mod common;
 
 use common::{CREATE, Raw, message, pattern, request};
 use std::collections::VecDeque;
+use std::time::Duration;
 use towline_client::{Client, Options, Transport};
 use towline_net::address::Address;
 use towline_server::{Config, Export, ExportKind, Server};
-use towline_wire::limits::{FRAGMENT_BYTES_MAX, TRANSFER_BYTES_MAX};
+use towline_wire::limits::{CLIENT_STALL_SECONDS, FRAGMENT_BYTES_MAX, TRANSFER_BYTES_MAX};
 use towline_wire::reply::parse_results;
 use towline_wire::request::CURRENT;
 use towline_wire::{Header, Kind, Reply, Request};
@@ -141,4 +142,26 @@ fn one_client_is_not_granted_all_buffers_however_many_there_are() {
     let (_server, port) = server(256);
     let granted = Peer::offer(port, b"greedy", 8).all_granted().len();
     assert!((64..=64 + 7 * 2).contains(&granted), "{granted}");
+}
+
+/// A fragment takes longer than a client may do nothing.
+#[test]
+fn who_sends_little_at_a_time_is_served() {
+    let (_server, port) = server(64);
+    let data = pattern(TRANSFER_BYTES_MAX, 3);
+    let mut peer = Peer::offer(port, b"file", 1);
+    let mut grants = peer.all_granted().into_iter();
+    let first = grants.next().unwrap();
+    let mut header = Header::new(Kind::Data, first.slot, 1);
+    header.offset = first.offset;
+    let fragment = message(header, &[], &data[..first.word_a as usize]);
+    let (beginning, rest) = fragment.split_at(fragment.len() / 2);
+    for part in beginning.chunks(beginning.len().div_ceil(4)) {
+        peer.0.send(part);
+        std::thread::sleep(Duration::from_secs(CLIENT_STALL_SECONDS / 3));
+    }
+    peer.0.send(rest);
+    grants.for_each(|grant| peer.send(&grant, &data));
+    peer.answered();
+    assert_holds(port, b"file", &data);
 }

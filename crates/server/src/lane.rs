@@ -48,6 +48,8 @@ pub(crate) struct Lane {
     pub(crate) peer: Option<(u32, u32)>,
     /// When the lane connected, got the first of its unused grants, or last sent granted data.
     pub(crate) since: Instant,
+    /// Bytes of granted data have arrived since the lane was last checked for a stall.
+    pub(crate) progressed: bool,
     /// Input was left unread because too much was unsent, or because it was another lane's turn.
     pub(crate) paused: bool,
     /// The lane is in the list of those that can be read again.
@@ -79,6 +81,7 @@ impl Lane {
             moved: now,
             peer,
             since: now,
+            progressed: false,
             paused: false,
             is_resumable: false,
             hung: false,

@@ -356,7 +356,11 @@ impl Core {
             self.ticking |= self.end_unclaimed();
         }
         for index in 0..self.lanes.len() {
-            let Some(lane) = &self.lanes[index] else { continue };
+            let Some(lane) = &mut self.lanes[index] else { continue };
+            // A fragment may take long on a slow network, as long as something of it arrives.
+            if std::mem::take(&mut lane.progressed) {
+                lane.since = self.ticked;
+            }
             let waiting = lane.session.is_none() || lane.granted > 0;
             self.ticking |= waiting;
             if waiting && lane.since.elapsed() > stall {

@@ -352,7 +352,9 @@ impl Sink for Serving<'_> {
     }
 
     fn placed(&mut self, header: &Header, count: usize) {
-        let Some(session) = self.session() else { return };
+        let Some(Some(lane)) = self.core.lanes.get_mut(self.index) else { return };
+        lane.progressed = true;
+        let Some(session) = lane.session else { return };
         match self.running(session, header).map(|running| running.grants.front_mut()) {
             Some(grant) => grant.into_iter().for_each(|grant| grant.placed += count),
             None => self.core.disk_placed(session, header, count),

@@ -45,7 +45,7 @@ pub const SESSION_LEASE_SECONDS: u64 = 90;
 pub const FAMILY_LEASE_SECONDS: u64 = 3;
 /// Most sessions without a lane on one core.
 pub const LANELESS_SESSIONS_MAX: usize = 4096;
-/// Time for a client to finish the handshake or to use a grant, in seconds.
+/// Time for a client to finish the handshake, or to send a byte of what it was granted, in seconds.
 pub const CLIENT_STALL_SECONDS: u64 = 30;
 /// How long a client may use an advance grant, in milliseconds.
 pub const AHEAD_MILLISECONDS: u64 = 1000;
