@@ -310,6 +310,7 @@ fn work_with<T>(
     work: impl FnOnce(&File) -> Result<T, Error>,
 ) -> Result<T, i32> {
     let client = client(mount)?;
+    walk::tidy();
     let closes = closing::close_left(mount, client);
     let result = client.with_handle(handle, flags, work).map_err(number);
     if matches!(result, Err(libc::ESTALE)) {

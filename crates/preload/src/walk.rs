@@ -22,7 +22,7 @@ use crate::{closing, remote};
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 use towline_client::{Batch, Error, File, Operation};
@@ -48,6 +48,8 @@ const WANTED: u32 = 64;
 static WALK: Mutex<Walk> = Mutex::new(Walk::new());
 /// A bit for each mount whose openings are known to take long.
 static FAR_MOUNTS: AtomicU32 = AtomicU32::new(0);
+/// Something was requested before, and may not have been taken.
+static IS_AHEAD: AtomicBool = AtomicBool::new(false);
 /// Number of directories that are still to come with attributes.
 static ATTRIBUTES: AtomicU32 = AtomicU32::new(0);
 
@@ -260,6 +262,22 @@ pub(crate) fn leave_to_parent() {
     }
 }
 
+/// Closes what was requested before and can no longer be used, if there is something: the program may have ended its
+/// walk.
+pub(crate) fn tidy() {
+    if !IS_AHEAD.load(Ordering::Relaxed) {
+        return;
+    }
+    let lost = lock(&WALK).map(|mut walk| {
+        let ahead = std::mem::take(&mut walk.ahead);
+        let lost = walk.put_back(ahead);
+        IS_AHEAD.store(!walk.ahead.is_empty(), Ordering::Relaxed);
+        lost
+    });
+    // Closed with nothing locked.
+    drop(lost);
+}
+
 /// Closes what was requested before: its session ends, or the process becomes another user.
 pub(crate) fn end() {
     let walk = lock(&WALK).map(|mut walk| std::mem::replace(&mut *walk, Walk::new()));
@@ -304,6 +322,10 @@ pub(crate) fn open(at: &At, flags: u32) -> Option<Found> {
     }
     let trip = {
         let mut walk = lock(&WALK)?;
+        if !is_here {
+            // It was on its way for no longer than this: the server may have become nearer.
+            walk.took(at.mount, found.asked.elapsed());
+        }
         walk.judge(&found, !is_here);
         walk.trip(at.mount)
     };
@@ -353,6 +375,7 @@ fn request(mount: usize) {
         let until = asked + walk.trip(mount) + VALID;
         let data = Data::Asked(operation);
         let (listed, changed) = (None, Vec::new());
+        IS_AHEAD.store(true, Ordering::Relaxed);
         walk.ahead.push(Ahead { name, flags, data, listed, asked, until, changes, changed });
     }
 }

@@ -20,7 +20,7 @@ use towline_wire::Request;
 
 /// First tag of the NBD commands, which follow in the order of their numbers; Towline's own requests have
 /// smaller tags.
-pub(crate) const NBD_TAGS: u8 = 48;
+pub(crate) const NBD_TAGS: u8 = 56;
 const NBD_NAMES: [&str; 8] = [
     "nbd_read",
     "nbd_write",
@@ -290,5 +290,20 @@ impl Statistics {
     /// Returns everything in the text format of Prometheus.
     pub(crate) fn to_prometheus(&self) -> String {
         prometheus::page(&self.snapshot())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_request_is_counted_as_an_nbd_command() {
+        for tag in NBD_TAGS..=u8::MAX {
+            assert_eq!(Request::tag_name(tag), "unknown");
+        }
+        let of_nbd = usize::from(NBD_TAGS)..usize::from(NBD_TAGS) + NBD_NAMES.len();
+        assert_eq!(of_nbd.clone().map(operation_name).collect::<Vec<_>>(), NBD_NAMES);
+        assert!(of_nbd.end <= CoreStatistics::new().by_operation.len());
     }
 }
