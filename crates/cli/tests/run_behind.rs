@@ -20,6 +20,17 @@ const FAR: Meant = |requests| {
     false
 };
 
+/// Returns a server that is far, unless there is no Python to use it.
+fn far_world() -> Option<(World, Far)> {
+    if !have("python3") {
+        println!("SKIPPED writes behind: there is no python3");
+        return None;
+    }
+    let world = World::new();
+    let far = Far::new(&world, 1, FAR);
+    Some((world, far))
+}
+
 /// Runs a Python script, and returns what it has printed. It must succeed.
 fn python(world: &World, far: &Far, script: &str) -> String {
     let output = far_away(world, far, &["python3", "-c", script]);
@@ -61,11 +72,7 @@ fn writes_to_far_files_are_sent_together() {
 /// All processes of the run see what one has written, as soon as it has; and it stays if that one is killed.
 #[test]
 fn what_was_written_behind_is_there_for_all() {
-    if !have("python3") {
-        return println!("SKIPPED writes behind: there is no python3");
-    }
-    let world = World::new();
-    let far = Far::new(&world, 1, FAR);
+    let Some((world, far)) = far_world() else { return };
     let script = format!(
         "{BEGIN}
 PIECE = 4096
@@ -100,11 +107,7 @@ print(name)
 /// A file has several names, and several descriptors; what is written by one is not overtaken by the other.
 #[test]
 fn writes_by_several_prefixes_are_in_order() {
-    if !have("python3") {
-        return println!("SKIPPED writes behind: there is no python3");
-    }
-    let world = World::new();
-    let far = Far::new(&world, 1, FAR);
+    let Some((world, far)) = far_world() else { return };
     fs::write(world.local("served/f"), "").unwrap();
     let script = format!(
         "{BEGIN}
@@ -142,11 +145,7 @@ for number in range(3):
 /// The end of the program, however it comes, is not the end of what it has written.
 #[test]
 fn what_a_killed_program_has_written_behind_arrives() {
-    if !have("python3") {
-        return println!("SKIPPED writes behind: there is no python3");
-    }
-    let world = World::new();
-    let far = Far::new(&world, 1, FAR);
+    let Some((world, far)) = far_world() else { return };
     let script = format!(
         "{BEGIN}
 for number in range(100):
@@ -164,11 +163,7 @@ os.kill(os.getpid(), signal.SIGKILL)"
 /// A failure is told once; what comes after it is waited for.
 #[test]
 fn a_write_behind_that_fails_is_told() {
-    if !have("python3") {
-        return println!("SKIPPED failed writes behind: there is no python3");
-    }
-    let world = World::new();
-    let far = Far::new(&world, 1, FAR);
+    let Some((world, far)) = far_world() else { return };
     // The server may not make files longer than this.
     let limit = Rlimit { current: Some(100_000), maximum: None };
     prlimit(Pid::from_raw(world.server_id() as i32), Resource::Fsize, limit).unwrap();

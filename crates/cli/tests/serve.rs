@@ -12,6 +12,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::net::UnixDatagram;
 use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
 use std::process::{Child, ChildStderr, Command, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
@@ -247,19 +248,23 @@ fn a_configuration_file_is_read_and_read_again() {
     server.end();
 }
 
+/// Returns a server that listens on a socket and has this configuration.
+fn configured(file: &Path, socket: &Path) -> Serving {
+    let listen = format!("unix://{}", socket.display());
+    let mut command = Command::new(TOWLINE);
+    command.args(["serve", "--listen", &listen, "--config"]).arg(file).stdin(Stdio::null());
+    let mut server = Serving::new(&mut command);
+    server.says("listening on unix://");
+    server
+}
+
 /// A pipe stands for a file system that hangs.
 #[test]
 fn a_server_that_waits_for_its_configuration_can_be_stopped() {
     let directory = TempDir::new().unwrap();
     let [file, pipe, socket] = ["towline.toml", "pipe", "socket"].map(|n| directory.path().join(n));
     fs::write(&file, "[export.m]\nmem = \"1M\"\n").unwrap();
-    let mut server = Serving::new(
-        Command::new(TOWLINE)
-            .args(["serve", "--listen", &format!("unix://{}", socket.display()), "--config"])
-            .arg(&file)
-            .stdin(Stdio::null()),
-    );
-    server.says("listening on unix://");
+    let server = configured(&file, &socket);
     assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
     fs::rename(&pipe, &file).unwrap();
     server.signal(rustix::process::Signal::HUP);
@@ -280,13 +285,7 @@ fn directories_that_were_replaced_are_opened_again() {
         fs::write(&file, export).unwrap();
     };
     configure(1000);
-    let mut server = Serving::new(
-        Command::new(TOWLINE)
-            .args(["serve", "--listen", &format!("unix://{}", socket.display()), "--config"])
-            .arg(&file)
-            .stdin(Stdio::null()),
-    );
-    server.says("listening on unix://");
+    let mut server = configured(&file, &socket);
     let url = |path: &str| format!("towline+unix:///{path}?socket={}", socket.display());
     good(&["mkdir", &url("d/old")]);
     fs::rename(&served, &gone).unwrap();

@@ -7,18 +7,25 @@ mod common;
 use common::brittle::{Brittle, answer, ask, config, config_of, peer_on};
 use common::{Raw, ShmRaw, eventually, hello, hello_message, message, request};
 use std::io::Read;
-use std::net::Shutdown;
+use std::net::{Shutdown, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use towline_client::{Client, Error, File, Lock, Options, Transport};
 use towline_net::address::Address;
-use towline_server::{Export, ExportKind, OwnStore, Server};
+use towline_server::{Config, Export, ExportKind, OwnStore, Server};
 use towline_store::FileStore;
 use towline_wire::event;
 use towline_wire::reply::parse_results;
 use towline_wire::request::{CURRENT, lock, sync_kind};
 use towline_wire::{Errno, Header, Hello, Kind, Reply, Request};
+
+/// Starts a server over TCP; returns it with its address.
+fn served(config: impl FnOnce(Address) -> Config) -> (Server, SocketAddr) {
+    let server = Server::start(&config(Address::parse("tcp://127.0.0.1:0").unwrap())).unwrap();
+    let Some(Address::Tcp(at)) = server.addresses().first().cloned() else { panic!() };
+    (server, at)
+}
 
 /// Does everything that a client can do to a file of the brittle store.
 fn use_file(root: &File, name: &[u8]) -> [Result<(), Error>; 6] {
@@ -70,9 +77,7 @@ fn a_server_that_panics_outside_of_requests_ends_and_clients_go_on_with_the_next
 #[test]
 fn a_request_that_panics_takes_no_other_along() {
     for may_hang in [false, true] {
-        let listen = Address::parse("tcp://127.0.0.1:0").unwrap();
-        let server = Server::start(&config(may_hang, listen, 1)).unwrap();
-        let Some(Address::Tcp(at)) = server.addresses().first().cloned() else { panic!() };
+        let (server, at) = served(|listen| config(may_hang, listen, 1));
         let transport = Transport::Tcp(at.ip().to_string(), at.port());
         let connect = || Client::connect(&transport, Options::default()).unwrap();
         let (bystander, client) = (connect(), connect());
@@ -156,9 +161,7 @@ fn who_writes_to_a_slow_device_keeps_nobody_else_waiting() {
     const DIRECT: u32 = 0o40_000;
     let store = Brittle::default();
     let gate = store.gate.clone();
-    let listen = Address::parse("tcp://127.0.0.1:0").unwrap();
-    let server = Server::start(&config_of(store, listen, 1)).unwrap();
-    let Some(Address::Tcp(at)) = server.addresses().first().cloned() else { panic!() };
+    let (server, at) = served(|listen| config_of(store, listen, 1));
     let transport = Transport::Tcp(at.ip().to_string(), at.port());
     let client = Client::connect(&transport, Options::default()).unwrap();
     let root = client.attach(b"b").unwrap();
@@ -209,9 +212,7 @@ fn pages_that_cannot_be_sent_fail_their_read_and_no_other() {
 /// again, must get it as well.
 #[test]
 fn a_sync_that_failed_is_told_though_its_answer_was_lost() {
-    let listen = Address::parse("tcp://127.0.0.1:0").unwrap();
-    let server = Server::start(&config(false, listen, 1)).unwrap();
-    let Some(Address::Tcp(at)) = server.addresses().first().cloned() else { panic!() };
+    let (server, at) = served(|listen| config(false, listen, 1));
     let (mut raw, welcome) = Raw::greeted(at.port());
     let attach = Request::Attach { name: b"b" };
     let open = Request::Open { base: CURRENT, flags: 2, mode: 0, path: b"unstored" };
@@ -242,9 +243,7 @@ fn files_of_any_store_are_watched_as_far_as_it_can_tell() {
     for may_hang in [false, true] {
         let store = Brittle { may_hang, ..Brittle::default() };
         let witnesses = store.witnesses.clone();
-        let listen = Address::parse("tcp://127.0.0.1:0").unwrap();
-        let server = Server::start(&config_of(store, listen, 1)).unwrap();
-        let Some(Address::Tcp(at)) = server.addresses().first().cloned() else { panic!() };
+        let (server, at) = served(|listen| config_of(store, listen, 1));
         let transport = Transport::Tcp(at.ip().to_string(), at.port());
         let client = Client::connect(&transport, Options::default()).unwrap();
         let root = client.attach(b"b").unwrap();
@@ -290,9 +289,7 @@ fn files_of_any_store_are_watched_as_far_as_it_can_tell() {
 /// would take the places of others of the run.
 #[test]
 fn what_a_process_asked_for_before_it_ended_is_done_by_stores_that_may_hang() {
-    let listen = Address::parse("tcp://127.0.0.1:0").unwrap();
-    let server = Server::start(&config(true, listen, 2)).unwrap();
-    let Some(Address::Tcp(at)) = server.addresses().first().cloned() else { panic!() };
+    let (server, at) = served(|listen| config(true, listen, 2));
     let mut options = Options::default();
     options.family = 0x5eed;
     let other = Client::connect(&Transport::Tcp("127.0.0.1".into(), at.port()), options).unwrap();
@@ -367,9 +364,7 @@ fn a_lock_asked_for_while_its_file_is_closed_does_not_stay() {
 fn a_lock_given_up_before_it_is_asked_for_is_not_waited_for() {
     let store = Brittle { may_hang: true, ..Brittle::default() };
     let gate = store.gate.clone();
-    let listen = Address::parse("tcp://127.0.0.1:0").unwrap();
-    let server = Server::start(&config_of(store, listen, 1)).unwrap();
-    let Some(Address::Tcp(at)) = server.addresses().first().cloned() else { panic!() };
+    let (server, at) = served(|listen| config_of(store, listen, 1));
     let [(mut holder, _), (mut peer, _)] = [(); 2].map(|()| Raw::greeted(at.port()));
     let (kind, family, wait) = (lock::EXCLUSIVE, lock::FLOCK, lock::WAIT);
     let lock = |handle| Request::Lock { handle, owner: 0, family, kind, wait, start: 0, length: 0 };

@@ -1,9 +1,9 @@
 //! Writes behind: data that programs have written to files of far servers, and that the keeper sends.
 //!
 //! A process copies what it writes to the end of a [`Queue`], a file in the run's directory, and goes on. A thread
-//! of the keeper sends several of these writes together, and in the order of the queue where they overlap. So what a
-//! program has written reaches the server even if the program is killed. Before a process of the run asks that
-//! server for anything, it waits until all that was in the queue is done ([`Behind::wait`]).
+//! of the keeper sends several of these writes together, none of which overlap ([`Queue::add`]). So what a program has
+//! written reaches the server even if the program is killed. Before a process of the run asks that server for
+//! anything, it waits until all that was in the queue is done ([`Behind::wait`]).
 //!
 //! There is a queue for a server once a process has asked for it ([`Behind::ask`]); it has the number of the first
 //! mount of this server. Its records have numbers, too, which wrap around. What tells whether there are any is in the
@@ -144,7 +144,7 @@ impl<'a> Behind<'a> {
 
     /// For the keeper: returns true, once, if it is to make a queue.
     #[must_use]
-    pub fn is_asked(&self) -> bool {
+    pub fn take_wish(&self) -> bool {
         self.is_at(Stage::Wanted) && self.change(Stage::Wanted, Stage::Begun)
     }
 
@@ -184,16 +184,13 @@ impl<'a> Behind<'a> {
         self.0.room.load(Ordering::Relaxed)
     }
 
-    /// Takes this many bytes off the room. If there are fewer, has the keeper look again, and returns false.
+    /// Takes this many bytes off the room. Returns false if there are fewer: the caller must nudge the keeper to look
+    /// again.
     #[must_use]
     pub fn take_room(&self, bytes: usize) -> bool {
         let bytes = bytes as i64;
         let taken = |room: i64| (room >= bytes).then(|| room - bytes);
-        let taken = self.0.room.fetch_update(Ordering::Relaxed, Ordering::Relaxed, taken);
-        if taken.is_err() {
-            self.nudge();
-        }
-        taken.is_ok()
+        self.0.room.fetch_update(Ordering::Relaxed, Ordering::Relaxed, taken).is_ok()
     }
 
     /// Returns true if everything in the queue is done.
@@ -286,7 +283,7 @@ impl Queue {
     /// # Errors
     /// Those of the system calls.
     pub fn create(directory: &[u8], number: usize) -> io::Result<Self> {
-        let path = path(directory, number);
+        let (path, namespace) = (path(directory, number), namespace()?);
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::CREATE | OFlags::EXCL;
         let file = rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR)?;
         let length = size_of::<Area>() as u64;
@@ -297,7 +294,7 @@ impl Queue {
         let area = made.inspect_err(|_| {
             let _ = rustix::fs::unlink(&path);
         })?;
-        area.namespace.store(namespace()?, Ordering::Relaxed);
+        area.namespace.store(namespace, Ordering::Relaxed);
         Ok(Self { area, _served: Some(file) })
     }
 

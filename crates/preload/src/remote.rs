@@ -74,9 +74,8 @@ fn connect(mount: usize, process: u32) -> Result<&'static Client, i32> {
     let target = targets.get(mount).ok_or(libc::EIO)?;
     let root = target.root()?;
     let transport = &target.url().ok_or(libc::EIO)?.transport;
-    let same =
-        |other: usize| targets[other].url().is_some_and(|other| other.transport == *transport);
-    let client = match (0..targets.len()).filter(|other| same(*other)).find_map(current) {
+    let is_same = |other: &usize| start::server(*other) == start::server(mount);
+    let client = match (0..targets.len()).filter(is_same).find_map(current) {
         Some(session) => session.client.clone(),
         None => {
             std::panic::set_hook(Box::new(|_| {}));

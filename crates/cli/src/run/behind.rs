@@ -2,8 +2,9 @@
 
 use super::directory::RunDirectory;
 use super::pending::{Pending, UnderWay};
+use super::servers::Mounts;
 use super::source::Opened;
-use std::collections::{HashSet, VecDeque};
+use std::collections::HashSet;
 use std::io;
 use std::ops::RangeInclusive;
 use std::os::unix::ffi::OsStrExt;
@@ -42,21 +43,6 @@ pub(super) struct Writes {
     is_over: Arc<AtomicBool>,
 }
 
-/// The mounts of a server, by number, of which the first one names its queue.
-type Mounts = Vec<(usize, Url)>;
-
-/// Returns the mounts of each server.
-pub(super) fn by_server(urls: impl Iterator<Item = Url>) -> Vec<Mounts> {
-    let mut servers: Vec<Mounts> = Vec::new();
-    for mount in urls.enumerate() {
-        match servers.iter_mut().find(|known| known[0].1.transport == mount.1.transport) {
-            Some(known) => known.push(mount),
-            None => servers.push(vec![mount]),
-        }
-    }
-    servers
-}
-
 impl Writes {
     /// For the servers of a run.
     pub(super) fn new(directory: &RunDirectory, state: Arc<State>, servers: Vec<Mounts>) -> Self {
@@ -68,7 +54,7 @@ impl Writes {
     pub(super) fn work(&self) {
         for server in &self.servers {
             let behind = self.state.behind(server[0].0);
-            if behind.is_asked()
+            if behind.take_wish()
                 && let Err(error) = self.serve(server)
             {
                 behind.refuse();
@@ -91,7 +77,7 @@ impl Writes {
             state: Arc::clone(&self.state),
             queue,
             session: Mutex::new(session),
-            flight: Mutex::new(Flight { lengths: VecDeque::new(), window: WINDOW_BYTES_FIRST }),
+            flight: Mutex::new(Flight { bytes: 0, window: WINDOW_BYTES_FIRST }),
             landed: Condvar::new(),
         });
         let (sender, sent) = mpsc::channel();
@@ -132,8 +118,7 @@ struct Stream {
 
 /// What is under way.
 struct Flight {
-    /// The bytes of each request, in the order of the queue.
-    lengths: VecDeque<usize>,
+    bytes: usize,
     /// How many bytes it may be.
     window: usize,
 }
@@ -196,7 +181,7 @@ impl Stream {
     /// if there are none. They do not overlap with what is under way (`Queue::add`).
     fn send_next(&self, number: u32) -> Option<Sent> {
         let (first, ..) = self.queue.get(self.behind(), number)?;
-        let is_full = |flight: &mut Flight| flight.lengths.iter().sum::<usize>() >= flight.window;
+        let is_full = |flight: &mut Flight| flight.bytes >= flight.window;
         let waited = self.landed.wait_while(self.flight(), is_full);
         let mut flight = waited.unwrap_or_else(PoisonError::into_inner);
         let most = (flight.window / 4).clamp(*REQUEST_BYTES.start(), *REQUEST_BYTES.end());
@@ -212,7 +197,7 @@ impl Stream {
             end = end.wrapping_add(1);
         }
         let (length, at) = (data.len(), Instant::now());
-        flight.lengths.push_back(length);
+        flight.bytes += length;
         drop(flight);
         let started = self.session().start(&first, data);
         Some(Sent { place: first, length, records: (number, end), at, started })
@@ -278,7 +263,7 @@ impl Ends {
         if let Err(error) = written {
             self.fail(&place, &error);
         }
-        stream.flight().lengths.pop_front();
+        stream.flight().bytes -= length;
         stream.landed.notify_all();
         behind.finish(records.1);
         if behind.is_idle() {

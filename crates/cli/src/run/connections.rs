@@ -2,6 +2,7 @@
 //! session, the run keeps its open files and locks on the server while its programs sleep, also over a restart
 //! of the server.
 
+use super::servers::{Mounts, by_server};
 use rustix::event::{PollFd, PollFlags};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
@@ -24,11 +25,8 @@ struct Connection {
 impl Connections {
     /// Watches the connections of these clients, of which some may be the same.
     pub(super) fn of(servers: &[(Client, Url)]) -> Self {
-        let is_first = |at: &usize| {
-            let before = &servers[..*at];
-            before.iter().all(|(_, url)| url.transport != servers[*at].1.transport)
-        };
-        let clients = (0..servers.len()).filter(is_first).map(|at| servers[at].0.clone());
+        let client = |mounts: Mounts| servers[mounts[0].0].0.clone();
+        let clients = by_server(servers).into_iter().map(client);
         let connection = |client: Client| Connection { watched: client.fd().ok(), client };
         Self(clients.map(connection).collect())
     }

@@ -4,7 +4,7 @@
 //! that shared it with others, or one that was killed. A pidfd reports when a process with record locks has
 //! ended.
 
-use super::behind::{Writes, by_server};
+use super::behind::Writes;
 use super::connections::Connections;
 use super::directory::RunDirectory;
 use super::holders::Holders;
@@ -12,6 +12,7 @@ use super::leftovers::Leftovers;
 use super::lost::Losses;
 use super::pager::Pager;
 use super::reach::Notices;
+use super::servers::by_server;
 use super::source::Opened;
 use super::watches::Watches;
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -136,9 +137,8 @@ impl Keeper {
         let connections = Connections::of(&servers);
         let losses = Losses::new(directory.path(), Arc::clone(&state), &servers);
         let watches = Watches::new(directory, Arc::clone(&state), servers.clone());
-        let leftovers = Leftovers::new(directory, Arc::clone(&state), servers.clone());
-        let mounts = by_server(servers.iter().map(|(_, url)| url.clone()));
-        let writes = Writes::new(directory, Arc::clone(&state), mounts);
+        let leftovers = Leftovers::new(directory, Arc::clone(&state), &servers);
+        let writes = Writes::new(directory, Arc::clone(&state), by_server(&servers));
         let pager = Pager::start(directory, Arc::clone(&state), servers);
         let pager = pager.inspect_err(|error| log::warn!("cannot listen for mappings: {error}"));
         let holders = Holders::start(directory);

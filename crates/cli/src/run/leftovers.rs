@@ -8,6 +8,7 @@
 use super::directory::RunDirectory;
 use super::memory::Memory;
 use super::pending::{Pending, UnderWay};
+use super::servers::{Mounts, by_server};
 use super::source::{Opened, Source};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -52,17 +53,14 @@ impl Leftovers {
     pub(super) fn new(
         directory: &RunDirectory,
         state: Arc<State>,
-        servers: Vec<(Client, Url)>,
+        servers: &[(Client, Url)],
     ) -> Self {
-        let mut all: Vec<Server> = Vec::new();
-        for (number, (client, url)) in servers.into_iter().enumerate() {
-            let mount = (number as u32, url);
-            let is_same = |known: &&mut Server| known.mounts[0].1.transport == mount.1.transport;
-            match all.iter_mut().find(is_same) {
-                Some(known) => known.mounts.push(mount),
-                None => all.push(Server { client, mounts: vec![mount], jobs: None }),
-            }
-        }
+        let server = |mounts: Mounts| {
+            let client = servers[mounts[0].0].0.clone();
+            let mounts = mounts.into_iter().map(|(number, url)| (number as u32, url)).collect();
+            Server { client, mounts, jobs: None }
+        };
+        let all = by_server(servers).into_iter().map(server).collect();
         let mappings = directory.path().join(MAPPINGS);
         Self { mappings, state, servers: all, pending: Arc::default() }
     }

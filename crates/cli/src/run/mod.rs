@@ -21,6 +21,7 @@ mod pager;
 mod pending;
 mod program;
 mod reach;
+mod servers;
 pub(crate) mod signals;
 mod source;
 mod summary;

@@ -7,6 +7,7 @@
 use super::directory::RunDirectory;
 use super::faults::{Process, Range};
 use super::pending::Pending;
+use super::servers::by_server;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::collections::HashMap;
 use std::io;
@@ -42,6 +43,8 @@ pub(super) struct Run {
     pub(super) state: Arc<State>,
     /// By mount number.
     pub(super) servers: Vec<(Client, Url)>,
+    /// By mount number: the queue of writes behind of its server.
+    queues: Vec<usize>,
     /// Mappings of announced children, by token.
     forks: Mutex<HashMap<u64, Announced>>,
     announced: Condvar,
@@ -68,10 +71,15 @@ impl Pager {
         let address = SocketAddrUnix::new(directory.path().join(PAGER))?;
         rustix::net::bind(&listener, &address)?;
         rustix::net::listen(&listener, BACKLOG)?;
+        let mut queues = vec![0; servers.len()];
+        for mounts in by_server(&servers) {
+            mounts.iter().for_each(|(mount, _)| queues[*mount] = mounts[0].0);
+        }
         let run = Run {
             mappings: directory.path().join(MAPPINGS),
             state,
             servers,
+            queues,
             forks: Mutex::default(),
             announced: Condvar::new(),
             served: Arc::default(),
@@ -122,10 +130,7 @@ impl AsFd for Pager {
 impl Run {
     /// Returns what is known of writes behind to the server of a mount.
     pub(super) fn behind(&self, mount: u32) -> Behind<'_> {
-        let transport = |(_, url): &(Client, Url)| url.transport.clone();
-        let own = self.servers.get(mount as usize).map(transport);
-        let first = self.servers.iter().position(|server| Some(transport(server)) == own);
-        self.state.behind(first.unwrap_or_default())
+        self.state.behind(self.queues.get(mount as usize).copied().unwrap_or_default())
     }
 
     /// Stores the mappings that a child will inherit.
@@ -164,6 +169,7 @@ mod tests {
             mappings: folder.path().to_owned(),
             state: Arc::new(prepared.unwrap().map().unwrap()),
             servers: Vec::new(),
+            queues: Vec::new(),
             forks: Mutex::default(),
             announced: Condvar::new(),
             served: Arc::default(),

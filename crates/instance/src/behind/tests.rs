@@ -7,7 +7,7 @@ fn queue() -> (tempfile::TempDir, State, Queue) {
     let directory = folder.path().as_os_str().as_bytes();
     let state = State::prepare(directory, &Config::default()).unwrap().map().unwrap();
     assert!(state.behind(3).ask() && !state.behind(3).ask());
-    assert!(state.behind(3).is_asked() && !state.behind(3).is_asked(), "only once");
+    assert!(state.behind(3).take_wish() && !state.behind(3).take_wish(), "only once");
     let queue = Queue::create(directory, 3).unwrap();
     assert!(!state.behind(3).is_ready());
     state.behind(3).begin(std::process::id(), 7);
