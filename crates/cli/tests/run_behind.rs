@@ -7,6 +7,7 @@ mod support;
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use std::fs;
 use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 use support::far::{Far, Meant, far_away};
 use support::{TOWLINE, World, have, noise};
@@ -67,6 +68,88 @@ fn writes_to_far_files_are_sent_together() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     assert!(fs::read(world.local("served/f")).unwrap() == content);
     assert!(far.came_together());
+}
+
+/// That a server is far is not necessary: it is enough that it is not next to us.
+#[test]
+fn writes_to_servers_in_the_same_building_are_sent_together() {
+    let world = World::new();
+    let content = noise(16 << 20, 8);
+    fs::write(world.local("f"), &content).unwrap();
+    let is_meant: Meant = |requests| {
+        std::thread::sleep(Duration::from_micros(500));
+        matches!(requests, [Request::Write { offset: 0x20_0000.., .. }, ..])
+    };
+    let far = Far::new(&world, 2, is_meant);
+    let from = format!("if={}", world.local("f").display());
+    let to = format!("of={}/f", world.local("at").display());
+    let output = far_away(&world, &far, &["dd", "bs=64k", "status=none", &from, &to]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(fs::read(world.local("served/f")).unwrap() == content);
+    assert!(far.came_together());
+}
+
+/// What is appended arrives in its order, many lines with a request; the position is right whenever it counts.
+#[test]
+fn what_is_appended_is_in_order_and_moves_the_position() {
+    static APPENDS: AtomicU32 = AtomicU32::new(0);
+    const LINES: u32 = 600;
+    let counted: Meant = |requests| {
+        let is_write = matches!(requests, [Request::Write { .. }, ..]);
+        APPENDS.fetch_add(u32::from(is_write), Ordering::Relaxed);
+        FAR(requests)
+    };
+    if !have("python3") {
+        return println!("SKIPPED appending behind: there is no python3");
+    }
+    let world = World::new();
+    let far = Far::new(&world, 1, counted);
+    let script = format!(
+        "{BEGIN}
+import fcntl
+g = os.open(name, os.O_RDWR | os.O_APPEND)
+lines = [b'line %d\\n' % n for n in range({LINES})]
+for line in lines:
+    assert os.write(g, line) == len(line)
+text = b''.join(lines)
+assert os.lseek(g, 0, os.SEEK_CUR) == len(text)
+assert os.pread(f, len(text) + 1, 0) == text
+# Two processes and two descriptors, one after another.
+h = os.open(name, os.O_WRONLY | os.O_APPEND)
+for n in range(10):
+    os.write(g, b'parent'); os.write(g, b'again')
+    if os.fork() == 0:
+        os.write(g, b'child'); os.write(h, b'other'); os._exit(0)
+    os.wait()
+text += b'parentagainchildother' * 10
+assert os.fstat(f).st_size == len(text)
+assert os.pread(f, len(text), 0) == text
+# What is written elsewhere, or read, comes before what is appended after it.
+os.write(g, b'a' * 10); os.write(g, b'b' * 10)
+os.pwrite(f, b'X', len(text) + 19)
+os.write(g, b'c' * 10)
+text += b'a' * 10 + b'b' * 9 + b'X' + b'c' * 10
+os.lseek(g, len(text) - 1, os.SEEK_SET)
+assert os.read(g, 5) == b'c'
+os.write(g, b'd'); os.write(g, b'e')
+assert os.read(g, 5) == b''
+text += b'de'
+os.write(g, b'f'); os.write(g, b'g')
+fcntl.fcntl(g, fcntl.F_SETFL, 0)
+os.write(g, b'h')
+text += b'fgh'
+os.lseek(g, 0, os.SEEK_SET)
+os.write(g, b'L')
+text = b'L' + text[1:]
+os.close(g)
+assert os.pread(f, len(text) + 1, 0) == text
+sys.stdout.buffer.write(text)
+"
+    );
+    let said = python(&world, &far, &script);
+    assert_eq!(said, fs::read_to_string(world.local("served/f")).unwrap());
+    let appends = APPENDS.load(Ordering::Relaxed);
+    assert!(appends < LINES / 2, "{appends}");
 }
 
 /// All processes of the run see what one has written, as soon as it has; and it stays if that one is killed.
@@ -167,17 +250,21 @@ fn a_write_behind_that_fails_is_told() {
     // The server may not make files longer than this.
     let limit = Rlimit { current: Some(100_000), maximum: None };
     prlimit(Pid::from_raw(world.server_id() as i32), Resource::Fsize, limit).unwrap();
+    let appends = "import fcntl; os.ftruncate(f, 0); fcntl.fcntl(f, fcntl.F_SETFL, os.O_APPEND)";
     let hows = [
-        "write(f, offset, 4096)",
-        "os.fsync(f)",
-        "os.close(f)",
-        "os.fsync(another)",
-        "os.pwritev(f, [b'x'], 0, os.RWF_DSYNC)",
+        ("", "write(f, offset, 4096)"),
+        ("", "os.fsync(f)"),
+        ("", "os.close(f)"),
+        ("", "os.fsync(another)"),
+        ("", "os.pwritev(f, [b'x'], 0, os.RWF_DSYNC)"),
+        (appends, "os.fsync(f)"),
+        (appends, "write(f, offset, 4096)"),
     ];
-    for how in hows {
+    for (begin, how) in hows {
         let script = format!(
             "{BEGIN}
 import errno
+{begin}
 another = os.open(name, os.O_WRONLY)
 offset = 0
 try:

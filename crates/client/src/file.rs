@@ -366,6 +366,24 @@ impl File {
         self.core.ask(&[request], data, &mut [], |outcome| wrote(outcome.single()?, data.len()))
     }
 
+    /// [`File::append`], completed later; yields the number of bytes written, the offset where they begin, and the
+    /// buffer. Appends under way at once are made in any order.
+    ///
+    /// # Errors
+    /// If it cannot be started.
+    pub fn start_append(&self, data: Vec<u8>) -> Result<Operation<(usize, u64, Vec<u8>)>, Error> {
+        let request = Request::Write {
+            handle: self.handle,
+            offset: 0,
+            length: data.len() as u32,
+            flags: write_flag::APPEND,
+        };
+        self.core.start(&[request], data, Vec::new(), |outcome, data| {
+            let (written, at) = wrote(outcome.single()?, data.len())?;
+            Ok((written, at, data))
+        })
+    }
+
     /// `fstatfs(2)`.
     ///
     /// # Errors

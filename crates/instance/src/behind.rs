@@ -29,6 +29,8 @@ const DATA_BYTES: usize = 8 << 20;
 const RECORDS: usize = 1024;
 /// Maximum number of bytes of a record.
 pub const RECORD_BYTES_MAX: usize = 256 << 10;
+/// The offset of records that are written at the end of their file: no file has it.
+const AT_END: u64 = u64::MAX;
 /// How often who waits looks whether the keeper is still there.
 const LOOK: Duration = Duration::from_millis(500);
 
@@ -48,6 +50,8 @@ pub(crate) struct Counts {
     /// The keeper's process, and its user, as whom it writes.
     keeper: AtomicU32,
     user: AtomicU32,
+    /// How long a short request takes, in microseconds.
+    trip: AtomicU32,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -104,8 +108,8 @@ pub struct Place {
     pub handle: u64,
     /// `Attr::identity` of the file.
     pub inode: u64,
-    /// Offset in the file, in bytes.
-    pub offset: u64,
+    /// Offset in the file, in bytes; `None` for its end, wherever that is by then.
+    pub offset: Option<u64>,
 }
 
 /// The keeper has ended; what was in the queue is lost.
@@ -136,10 +140,25 @@ impl<'a> Behind<'a> {
         self.is_at(Stage::Unused)
     }
 
-    /// Asks the keeper for a queue. The caller must wake the keeper if this returns true.
+    /// Asks the keeper for a queue, for a server that answers a short request in this time. The caller must wake the
+    /// keeper if this returns true.
     #[must_use]
-    pub fn ask(&self) -> bool {
+    pub fn ask(&self, trip: Duration) -> bool {
+        let micros = u32::try_from(trip.as_micros()).unwrap_or(u32::MAX);
+        self.0.trip.store(micros, Ordering::Relaxed);
         self.is_unused() && self.change(Stage::Unused, Stage::Wanted)
+    }
+
+    /// For the keeper: notes how long an answer has taken.
+    pub fn notice_trip(&self, took: Duration) {
+        let micros = u32::try_from(took.as_micros()).unwrap_or(u32::MAX);
+        self.0.trip.fetch_min(micros, Ordering::Relaxed);
+    }
+
+    /// Returns how long a short request takes, as far as is known.
+    #[must_use]
+    pub fn trip(&self) -> Duration {
+        Duration::from_micros(self.0.trip.load(Ordering::Relaxed).into())
     }
 
     /// For the keeper: returns true, once, if it is to make a queue.
@@ -341,7 +360,7 @@ impl Queue {
     /// added, which is at most [`RECORD_BYTES_MAX`]; `None` if the caller has to wait for this write, since
     ///
     /// * the place overlaps with one in the queue: writes of the same place would wait for each other there, and
-    ///   everybody for them all;
+    ///   everybody for them all. What is appended follows what is appended before;
     /// * the keeper has ended or wants no more;
     /// * a process that was stopped keeps others from adding.
     #[must_use]
@@ -369,14 +388,19 @@ impl Queue {
         }
     }
 
-    /// Returns true if one of these records overlaps with a write.
+    /// Returns true if one of these records overlaps with a write, or may: nobody knows where the end of a file is.
     fn overlaps(&self, done: u32, added: u32, place: &Place, length: usize) -> bool {
-        let end = place.offset.saturating_add(length as u64);
         let count = (added.wrapping_sub(done) as usize).min(RECORDS) as u32;
         (0..count).any(|at| {
-            let (other, _, length) = self.area.record(done.wrapping_add(at)).get();
-            let other_end = other.offset.saturating_add(length as u64);
-            other.inode == place.inode && other.offset < end && place.offset < other_end
+            let (other, _, other_length) = self.area.record(done.wrapping_add(at)).get();
+            let is_meant = match (place.offset, other.offset) {
+                (Some(one), Some(other)) => {
+                    one < other.saturating_add(other_length as u64)
+                        && other < one.saturating_add(length as u64)
+                }
+                (one, other) => one != other,
+            };
+            is_meant && other.inode == place.inode
         })
     }
 
@@ -469,7 +493,7 @@ impl Record {
         self.entry.store(place.entry as u32, Ordering::Relaxed);
         self.handle.store(place.handle, Ordering::Relaxed);
         self.inode.store(place.inode, Ordering::Relaxed);
-        self.offset.store(place.offset, Ordering::Relaxed);
+        self.offset.store(place.offset.unwrap_or(AT_END), Ordering::Relaxed);
         self.from.store(from, Ordering::Relaxed);
         self.length.store(length as u64, Ordering::Relaxed);
     }
@@ -480,7 +504,7 @@ impl Record {
             entry: self.entry.load(Ordering::Relaxed) as usize,
             handle: self.handle.load(Ordering::Relaxed),
             inode: self.inode.load(Ordering::Relaxed),
-            offset: self.offset.load(Ordering::Relaxed),
+            offset: Some(self.offset.load(Ordering::Relaxed)).filter(|offset| *offset != AT_END),
         };
         let length = self.length.load(Ordering::Relaxed).min(RECORD_BYTES_MAX as u64);
         (place, self.from.load(Ordering::Relaxed), length as usize)

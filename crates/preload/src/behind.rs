@@ -1,10 +1,14 @@
-//! Writes to files of far servers, which the keeper sends: a program that writes a file piece by piece does not
-//! wait for the answer to each.
+//! Writes to files of servers that are not next to us, which the keeper sends: a program that writes a file piece by
+//! piece does not wait for the answer to each.
 //!
-//! This happens once a process of the run has found out that the server is far, from the second write to a file on.
-//! Before a process asks a server for anything else, it waits until what the run has written is there
-//! ([`settle`]). So the processes of a run see each other's writes, and the server gets changes in the order in
-//! which they were made. What others see late is told in `docs/design/run.md`.
+//! This happens once a process of the run has found out how long an answer takes, from the second write to a file on.
+//! If the server is not far, it must follow the first one directly: a program that asks for something between two
+//! writes would wait for the keeper. Before a process asks a server for anything else, it waits until what the run
+//! has written is there ([`settle`]). So the processes of a run see each other's writes, and the server gets changes
+//! in the order in which they were made. What others see late is told in `docs/design/run.md`.
+//!
+//! Where something is appended is known when it is written. Whoever needs the position of a file open for appending
+//! waits for that ([`settle_position`]).
 //!
 //! A write behind that fails is reported by the next `write`, `fsync` or `close` of the file; from then on its
 //! writes are waited for. Writes are also waited for if there may not be room for what is under way, or if they
@@ -12,21 +16,25 @@
 
 use crate::descriptors::Open;
 use crate::{ahead, process, remote, report, start};
+use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 use towline_client::File;
 use towline_instance::behind::{Place, Queue};
 use towline_instance::{MOUNTS_MAX, State};
 
-/// Number of writes of this process to servers that are not far, after which it takes their time no more.
+/// Number of writes of this process to servers that answer at once, after which it takes their time no more.
 const LOOKS: u32 = 64;
 
-/// Number of such writes after which it is taken to be far: on a busy machine, any of them may take long.
+/// How long a short request takes at least if writes are sent behind: more than to wake the keeper's threads.
+const WORTH: Duration = Duration::from_micros(100);
+
+/// Number of writes in succession that have to take that long: on a busy machine, any of them may.
 const SLOW_IN_ORDER: u32 = 2;
 
 /// Set once this process has become another user since it connected: the keeper cannot write as that one.
 static IS_OTHER: AtomicBool = AtomicBool::new(false);
-/// Number of writes in succession that took long because the server seems to be far.
+/// Number of writes in succession that took long because answers seem to do.
 static SLOW: AtomicU32 = AtomicU32::new(0);
 /// The process that was last found in or out of the keeper's PID namespace: its number, and a bit.
 static IN_NAMESPACE: AtomicU32 = AtomicU32::new(0);
@@ -35,6 +43,17 @@ static QUEUES: [AtomicPtr<Queue>; MOUNTS_MAX] =
     [const { AtomicPtr::new(std::ptr::null_mut()) }; MOUNTS_MAX];
 /// Number of writes whose time was taken.
 static LOOKED: AtomicU32 = AtomicU32::new(0);
+
+thread_local! {
+    /// The handle of the file to which this thread has written, if it has asked for nothing since.
+    static WRITTEN: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Called before each request of this thread.
+#[inline]
+pub(crate) fn asks() {
+    WRITTEN.set(0);
+}
 
 /// Waits until everything is done that the run has written behind to the server of a mount.
 ///
@@ -79,6 +98,18 @@ pub(crate) fn closing(open: Open) -> Result<(), i32> {
     check(open)
 }
 
+/// Waits until the position of a file is known to which something may have been appended behind.
+pub(crate) fn settle_position(open: Open) {
+    if is_append(open) && open.entry.is_written() {
+        // What fails is reported by `close` and `fsync`.
+        let _ = settle(mount(open));
+    }
+}
+
+fn is_append(open: Open) -> bool {
+    open.entry.flags.load(Ordering::Relaxed) as i32 & libc::O_APPEND != 0
+}
+
 /// Called when the process has become another user.
 pub(crate) fn identity_changed() {
     IS_OTHER.store(true, Ordering::Relaxed);
@@ -114,24 +145,26 @@ fn is_in_namespace(queue: &Queue) -> bool {
 
 /// Returns true for a file whose writes only have to be there when it is closed.
 fn is_plain(open: Open) -> bool {
-    const WAITED: i32 = libc::O_APPEND | libc::O_DIRECT | libc::O_DSYNC | libc::O_SYNC;
+    const WAITED: i32 = libc::O_DIRECT | libc::O_DSYNC | libc::O_SYNC;
     open.entry.flags.load(Ordering::Relaxed) as i32 & WAITED == 0
         && open.entry.mode.load(Ordering::Relaxed) & libc::S_IFMT == libc::S_IFREG
 }
 
-/// Writes behind, if that is possible. Returns the number of bytes; `None` if the write has to be waited for.
-pub(crate) fn write(open: Open, data: &[u8], at: u64) -> Option<usize> {
+/// Writes behind, if that is possible; appends if no offset is given, and the keeper moves the file's position.
+/// Returns the number of bytes; `None` if the write has to be waited for.
+pub(crate) fn write(open: Open, data: &[u8], at: Option<u64>) -> Option<usize> {
     let (state, mount) = (start::state()?, mount(open));
     let server = start::server(mount);
     let behind = state.behind(server);
     let is_meant = behind.is_ready()
         && open.entry.may_write_behind()
+        && (WRITTEN.get() == open.handle || behind.trip() > ahead::FAR)
         // These are on their way in another session.
         && open.entry.unanswered.load(Ordering::Acquire) == 0
         && is_plain(open)
         && !IS_OTHER.load(Ordering::Relaxed)
         && remote::user(mount) == Some(behind.user())
-        && at.checked_add(data.len() as u64).is_some_and(|end| i64::try_from(end).is_ok())
+        && at.unwrap_or(0).checked_add(data.len() as u64).is_some_and(|end| i64::try_from(end).is_ok())
         && !crate::hooks::maps::has_shared(open);
     let queue = if is_meant { queue(server)? } else { return None };
     if !is_in_namespace(queue) {
@@ -144,7 +177,7 @@ pub(crate) fn write(open: Open, data: &[u8], at: u64) -> Option<usize> {
     Some(add(state, queue, open, data, at)).filter(|count| *count > 0)
 }
 
-fn add(state: &State, queue: &Queue, open: Open, data: &[u8], at: u64) -> usize {
+fn add(state: &State, queue: &Queue, open: Open, data: &[u8], at: Option<u64>) -> usize {
     let Open { entry, handle, number, .. } = open;
     let (mount, inode) = (mount(open), entry.inode.load(Ordering::Relaxed));
     let behind = state.behind(start::server(mount));
@@ -155,7 +188,7 @@ fn add(state: &State, queue: &Queue, open: Open, data: &[u8], at: u64) -> usize 
     while done < data.len() && entry.may_write_behind() {
         let Some(count) = queue.add(behind, process::id(), &place, &data[done..]) else { break };
         done += count;
-        place.offset += count as u64;
+        place.offset = at.map(|at| at + done as u64);
     }
     // Also after the change, as for all others (`Options::changes`).
     changes.fetch_add(1, Ordering::AcqRel);
@@ -167,49 +200,45 @@ pub(crate) struct Waited(Option<Began>);
 
 struct Began {
     state: &'static State,
-    coarse: Duration,
+    at: Instant,
 }
 
 impl Waited {
-    /// Begins such a write. Takes the time as long as nobody knows how far the server is.
+    /// Begins such a write. Takes the time as long as nobody knows how long answers take.
     pub(crate) fn begin(open: Open) -> Self {
         let server = || start::server(mount(open));
         let unknown = |state: &&State| state.behind(server()).is_unused();
         let looks = LOOKED.load(Ordering::Relaxed) < LOOKS;
         let state = if looks { start::state().filter(unknown) } else { None };
-        Self(state.map(|state| Began { state, coarse: coarse_time() }))
+        Self(state.map(|state| Began { state, at: Instant::now() }))
     }
 
-    /// Notes that it is done, and finds out how far the server is if it took long.
+    /// Notes that it is done, and finds out how long answers take if it took long.
     pub(crate) fn end(self, open: Open) {
         open.entry.has_waited();
-        let Some(Began { state, coarse }) = self.0 else { return };
-        LOOKED.fetch_add(1, Ordering::Relaxed);
-        // The coarse clock may just have moved.
-        let time = coarse_time().saturating_sub(coarse);
-        if time < ahead::FAR || !is_plain(open) || !takes_long(open, time) {
-            return SLOW.store(0, Ordering::Relaxed);
+        if let Some(Began { state, at }) = self.0 {
+            LOOKED.fetch_add(1, Ordering::Relaxed);
+            look(state, open, at.elapsed());
         }
-        let is_far = SLOW.fetch_add(1, Ordering::Relaxed) + 1 >= SLOW_IN_ORDER;
-        if is_far && state.behind(start::server(mount(open))).ask() {
-            let _ = report::wake_keeper();
-        }
+        WRITTEN.set(open.handle);
     }
 }
 
-/// Returns true if a short request takes long, too. Otherwise the network is slow, or the disk, and waiting less would
-/// only delay others.
-fn takes_long(open: Open, time: Duration) -> bool {
-    let asked = Instant::now();
-    let is_answered = remote::with(open, File::stat).is_ok();
-    let trip = asked.elapsed();
-    is_answered && trip > ahead::FAR && 4 * trip > time
+/// Asks for a queue if writes take long because answers do. Otherwise the network is slow, or the disk, and waiting
+/// less would only delay others.
+fn look(state: &State, open: Open, time: Duration) {
+    let trip = if time > WORTH && is_plain(open) { trip(open) } else { None };
+    let Some(trip) = trip.filter(|trip| *trip > WORTH && 4 * *trip > time) else {
+        return SLOW.store(0, Ordering::Relaxed);
+    };
+    let is_sure = SLOW.fetch_add(1, Ordering::Relaxed) + 1 >= SLOW_IN_ORDER;
+    if is_sure && state.behind(start::server(mount(open))).ask(trip) {
+        let _ = report::wake_keeper();
+    }
 }
 
-/// Returns the time by a clock that costs little and moves a few times in a hundredth of a second.
-fn coarse_time() -> Duration {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the structure outlives the call.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &raw mut time) };
-    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+/// Returns how long a short request takes.
+fn trip(open: Open) -> Option<Duration> {
+    let asked = Instant::now();
+    remote::with(open, File::stat).ok().map(|_| asked.elapsed())
 }

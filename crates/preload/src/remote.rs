@@ -50,6 +50,7 @@ pub(crate) fn number(error: Error) -> i32 {
 /// after what the run has written behind.
 pub(crate) fn client(mount: usize) -> Result<&'static Client, i32> {
     crate::report::touch();
+    behind::asks();
     behind::settle(mount)?;
     let place = SESSIONS.get(mount).ok_or(libc::EIO)?;
     let process = process::id();
@@ -370,10 +371,16 @@ pub(crate) fn lock_offset(open: Open) -> Result<Locked<'static>, i32> {
     if open.is_there() { Ok(lock) } else { Err(libc::EBADF) }
 }
 
+/// Returns the shared offset of a file, which is known once everything is appended.
+pub(crate) fn offset(open: Open) -> i64 {
+    behind::settle_position(open);
+    open.entry.offset.load(Ordering::Relaxed)
+}
+
 /// `read`: at the shared offset, which advances.
 pub(crate) fn read(open: Open, target: &mut [u8]) -> Result<usize, i32> {
     let _lock = lock_offset(open)?;
-    let offset = open.entry.offset.load(Ordering::Relaxed);
+    let offset = offset(open);
     let count = read_at(open, target, offset)?;
     open.entry.offset.store(offset + count as i64, Ordering::Relaxed);
     Ok(count)
@@ -399,8 +406,17 @@ pub(crate) fn read_at(open: Open, target: &mut [u8], offset: i64) -> Result<usiz
 /// `write`: at the shared offset, which advances, or at the end with `O_APPEND`.
 pub(crate) fn write(open: Open, data: &[u8]) -> Result<usize, i32> {
     let _lock = lock_offset(open)?;
-    let offset = open.entry.offset.load(Ordering::Relaxed);
-    let (count, offset) = write_at(open, data, offset)?;
+    let offset =
+        u64::try_from(open.entry.offset.load(Ordering::Relaxed)).map_err(|_| libc::EINVAL)?;
+    let appends = flags(open) & libc::O_APPEND != 0;
+    let data = prepare(open, data, offset, appends)?;
+    if data.is_empty() {
+        return Ok(0);
+    }
+    if appends && let Some(count) = behind::write(open, data, None) {
+        return Ok(count);
+    }
+    let (count, offset) = put(open, data, offset, appends)?;
     open.entry.offset.store(offset + count as i64, Ordering::Relaxed);
     Ok(count)
 }
@@ -408,14 +424,15 @@ pub(crate) fn write(open: Open, data: &[u8]) -> Result<usize, i32> {
 /// `pwrite`; also returns the offset of the data, which `O_APPEND` determines as on Linux.
 pub(crate) fn write_at(open: Open, data: &[u8], offset: i64) -> Result<(usize, i64), i32> {
     let at = u64::try_from(offset).map_err(|_| libc::EINVAL)?;
-    put(open, data, at, flags(open) & libc::O_APPEND != 0)
+    let appends = flags(open) & libc::O_APPEND != 0;
+    put(open, prepare(open, data, at, appends)?, at, appends)
 }
 
 /// Appends to a file that may not be open with `O_APPEND`; if `moves`, its offset moves behind the data.
 pub(crate) fn append(open: Open, data: &[u8], moves: bool) -> Result<usize, i32> {
     let _lock = moves.then(|| lock_offset(open)).transpose()?;
-    let offset = open.entry.offset.load(Ordering::Relaxed);
-    let (count, at) = put(open, data, offset as u64, true)?;
+    let offset = offset(open) as u64;
+    let (count, at) = put(open, prepare(open, data, offset, true)?, offset, true)?;
     if moves {
         open.entry.offset.store(at + count as i64, Ordering::Relaxed);
     }
@@ -440,11 +457,12 @@ fn touch(data: &[u8]) {
     }
 }
 
-fn put(open: Open, data: &[u8], at: u64, appends: bool) -> Result<(usize, i64), i32> {
+/// Checks that a file can be written, and returns how much of the data.
+fn prepare(open: Open, data: &[u8], at: u64, appends: bool) -> Result<&[u8], i32> {
     check_writable(open)?;
     behind::check(open)?;
     if data.is_empty() {
-        return Ok((0, at as i64));
+        return Ok(data);
     }
     touch(data);
     let data = match limits::file_bytes() {
@@ -454,8 +472,15 @@ fn put(open: Open, data: &[u8], at: u64, appends: bool) -> Result<(usize, i64), 
             &data[..limits::room(limit, from, data.len())?]
         }
     };
-    let data = if appends { &data[..data.len().min(APPEND_BYTES_MAX)] } else { data };
-    if !appends && let Some(count) = behind::write(open, data, at) {
+    Ok(if appends { &data[..data.len().min(APPEND_BYTES_MAX)] } else { data })
+}
+
+/// Writes what is [prepared](prepare). Also returns where it is.
+fn put(open: Open, data: &[u8], at: u64, appends: bool) -> Result<(usize, i64), i32> {
+    if data.is_empty() {
+        return Ok((0, at as i64));
+    }
+    if !appends && let Some(count) = behind::write(open, data, Some(at)) {
         return Ok((count, at as i64));
     }
     let waited = behind::Waited::begin(open);
@@ -482,9 +507,10 @@ pub(crate) fn seek(open: Open, offset: i64, whence: i32) -> Result<i64, i32> {
     }
     let entry = open.entry;
     let _lock = lock_offset(open)?;
+    let now = self::offset(open);
     let at = match whence {
         libc::SEEK_SET => Some(offset),
-        libc::SEEK_CUR => entry.offset.load(Ordering::Relaxed).checked_add(offset),
+        libc::SEEK_CUR => now.checked_add(offset),
         libc::SEEK_END => (stat(open)?.size as i64).checked_add(offset),
         libc::SEEK_DATA | libc::SEEK_HOLE => {
             let from = u64::try_from(offset).map_err(|_| libc::ENXIO)?;

@@ -22,7 +22,7 @@ use towline_wire::limits::{AHEAD_MILLISECONDS, FRAGMENT_BYTES_MAX, GRANTS_MAX, S
 use towline_wire::{Header, Kind};
 
 /// Maximum number of advance grants of a session: enough for this many requests under way.
-const LEAVES_MAX: usize = 8;
+const LEAVES_MAX: usize = 32;
 /// Fragments that a transfer has on their way when buffers are scarce: one is written while the next arrives.
 pub(crate) const GRANTS_SCARCE: usize = 2;
 /// Fragments on their way over one lane from which on its transfers get no more than that: 16 MiB in a round trip.

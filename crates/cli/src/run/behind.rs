@@ -1,4 +1,6 @@
-//! Sends what programs write to files of far servers (`instance::behind`).
+//! Sends what programs write to files of servers that are not next to us (`instance::behind`).
+
+mod window;
 
 use super::directory::RunDirectory;
 use super::pending::{Pending, UnderWay};
@@ -12,10 +14,11 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant};
-use towline_client::{Client, Error, File, Operation, Options, Url};
-use towline_instance::behind::{Behind, Place, Queue, RECORD_BYTES_MAX};
+use towline_client::{Client, Errno, Error, File, Operation, Options, Url};
+use towline_instance::behind::{Behind, Place, Queue};
 use towline_instance::{State, Taken};
-use towline_wire::limits::{FRAGMENT_BYTES_MAX, INLINE_BYTES_MAX, RECONNECT_SECONDS};
+use towline_wire::limits::{FRAGMENT_BYTES_MAX, RECONNECT_SECONDS};
+use window::{Mark, Window};
 
 /// How long the end of a run waits for the next data to be written: longer than for a server that is away.
 const WRITTEN: Duration = Duration::from_secs(RECONNECT_SECONDS + 10);
@@ -23,11 +26,10 @@ const WRITTEN: Duration = Duration::from_secs(RECONNECT_SECONDS + 10);
 const AWAY: Duration = Duration::from_secs(1);
 /// Maximum number of bytes of a request: there are several under way.
 const REQUEST_BYTES: RangeInclusive<usize> = 64 << 10..=FRAGMENT_BYTES_MAX;
-/// Bytes that may be under way: at least and at most, and at first.
-const WINDOW_BYTES: RangeInclusive<usize> = RECORD_BYTES_MAX..=8 << 20;
-const WINDOW_BYTES_FIRST: usize = 1 << 20;
-/// A server that answers within this time is not far.
-const NEAR: Duration = Duration::from_millis(2);
+/// Number of requests whose memory is used again.
+const SPARE: usize = 16;
+/// A server that answers within this time is so near that programs wait for their writes.
+const NEAR: Duration = Duration::from_micros(50);
 /// The most bytes that programs may write before the room is looked at again.
 const ROOM_BYTES_MAX: i64 = 1 << 30;
 /// Less room than this is looked at again, but not more often than this.
@@ -77,12 +79,16 @@ impl Writes {
             state: Arc::clone(&self.state),
             queue,
             session: Mutex::new(session),
-            flight: Mutex::new(Flight { bytes: 0, window: WINDOW_BYTES_FIRST }),
+            flight: Mutex::new(Flight {
+                window: Window::new(),
+                appends: Vec::new(),
+                spare: Vec::new(),
+            }),
             landed: Condvar::new(),
         });
         let (sender, sent) = mpsc::channel();
         let begin = || std::thread::Builder::new().name("writes".to_owned());
-        let ends = Ends { stream: Arc::clone(&stream), trips: [None; 2], narrowed: Instant::now() };
+        let ends = Arc::clone(&stream);
         begin().spawn(move || ends.finish_all(&sent))?;
         let (under_way, is_over) = (self.under_way.begin(), Arc::clone(&self.is_over));
         begin().spawn(move || stream.send_all(&sender, &is_over, under_way)).map(drop)
@@ -118,9 +124,11 @@ struct Stream {
 
 /// What is under way.
 struct Flight {
-    bytes: usize,
-    /// How many bytes it may be.
-    window: usize,
+    window: Window,
+    /// Files to which something is being appended: what follows must not overtake it.
+    appends: Vec<u64>,
+    /// Memory of requests that are over.
+    spare: Vec<Vec<u8>>,
 }
 
 /// A request under way.
@@ -129,8 +137,38 @@ struct Sent {
     length: usize,
     /// The numbers of its first record, and behind its last one.
     records: (u32, u32),
-    at: Instant,
-    started: Result<Operation<(usize, Vec<u8>)>, Error>,
+    mark: Mark,
+    started: Result<Started, Error>,
+}
+
+/// A request that has been sent.
+enum Started {
+    Write(Operation<(usize, Vec<u8>)>),
+    Append(Operation<(usize, u64, Vec<u8>)>),
+}
+
+/// What became of a request.
+struct Written {
+    count: usize,
+    /// Where it ends, if it was appended.
+    end: Option<u64>,
+    /// The request's memory.
+    spare: Vec<u8>,
+}
+
+impl Started {
+    fn wait(self) -> Result<Written, Error> {
+        Ok(match self {
+            Self::Write(write) => {
+                let (count, spare) = write.wait()?;
+                Written { count, end: None, spare }
+            }
+            Self::Append(append) => {
+                let (count, at, spare) = append.wait()?;
+                Written { count, end: Some(at + count as u64), spare }
+            }
+        })
+    }
 }
 
 impl Stream {
@@ -152,7 +190,7 @@ impl Stream {
         let mut looked = None;
         let mut next = behind.added();
         self.look_at_room(&mut looked);
-        self.queue.limit(WINDOW_BYTES_FIRST);
+        self.queue.limit(self.flight().window.bytes());
         behind.begin(std::process::id(), rustix::process::geteuid().as_raw());
         loop {
             let news = behind.news();
@@ -164,6 +202,7 @@ impl Stream {
             } else {
                 if behind.is_idle() {
                     self.session().forget_files();
+                    self.flight().spare.clear();
                     if is_over.load(Ordering::Acquire) {
                         break;
                     }
@@ -181,14 +220,18 @@ impl Stream {
     /// if there are none. They do not overlap with what is under way (`Queue::add`).
     fn send_next(&self, number: u32) -> Option<Sent> {
         let (first, ..) = self.queue.get(self.behind(), number)?;
-        let is_full = |flight: &mut Flight| flight.bytes >= flight.window;
-        let waited = self.landed.wait_while(self.flight(), is_full);
+        let appends = first.offset.is_none();
+        let has_to_wait = |flight: &mut Flight| {
+            flight.window.is_full() || (appends && flight.appends.contains(&first.inode))
+        };
+        let waited = self.landed.wait_while(self.flight(), has_to_wait);
         let mut flight = waited.unwrap_or_else(PoisonError::into_inner);
-        let most = (flight.window / 4).clamp(*REQUEST_BYTES.start(), *REQUEST_BYTES.end());
-        let mut data = Vec::new();
+        let most = (flight.window.bytes() / 4).clamp(*REQUEST_BYTES.start(), *REQUEST_BYTES.end());
+        let mut data = flight.spare.pop().unwrap_or_default();
+        data.clear();
         let mut end = number;
         while let Some((place, from, length)) = self.queue.get(self.behind(), end) {
-            let offset = first.offset.wrapping_add(data.len() as u64);
+            let offset = first.offset.map(|offset| offset.wrapping_add(data.len() as u64));
             let is_long = data.len() + length > most && end != number;
             if place != (Place { offset, ..first }) || is_long {
                 break;
@@ -196,11 +239,14 @@ impl Stream {
             self.queue.load(from, length, &mut data);
             end = end.wrapping_add(1);
         }
-        let (length, at) = (data.len(), Instant::now());
-        flight.bytes += length;
+        let length = data.len();
+        let mark = flight.window.sends(length, Instant::now());
+        if appends {
+            flight.appends.push(first.inode);
+        }
         drop(flight);
         let started = self.session().start(&first, data);
-        Some(Sent { place: first, length, records: (number, end), at, started })
+        Some(Sent { place: first, length, records: (number, end), mark, started })
     }
 
     /// Tells programs how much more they may write to each mount, if they are about to have used it up.
@@ -213,7 +259,7 @@ impl Stream {
                 && let Ok(room) = self.session().room(root.handle)
             {
                 // Half of it is for others. The mounts may be of one file system.
-                let bytes = room.saturating_sub(self.flight().window as u64);
+                let bytes = room.saturating_sub(self.flight().window.bytes() as u64);
                 let bytes = i64::try_from(bytes / 2 / self.mounts.len() as u64);
                 let bytes = bytes.map_or(ROOM_BYTES_MAX, |bytes| bytes.min(ROOM_BYTES_MAX));
                 self.state.behind(*mount).set_room(bytes);
@@ -223,48 +269,53 @@ impl Stream {
     }
 }
 
-/// Waits for the answers.
-struct Ends {
-    stream: Arc<Stream>,
-    /// The shortest time that the answer to a request took, whose data came with it, or was asked for.
-    trips: [Option<Duration>; 2],
-    /// When the window was reduced.
-    narrowed: Instant,
-}
-
-impl Ends {
-    fn finish_all(mut self, sent: &mpsc::Receiver<Sent>) {
+/// Waiting for the answers.
+impl Stream {
+    fn finish_all(&self, sent: &mpsc::Receiver<Sent>) {
         while let Ok(request) = sent.recv() {
             self.finish(request);
         }
     }
 
     /// Waits for the answer to the first request under way.
-    fn finish(&mut self, request: Sent) {
-        let Sent { place, length, records, at, started } = request;
-        let stream = Arc::clone(&self.stream);
-        let behind = stream.behind();
-        let written = started.and_then(Operation::wait).map(|(count, _)| count);
-        let took = at.elapsed();
+    fn finish(&self, request: Sent) {
+        let Sent { place, length, records, mark, started } = request;
+        let behind = self.behind();
+        let written = started.and_then(Started::wait);
+        let took = self.is_over(&mark, written.as_ref().is_ok_and(|w| w.count >= length));
         let written = match written {
-            Ok(count) if count >= length => {
-                self.adapt(took, length);
-                Ok(())
+            Ok(Written { count, end, spare }) if count >= length => {
+                behind.notice_trip(took);
+                if took < NEAR {
+                    // It was taken for farther away while this machine or the server was busy.
+                    behind.refuse();
+                }
+                let mut flight = self.flight();
+                if flight.spare.len() < SPARE {
+                    flight.spare.push(spare);
+                }
+                Ok(end)
             }
-            // A whole write tells why.
-            Ok(_) => self.write_again(behind, &place, records),
+            // Writing what is left tells why.
+            Ok(Written { count, end: Some(_), .. }) => self.write_again(&place, records, count),
+            Ok(_) => self.write_again(&place, records, 0),
             Err(error) if is_closed(&error) => {
                 // After a restart of the server, nobody may have asked for this file again yet.
-                let reclaimed = stream.session().reclaim(&place);
-                reclaimed.and_then(|()| self.write_again(behind, &place, records))
+                let reclaimed = self.session().reclaim(&place);
+                reclaimed.and_then(|()| self.write_again(&place, records, 0))
             }
             Err(error) => Err(error),
         };
-        if let Err(error) = written {
-            self.fail(&place, &error);
+        match written {
+            Ok(Some(end)) => {
+                let entry = self.state.entry(place.entry);
+                let _ = entry.map(|entry| entry.offset.store(end as i64, Ordering::Relaxed));
+            }
+            Ok(None) => {}
+            Err(error) => self.fail(&place, &error),
         }
-        stream.flight().bytes -= length;
-        stream.landed.notify_all();
+        self.flight().appends.retain(|inode| place.offset.is_some() || *inode != place.inode);
+        self.landed.notify_all();
         behind.finish(records.1);
         if behind.is_idle() {
             // What comes next may have to wait for this.
@@ -272,52 +323,39 @@ impl Ends {
         }
     }
 
-    /// Writes once more, as a whole, what is still in the queue.
-    fn write_again(
-        &self,
-        behind: Behind<'_>,
-        place: &Place,
-        (mut number, end): (u32, u32),
-    ) -> Result<(), Error> {
-        let queue = &self.stream.queue;
-        let mut data = Vec::new();
-        while number != end
-            && let Some((_, from, length)) = queue.get(behind, number)
-        {
-            queue.load(from, length, &mut data);
-            number = number.wrapping_add(1);
-        }
-        self.stream.session().write(place, &data)
+    /// Notes that a request is no longer under way. Returns how long it was.
+    fn is_over(&self, mark: &Mark, is_written: bool) -> Duration {
+        let mut flight = self.flight();
+        let took = flight.window.is_over(mark, is_written, Instant::now());
+        self.queue.limit(flight.window.bytes());
+        took
     }
 
-    /// Adapts how much may be under way to how long an answer took: whoever asks the server for anything waits for
-    /// all of it.
-    fn adapt(&mut self, took: Duration, length: usize) {
-        if took < NEAR {
-            // It was taken for far while this machine or the server was busy.
-            self.stream.behind().refuse();
+    /// Writes once more, as a whole, what is still in the queue, but for its first bytes. Returns where it ends, if it
+    /// is appended.
+    fn write_again(
+        &self,
+        place: &Place,
+        (mut number, end): (u32, u32),
+        done: usize,
+    ) -> Result<Option<u64>, Error> {
+        let mut data = Vec::new();
+        while number != end
+            && let Some((_, from, length)) = self.queue.get(self.behind(), number)
+        {
+            self.queue.load(from, length, &mut data);
+            number = number.wrapping_add(1);
         }
-        let known = &mut self.trips[usize::from(length > INLINE_BYTES_MAX)];
-        let trip = known.map_or(took, |trip| trip.min(took));
-        *known = Some(trip);
-        let mut flight = self.stream.flight();
-        if took < trip + trip / 4 {
-            flight.window = (flight.window + length).min(*WINDOW_BYTES.end());
-        } else if took > trip + trip / 2 && self.narrowed.elapsed() > took {
-            // The answers that come now were asked for with what was too much.
-            self.narrowed = Instant::now();
-            flight.window = (flight.window / 4 * 3).max(*WINDOW_BYTES.start());
-        }
-        self.stream.queue.limit(flight.window);
+        self.session().write(place, &data[done..])
     }
 
     /// Has the programs be told that have the file open for writing, and the user.
     fn fail(&self, place: &Place, error: &Error) {
-        let state = &self.stream.state;
+        let state = &self.state;
         let mut is_new = false;
         for entry in state.used().filter_map(|number| state.entry(number)) {
             let opened = Opened::of(entry);
-            let is_meant = self.stream.mounts.contains(&(opened.mount as usize))
+            let is_meant = self.mounts.contains(&(opened.mount as usize))
                 && opened.inode == place.inode
                 && opened.may_write()
                 && entry.taken() != Taken::Free;
@@ -373,24 +411,25 @@ impl Session {
     }
 
     /// Sends a write.
-    fn start(
-        &mut self,
-        place: &Place,
-        data: Vec<u8>,
-    ) -> Result<Operation<(usize, Vec<u8>)>, Error> {
+    fn start(&mut self, place: &Place, data: Vec<u8>) -> Result<Started, Error> {
         let client = self.client()?.clone();
         if self.known.insert(place.handle)
             && let Some(entry) = self.state.entry(place.entry)
         {
             Opened::of(entry).make_known(&client, &self.url(place));
         }
-        client.with_handle(place.handle, 0, |file| file.start_write_at(data, place.offset))
+        client.with_handle(place.handle, 0, |file| match place.offset {
+            Some(offset) => file.start_write_at(data, offset).map(Started::Write),
+            None => file.start_append(data).map(Started::Append),
+        })
     }
 
-    /// Writes all of this and waits for it.
-    fn write(&mut self, place: &Place, data: &[u8]) -> Result<(), Error> {
-        let write = |file: &File| file.write_all_at(data, place.offset);
-        self.client()?.with_handle(place.handle, 0, write)
+    /// Writes all of this and waits for it. Returns where it ends, if it is appended.
+    fn write(&mut self, place: &Place, data: &[u8]) -> Result<Option<u64>, Error> {
+        self.client()?.with_handle(place.handle, 0, |file| match place.offset {
+            Some(offset) => file.write_all_at(data, offset).map(|()| None),
+            None => append_all(file, data).map(Some),
+        })
     }
 
     /// Asks the server for a file again, for all processes of the run.
@@ -416,6 +455,20 @@ impl Session {
             }
         }
     }
+}
+
+/// Appends all of this. Returns where it ends.
+fn append_all(file: &File, data: &[u8]) -> Result<u64, Error> {
+    let (mut done, mut end) = (0, 0);
+    while done < data.len() {
+        // If an append stops early, the next one reports why.
+        let (count, at) = file.append(&data[done..])?;
+        if count == 0 {
+            return Err(Errno::ENOSPC.into());
+        }
+        (done, end) = (done + count, at + count as u64);
+    }
+    Ok(end)
 }
 
 /// Returns true if the file is not open on the server.

@@ -6,7 +6,9 @@ fn queue() -> (tempfile::TempDir, State, Queue) {
     let folder = tempfile::tempdir().unwrap();
     let directory = folder.path().as_os_str().as_bytes();
     let state = State::prepare(directory, &Config::default()).unwrap().map().unwrap();
-    assert!(state.behind(3).ask() && !state.behind(3).ask());
+    let trip = std::time::Duration::from_millis(9);
+    assert!(state.behind(3).ask(trip) && !state.behind(3).ask(trip));
+    assert_eq!(state.behind(3).trip(), trip);
     assert!(state.behind(3).take_wish() && !state.behind(3).take_wish(), "only once");
     let queue = Queue::create(directory, 3).unwrap();
     assert!(!state.behind(3).is_ready());
@@ -16,7 +18,7 @@ fn queue() -> (tempfile::TempDir, State, Queue) {
 }
 
 fn place(offset: u64) -> Place {
-    Place { mount: 3, entry: 9, handle: 1 << 40, inode: 5, offset }
+    Place { mount: 3, entry: 9, handle: 1 << 40, inode: 5, offset: Some(offset) }
 }
 
 /// All that several threads add arrives once, whole and in the order of each.
@@ -58,7 +60,7 @@ fn what_is_added_is_taken_in_order() {
             data.clear();
             queue.load(from, length, &mut data);
             let writer = place.handle as usize;
-            assert_eq!(place.offset as usize, seen[writer]);
+            assert_eq!(place.offset, Some(seen[writer] as u64));
             assert!((0..).zip(&data).all(|(at, found)| *found == byte(writer, seen[writer] + at)));
             seen[writer] += length;
             next = next.wrapping_add(1);
@@ -105,6 +107,22 @@ fn what_overlaps_with_the_queue_is_not_added() {
     assert_eq!(queue.add(behind, me, &other, &[3]), Some(1));
     behind.finish(1);
     assert_eq!(add(100, 50), Some(50), "it is done");
+}
+
+/// What is appended may be anywhere, but in its order.
+#[test]
+fn what_is_appended_is_not_mixed_with_other_writes() {
+    let (_folder, state, queue) = queue();
+    let (behind, me) = (state.behind(3), std::process::id());
+    let end = Place { offset: None, ..place(0) };
+    let (other, end_of_other) = (Place { inode: 6, ..place(9) }, Place { inode: 7, ..end });
+    let add = |place: &Place| queue.add(behind, me, place, &[1; 5]);
+    assert_eq!([add(&end), add(&place(1 << 40)), add(&end)], [Some(5), None, Some(5)]);
+    assert_eq!([add(&other), add(&end_of_other)], [Some(5); 2]);
+    assert_eq!(add(&Place { offset: None, ..other }), None);
+    assert_eq!(queue.get(behind, 1), Some((end, 5, 5)));
+    behind.finish(2);
+    assert_eq!([add(&place(0)), add(&end)], [Some(5), None]);
 }
 
 /// Who waits for a keeper that was killed does not wait for ever.

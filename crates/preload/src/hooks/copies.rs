@@ -109,8 +109,7 @@ impl End {
 
 /// Returns where a copy reads or writes an open file.
 fn offset(open: Open, given: Option<off64_t>) -> Result<u64, i32> {
-    let own = || open.entry.offset.load(Ordering::Relaxed);
-    u64::try_from(given.unwrap_or_else(own)).map_err(|_| libc::EINVAL)
+    u64::try_from(given.unwrap_or_else(|| remote::offset(open))).map_err(|_| libc::EINVAL)
 }
 
 /// Moves an open file's own offset, or the caller's.

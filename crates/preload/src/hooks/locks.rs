@@ -167,7 +167,7 @@ pub(crate) unsafe fn flock(fd: c_int, operation: c_int) -> c_int {
 fn range(open: Open, whence: c_int, start: i64, length: i64) -> Result<(u64, u64), i32> {
     let base = match whence {
         libc::SEEK_SET => 0,
-        libc::SEEK_CUR => open.entry.offset.load(Ordering::Relaxed),
+        libc::SEEK_CUR => remote::offset(open),
         libc::SEEK_END => remote::stat(open)?.size as i64,
         _ => return Err(libc::EINVAL),
     };

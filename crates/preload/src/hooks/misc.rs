@@ -32,7 +32,7 @@ pub(crate) unsafe fn ioctl(fd: c_int, request: c_ulong, argument: c_ulong) -> c_
         }
         (libc::FIONREAD, Some(open)) => {
             return guard::ours(|| {
-                let offset = open.entry.offset.load(Ordering::Relaxed);
+                let offset = crate::remote::offset(open);
                 let rest = (crate::remote::stat(open)?.size as i64 - offset).max(0);
                 // SAFETY: the argument of `FIONREAD` is the address of an int.
                 unsafe { *at = rest.min(i64::from(i32::MAX)) as c_int };
