@@ -2,7 +2,7 @@
 //! piece does not wait for the answer to each.
 //!
 //! This happens once a process of the run has found out how long an answer takes, from the second write to a file on.
-//! If the server is not far, it must follow the first one directly: a program that asks for something between two
+//! If the server is not far, it must follow [`IN_ORDER`] others directly: a program that asks for something after a few
 //! writes would wait for the keeper. Before a process asks a server for anything else, it waits until what the run
 //! has written is there ([`settle`]). So the processes of a run see each other's writes, and the server gets changes
 //! in the order in which they were made. What others see late is told in `docs/design/run.md`.
@@ -22,6 +22,9 @@ use std::time::{Duration, Instant};
 use towline_client::File;
 use towline_instance::behind::{Place, Queue};
 use towline_instance::{MOUNTS_MAX, State};
+
+/// Number of writes to a file without another request in between, after which more are expected.
+const IN_ORDER: u32 = 3;
 
 /// Number of writes of this process to servers that answer at once, after which it takes their time no more.
 const LOOKS: u32 = 64;
@@ -45,14 +48,14 @@ static QUEUES: [AtomicPtr<Queue>; MOUNTS_MAX] =
 static LOOKED: AtomicU32 = AtomicU32::new(0);
 
 thread_local! {
-    /// The handle of the file to which this thread has written, if it has asked for nothing since.
-    static WRITTEN: Cell<u64> = const { Cell::new(0) };
+    /// The handle of the file to which this thread has written, and how often without another request in between.
+    static WRITTEN: Cell<(u64, u32)> = const { Cell::new((0, 0)) };
 }
 
 /// Called before each request of this thread.
 #[inline]
 pub(crate) fn asks() {
-    WRITTEN.set(0);
+    WRITTEN.set((0, 0));
 }
 
 /// Waits until everything is done that the run has written behind to the server of a mount.
@@ -158,7 +161,7 @@ pub(crate) fn write(open: Open, data: &[u8], at: Option<u64>) -> Option<usize> {
     let behind = state.behind(server);
     let is_meant = behind.is_ready()
         && open.entry.may_write_behind()
-        && (WRITTEN.get() == open.handle || behind.trip() > ahead::FAR)
+        && (has_written(open.handle) || behind.trip() > ahead::FAR)
         // These are on their way in another session.
         && open.entry.unanswered.load(Ordering::Acquire) == 0
         && is_plain(open)
@@ -175,6 +178,12 @@ pub(crate) fn write(open: Open, data: &[u8], at: Option<u64>) -> Option<usize> {
         return None;
     }
     Some(add(state, queue, open, data, at)).filter(|count| *count > 0)
+}
+
+/// Returns true if this thread has done nothing else than write to a file lately.
+fn has_written(handle: u64) -> bool {
+    let (written, count) = WRITTEN.get();
+    written == handle && count >= IN_ORDER
 }
 
 fn add(state: &State, queue: &Queue, open: Open, data: &[u8], at: Option<u64>) -> usize {
@@ -196,7 +205,11 @@ fn add(state: &State, queue: &Queue, open: Open, data: &[u8], at: Option<u64>) -
 }
 
 /// A write that is waited for.
-pub(crate) struct Waited(Option<Began>);
+pub(crate) struct Waited {
+    /// How many went before it.
+    before: u32,
+    began: Option<Began>,
+}
 
 struct Began {
     state: &'static State,
@@ -210,17 +223,19 @@ impl Waited {
         let unknown = |state: &&State| state.behind(server()).is_unused();
         let looks = LOOKED.load(Ordering::Relaxed) < LOOKS;
         let state = if looks { start::state().filter(unknown) } else { None };
-        Self(state.map(|state| Began { state, at: Instant::now() }))
+        let (written, count) = WRITTEN.get();
+        let before = if written == open.handle { count } else { 0 };
+        Self { before, began: state.map(|state| Began { state, at: Instant::now() }) }
     }
 
     /// Notes that it is done, and finds out how long answers take if it took long.
     pub(crate) fn end(self, open: Open) {
         open.entry.has_waited();
-        if let Some(Began { state, at }) = self.0 {
+        if let Some(Began { state, at }) = self.began {
             LOOKED.fetch_add(1, Ordering::Relaxed);
             look(state, open, at.elapsed());
         }
-        WRITTEN.set(open.handle);
+        WRITTEN.set((open.handle, self.before.saturating_add(1)));
     }
 }
 

@@ -60,7 +60,7 @@ impl Writes {
                 && let Err(error) = self.serve(server)
             {
                 behind.refuse();
-                log::warn!("programs wait for each of their writes to a far server: {error}");
+                log::warn!("programs wait for each of their writes to a server: {error}");
             }
         }
     }
