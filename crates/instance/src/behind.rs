@@ -52,6 +52,8 @@ pub(crate) struct Counts {
     user: AtomicU32,
     /// How long a short request takes, in microseconds.
     trip: AtomicU32,
+    /// Nonzero while the keeper's thread sleeps, or is about to.
+    sleeps: AtomicU32,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -77,12 +79,25 @@ struct Area {
     namespace: AtomicU64,
     /// How many bytes may be in the queue.
     limit: AtomicU64,
+    /// Where the records of the queue are, as far as that is known. Changed under the lock.
+    covered: Covered,
     records: [Record; RECORDS],
     data: Data,
 }
 
 #[repr(C, align(4096))]
 struct Data([UnsafeCell<u8>; DATA_BYTES]);
+
+/// A file and a range of it to which all records of the queue belong. While a file is written in order, no record has to
+/// be looked at.
+#[repr(C)]
+struct Covered {
+    /// Zero if they belong to several files.
+    inode: AtomicU64,
+    /// [`AT_END`] if all are appended.
+    begin: AtomicU64,
+    end: AtomicU64,
+}
 
 /// A record of the queue.
 #[repr(C)]
@@ -273,13 +288,18 @@ impl<'a> Behind<'a> {
     /// For the keeper: waits until something has been added since [`Self::news`] was called, or
     /// [`Self::nudge`] was.
     pub fn wait_for_news(&self, seen: u32) {
+        // Either we see that the bell has changed, or who changes it sees this.
+        self.0.sleeps.store(1, Ordering::SeqCst);
         sleep_while(&self.0.bell, seen, None);
+        self.0.sleeps.store(0, Ordering::Relaxed);
     }
 
     /// Wakes the keeper's thread.
     pub fn nudge(&self) {
-        self.0.bell.fetch_add(1, Ordering::AcqRel);
-        wake(&self.0.bell);
+        self.0.bell.fetch_add(1, Ordering::SeqCst);
+        if self.0.sleeps.load(Ordering::SeqCst) != 0 {
+            wake(&self.0.bell);
+        }
     }
 }
 
@@ -378,6 +398,7 @@ impl Queue {
             if let Some(from) = self.find_room(added, done, data.len()) {
                 self.store(from, data);
                 self.area.record(added).set(place, from, data.len());
+                self.area.covered.add(place, data.len(), added == done);
                 behind.0.added.store(added.wrapping_add(1), Ordering::Release);
                 drop(lock);
                 behind.nudge();
@@ -390,6 +411,9 @@ impl Queue {
 
     /// Returns true if one of these records overlaps with a write, or may: nobody knows where the end of a file is.
     fn overlaps(&self, done: u32, added: u32, place: &Place, length: usize) -> bool {
+        if self.area.covered.is_beside(place, length) {
+            return false;
+        }
         let count = (added.wrapping_sub(done) as usize).min(RECORDS) as u32;
         (0..count).any(|at| {
             let (other, _, other_length) = self.area.record(done.wrapping_add(at)).get();
@@ -478,6 +502,42 @@ fn namespace() -> io::Result<u64> {
 impl Area {
     fn record(&self, number: u32) -> &Record {
         &self.records[number as usize % RECORDS]
+    }
+}
+
+impl Covered {
+    fn get(&self) -> (u64, u64, u64) {
+        let load = |word: &AtomicU64| word.load(Ordering::Relaxed);
+        (load(&self.inode), load(&self.begin), load(&self.end))
+    }
+
+    /// Adds a record; if `is_first`, all others are done.
+    fn add(&self, place: &Place, length: usize, is_first: bool) {
+        let begin = place.offset.unwrap_or(AT_END);
+        let end = begin.saturating_add(length as u64);
+        let new = match self.get() {
+            _ if is_first => (place.inode, begin, end),
+            // Both are appended, or neither is.
+            (inode, from, to) if inode == place.inode && (from == AT_END) == (begin == AT_END) => {
+                (inode, from.min(begin), to.max(end))
+            }
+            _ => (0, 0, 0),
+        };
+        self.inode.store(new.0, Ordering::Relaxed);
+        self.begin.store(new.1, Ordering::Relaxed);
+        self.end.store(new.2, Ordering::Relaxed);
+    }
+
+    /// Returns true if a write surely does not overlap with any record.
+    fn is_beside(&self, place: &Place, length: usize) -> bool {
+        let (inode, from, to) = self.get();
+        let is_outside = match place.offset {
+            Some(begin) => {
+                from != AT_END && (begin >= to || begin.saturating_add(length as u64) <= from)
+            }
+            None => from == AT_END,
+        };
+        inode != 0 && inode == place.inode && is_outside
     }
 }
 

@@ -109,11 +109,58 @@ fn what_overlaps_with_the_queue_is_not_added() {
     assert_eq!(add(100, 50), Some(50), "it is done");
 }
 
+/// However much is known without looking at all records: the same as if each is looked at.
+#[test]
+fn whatever_overlaps_is_noticed() {
+    let (_folder, state, queue) = queue();
+    let (behind, me) = (state.behind(3), std::process::id());
+    queue.limit(DATA_BYTES);
+    let mut inside: std::collections::VecDeque<(Place, u64)> = std::collections::VecDeque::new();
+    let mut random = 7_u64;
+    let mut next = |most: u64| {
+        random =
+            random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (random >> 33) % most
+    };
+    let (mut added, mut refused) = (0, 0);
+    for _ in 0..20_000 {
+        if next(3) == 0 && !inside.is_empty() {
+            let count = if next(20) == 0 { inside.len() } else { 1 };
+            inside.drain(..count);
+            behind.finish(behind.done().wrapping_add(count as u32));
+        }
+        let (files, length) = (if next(2) == 0 { 1 } else { 3 }, 1 + next(9));
+        let offset = if next(6) == 0 { None } else { Some(next(300)) };
+        let new = Place { inode: 5 + next(files), offset, ..place(0) };
+        let overlaps = inside.iter().any(|(other, other_length)| {
+            other.inode == new.inode
+                && match (other.offset, new.offset) {
+                    (Some(one), Some(two)) => one < two + length && two < one + other_length,
+                    (one, two) => one.is_none() != two.is_none(),
+                }
+        });
+        let count = queue.add(behind, me, &new, &vec![1; length as usize]);
+        assert_eq!(count, (!overlaps).then_some(length as usize), "{new:?} beside {inside:?}");
+        if overlaps {
+            refused += 1;
+        } else {
+            added += 1;
+            inside.push_back((new, length));
+        }
+        if inside.len() > 40 {
+            inside.drain(..30);
+            behind.finish(behind.done().wrapping_add(30));
+        }
+    }
+    assert!(added > 2000 && refused > 2000, "{added} {refused}");
+}
+
 /// What is appended may be anywhere, but in its order.
 #[test]
 fn what_is_appended_is_not_mixed_with_other_writes() {
     let (_folder, state, queue) = queue();
     let (behind, me) = (state.behind(3), std::process::id());
+    queue.limit(DATA_BYTES);
     let end = Place { offset: None, ..place(0) };
     let (other, end_of_other) = (Place { inode: 6, ..place(9) }, Place { inode: 7, ..end });
     let add = |place: &Place| queue.add(behind, me, place, &[1; 5]);

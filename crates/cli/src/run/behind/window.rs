@@ -14,7 +14,8 @@ const BYTES: RangeInclusive<usize> = RECORD_BYTES_MAX..=8 << 20;
 /// How much faster writing must be for more to be under way, and how much faster for not less.
 const FASTER: f64 = 1.3;
 const HARDLY_FASTER: f64 = 1.15;
-/// How long a rate is measured at least, and at most; until as much as may be under way has been taken twice.
+/// How long a rate is measured at least, and at most; until as much as may be under way has been taken: once if that is
+/// more than before, or twice.
 const PERIOD: Duration = Duration::from_millis(20);
 const PERIOD_MAX: Duration = Duration::from_secs(1);
 /// How long it stays before something else is tried.
@@ -89,7 +90,8 @@ impl Window {
             self.began = None;
         } else if let Some((since, from)) = self.began {
             let (time, bytes) = (now.saturating_duration_since(since), self.taken - from);
-            let is_enough = bytes >= 2 * self.bytes as u64 || time >= PERIOD_MAX;
+            let windows = if matches!(self.step, Step::More { .. }) { 1 } else { 2 };
+            let is_enough = bytes >= windows * self.bytes as u64 || time >= PERIOD_MAX;
             if time >= PERIOD && is_enough {
                 self.take_step(bytes as f64 / time.as_secs_f64(), now);
             }
