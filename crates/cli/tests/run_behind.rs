@@ -59,7 +59,7 @@ fn writes_to_far_files_are_sent_together() {
     // Not the first ones, which are waited for.
     let is_meant: Meant = |requests| {
         std::thread::sleep(Duration::from_millis(8));
-        matches!(requests, [Request::Write { offset: 0x20_0000.., .. }, ..])
+        matches!(requests, [Request::Write { offset: 0x80_0000.., .. }, ..])
     };
     let far = Far::new(&world, 2, is_meant);
     let from = format!("if={}", world.local("f").display());
@@ -74,16 +74,17 @@ fn writes_to_far_files_are_sent_together() {
 #[test]
 fn writes_to_servers_in_the_same_building_are_sent_together() {
     let world = World::new();
-    let content = noise(16 << 20, 8);
+    let content = noise(32 << 20, 8);
     fs::write(world.local("f"), &content).unwrap();
+    // Until then, the keeper is ready.
     let is_meant: Meant = |requests| {
         std::thread::sleep(Duration::from_micros(500));
-        matches!(requests, [Request::Write { offset: 0x20_0000.., .. }, ..])
+        matches!(requests, [Request::Write { offset: 0x180_0000.., .. }, ..])
     };
     let far = Far::new(&world, 2, is_meant);
     let from = format!("if={}", world.local("f").display());
     let to = format!("of={}/f", world.local("at").display());
-    let output = far_away(&world, &far, &["dd", "bs=64k", "status=none", &from, &to]);
+    let output = far_away(&world, &far, &["dd", "bs=16k", "status=none", &from, &to]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     assert!(fs::read(world.local("served/f")).unwrap() == content);
     assert!(far.came_together());

@@ -94,6 +94,8 @@ struct Data([UnsafeCell<u8>; DATA_BYTES]);
 struct Covered {
     /// Zero if they belong to several files.
     inode: AtomicU64,
+    /// The handle of those that are appended.
+    handle: AtomicU64,
     /// [`AT_END`] if all are appended.
     begin: AtomicU64,
     end: AtomicU64,
@@ -380,7 +382,7 @@ impl Queue {
     /// added, which is at most [`RECORD_BYTES_MAX`]; `None` if the caller has to wait for this write, since
     ///
     /// * the place overlaps with one in the queue: writes of the same place would wait for each other there, and
-    ///   everybody for them all. What is appended follows what is appended before;
+    ///   everybody for them all. What is appended may follow what was by the same descriptor;
     /// * the keeper has ended or wants no more;
     /// * a process that was stopped keeps others from adding.
     #[must_use]
@@ -422,7 +424,9 @@ impl Queue {
                     one < other.saturating_add(other_length as u64)
                         && other < one.saturating_add(length as u64)
                 }
-                (one, other) => one != other,
+                // What one descriptor appends keeps its order.
+                (None, None) => other.handle != place.handle,
+                _ => true,
             };
             is_meant && other.inode == place.inode
         })
@@ -511,6 +515,10 @@ impl Covered {
         (load(&self.inode), load(&self.begin), load(&self.end))
     }
 
+    fn is_of(&self, handle: u64) -> bool {
+        self.handle.load(Ordering::Relaxed) == handle
+    }
+
     /// Adds a record; if `is_first`, all others are done.
     fn add(&self, place: &Place, length: usize, is_first: bool) {
         let begin = place.offset.unwrap_or(AT_END);
@@ -524,6 +532,7 @@ impl Covered {
             _ => (0, 0, 0),
         };
         self.inode.store(new.0, Ordering::Relaxed);
+        self.handle.store(place.handle, Ordering::Relaxed);
         self.begin.store(new.1, Ordering::Relaxed);
         self.end.store(new.2, Ordering::Relaxed);
     }
@@ -535,7 +544,7 @@ impl Covered {
             Some(begin) => {
                 from != AT_END && (begin >= to || begin.saturating_add(length as u64) <= from)
             }
-            None => from == AT_END,
+            None => from == AT_END && self.is_of(place.handle),
         };
         inode != 0 && inode == place.inode && is_outside
     }

@@ -20,7 +20,7 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 use towline_client::File;
-use towline_instance::behind::{Place, Queue};
+use towline_instance::behind::{Place, Queue, RECORD_BYTES_MAX};
 use towline_instance::{MOUNTS_MAX, State};
 
 /// Number of writes to a file without another request in between, after which more are expected.
@@ -154,12 +154,15 @@ fn is_plain(open: Open) -> bool {
 }
 
 /// Writes behind, if that is possible; appends if no offset is given, and the keeper moves the file's position.
-/// Returns the number of bytes; `None` if the write has to be waited for.
+/// Returns the number of bytes; `None` if the write has to be waited for, as what is left must be if these are fewer.
 pub(crate) fn write(open: Open, data: &[u8], at: Option<u64>) -> Option<usize> {
     let (state, mount) = (start::state()?, mount(open));
     let server = start::server(mount);
     let behind = state.behind(server);
+    // What is appended stays in one piece.
+    let is_short = at.is_some() || data.len() <= RECORD_BYTES_MAX;
     let is_meant = behind.is_ready()
+        && is_short
         && open.entry.may_write_behind()
         && (has_written(open.handle) || behind.trip() > ahead::FAR)
         // These are on their way in another session.

@@ -481,8 +481,17 @@ fn put(open: Open, data: &[u8], at: u64, appends: bool) -> Result<(usize, i64), 
         return Ok((0, at as i64));
     }
     if !appends && let Some(count) = behind::write(open, data, Some(at)) {
-        return Ok((count, at as i64));
+        let rest = &data[count..];
+        let more =
+            if rest.is_empty() { Ok((0, 0)) } else { wait(open, rest, at + count as u64, false) };
+        // If the rest fails, the next write tells why.
+        return Ok((count + more.map_or(0, |(more, _)| more), at as i64));
     }
+    wait(open, data, at, appends)
+}
+
+/// Writes, and waits for it.
+fn wait(open: Open, data: &[u8], at: u64, appends: bool) -> Result<(usize, i64), i32> {
     let waited = behind::Waited::begin(open);
     let written = crate::hooks::maps::writing(open, data, at, appends, |data, at| {
         with(open, |file| {

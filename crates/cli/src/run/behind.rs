@@ -1,11 +1,13 @@
 //! Sends what programs write to files of servers that are not next to us (`instance::behind`).
 
+mod numbers;
 mod window;
 
 use super::directory::RunDirectory;
 use super::pending::{Pending, UnderWay};
 use super::servers::Mounts;
 use super::source::Opened;
+use numbers::Numbers;
 use std::collections::HashSet;
 use std::io;
 use std::ops::RangeInclusive;
@@ -88,10 +90,12 @@ impl Writes {
         });
         let (sender, sent) = mpsc::channel();
         let begin = || std::thread::Builder::new().name("writes".to_owned());
-        let ends = Arc::clone(&stream);
-        begin().spawn(move || ends.finish_all(&sent))?;
+        let (ends, first) = (Arc::clone(&stream), stream.behind().added());
+        begin().spawn(move || ends.finish_all(&sent, Numbers::before(first)))?;
         let (under_way, is_over) = (self.under_way.begin(), Arc::clone(&self.is_over));
-        begin().spawn(move || stream.send_all(&sender, &is_over, under_way)).map(drop)
+        begin()
+            .spawn(move || stream.send_all(&sender, Numbers::before(first), &is_over, under_way))
+            .map(drop)
     }
 
     /// Waits, after all processes have ended, until everything is written, or nothing is any more.
@@ -135,8 +139,8 @@ struct Flight {
 struct Sent {
     place: Place,
     length: usize,
-    /// The numbers of its first record, and behind its last one.
-    records: (u32, u32),
+    /// Numbers of its records.
+    records: Vec<u32>,
     mark: Mark,
     started: Result<Started, Error>,
 }
@@ -185,18 +189,22 @@ impl Stream {
     }
 
     /// Sends what programs write until the run is over.
-    fn send_all(&self, sent: &mpsc::Sender<Sent>, is_over: &AtomicBool, _under_way: UnderWay) {
+    fn send_all(
+        &self,
+        sender: &mpsc::Sender<Sent>,
+        mut sent: Numbers,
+        is_over: &AtomicBool,
+        _under_way: UnderWay,
+    ) {
         let behind = self.behind();
         let mut looked = None;
-        let mut next = behind.added();
         self.look_at_room(&mut looked);
         self.queue.limit(self.flight().window.bytes());
         behind.begin(std::process::id(), rustix::process::geteuid().as_raw());
         loop {
             let news = behind.news();
-            if let Some(request) = self.send_next(next) {
-                next = request.records.1;
-                if sent.send(request).is_err() {
+            if let Some(request) = self.send_next(&mut sent) {
+                if sender.send(request).is_err() {
                     break;
                 }
             } else {
@@ -216,37 +224,68 @@ impl Stream {
         }
     }
 
-    /// Sends the records from this number on that can be sent together, once there is room under way. Returns `None`
-    /// if there are none. They do not overlap with what is under way (`Queue::add`).
-    fn send_next(&self, number: u32) -> Option<Sent> {
-        let (first, ..) = self.queue.get(self.behind(), number)?;
-        let appends = first.offset.is_none();
-        let has_to_wait = |flight: &mut Flight| {
-            flight.window.is_full() || (appends && flight.appends.contains(&first.inode))
-        };
-        let waited = self.landed.wait_while(self.flight(), has_to_wait);
+    /// Sends records that can be sent together, once there is room under way. Returns `None` if there are none. They do
+    /// not overlap with what is under way (`Queue::add`).
+    fn send_next(&self, sent: &mut Numbers) -> Option<Sent> {
+        self.find(sent, &self.flight())?;
+        let is_full = |flight: &mut Flight| flight.window.is_full();
+        let waited = self.landed.wait_while(self.flight(), is_full);
         let mut flight = waited.unwrap_or_else(PoisonError::into_inner);
+        let (number, first) = self.find(sent, &flight)?;
         let most = (flight.window.bytes() / 4).clamp(*REQUEST_BYTES.start(), *REQUEST_BYTES.end());
         let mut data = flight.spare.pop().unwrap_or_default();
         data.clear();
-        let mut end = number;
-        while let Some((place, from, length)) = self.queue.get(self.behind(), end) {
-            let offset = first.offset.map(|offset| offset.wrapping_add(data.len() as u64));
-            let is_long = data.len() + length > most && end != number;
-            if place != (Place { offset, ..first }) || is_long {
-                break;
-            }
-            self.queue.load(from, length, &mut data);
-            end = end.wrapping_add(1);
-        }
+        let records = self.gather(sent, number, &first, most, &mut data);
         let length = data.len();
         let mark = flight.window.sends(length, Instant::now());
-        if appends {
+        if first.offset.is_none() {
             flight.appends.push(first.inode);
         }
         drop(flight);
+        records.iter().for_each(|number| sent.add(*number));
         let started = self.session().start(&first, data);
-        Some(Sent { place: first, length, records: (number, end), mark, started })
+        Some(Sent { place: first, length, records, mark, started })
+    }
+
+    /// Returns the first record that can be sent: not what is appended to a file while something else is.
+    fn find(&self, sent: &Numbers, flight: &Flight) -> Option<(u32, Place)> {
+        let mut number = sent.next();
+        loop {
+            let (place, ..) = self.queue.get(self.behind(), number)?;
+            let has_to_wait = place.offset.is_none() && flight.appends.contains(&place.inode);
+            if !sent.has(number) && !has_to_wait {
+                return Some((number, place));
+            }
+            number = number.wrapping_add(1);
+        }
+    }
+
+    /// Collects the data of a record and of those that continue it. What is appended may stand between other files'
+    /// records. Returns their numbers.
+    fn gather(
+        &self,
+        sent: &Numbers,
+        mut number: u32,
+        first: &Place,
+        most: usize,
+        data: &mut Vec<u8>,
+    ) -> Vec<u32> {
+        let mut records = Vec::new();
+        while let Some((place, from, length)) = self.queue.get(self.behind(), number) {
+            let offset = first.offset.map(|offset| offset.wrapping_add(data.len() as u64));
+            let continues = place == Place { offset, ..*first };
+            let is_long = data.len() + length > most && !records.is_empty();
+            if !sent.has(number) {
+                if continues && !is_long {
+                    self.queue.load(from, length, data);
+                    records.push(number);
+                } else if continues || first.offset.is_some() {
+                    break;
+                }
+            }
+            number = number.wrapping_add(1);
+        }
+        records
     }
 
     /// Tells programs how much more they may write to each mount, if they are about to have used it up.
@@ -271,14 +310,14 @@ impl Stream {
 
 /// Waiting for the answers.
 impl Stream {
-    fn finish_all(&self, sent: &mpsc::Receiver<Sent>) {
+    fn finish_all(&self, sent: &mpsc::Receiver<Sent>, mut done: Numbers) {
         while let Ok(request) = sent.recv() {
-            self.finish(request);
+            self.finish(request, &mut done);
         }
     }
 
     /// Waits for the answer to the first request under way.
-    fn finish(&self, request: Sent) {
+    fn finish(&self, request: Sent, done: &mut Numbers) {
         let Sent { place, length, records, mark, started } = request;
         let behind = self.behind();
         let written = started.and_then(Started::wait);
@@ -297,29 +336,36 @@ impl Stream {
                 Ok(end)
             }
             // Writing what is left tells why.
-            Ok(Written { count, end: Some(_), .. }) => self.write_again(&place, records, count),
-            Ok(_) => self.write_again(&place, records, 0),
+            Ok(Written { count, end: Some(end), .. }) => {
+                self.move_position(&place, end);
+                self.write_again(&place, &records, count)
+            }
+            Ok(_) => self.write_again(&place, &records, 0),
             Err(error) if is_closed(&error) => {
                 // After a restart of the server, nobody may have asked for this file again yet.
                 let reclaimed = self.session().reclaim(&place);
-                reclaimed.and_then(|()| self.write_again(&place, records, 0))
+                reclaimed.and_then(|()| self.write_again(&place, &records, 0))
             }
             Err(error) => Err(error),
         };
         match written {
-            Ok(Some(end)) => {
-                let entry = self.state.entry(place.entry);
-                let _ = entry.map(|entry| entry.offset.store(end as i64, Ordering::Relaxed));
-            }
-            Ok(None) => {}
+            Ok(end) => end.into_iter().for_each(|end| self.move_position(&place, end)),
             Err(error) => self.fail(&place, &error),
         }
         self.flight().appends.retain(|inode| place.offset.is_some() || *inode != place.inode);
         self.landed.notify_all();
-        behind.finish(records.1);
-        if behind.is_idle() {
+        records.iter().for_each(|number| done.add(*number));
+        behind.finish(done.next());
+        if behind.is_idle() || place.offset.is_none() {
             // What comes next may have to wait for this.
             behind.nudge();
+        }
+    }
+
+    /// Moves the position of a file to which something was appended.
+    fn move_position(&self, place: &Place, end: u64) {
+        if let Some(entry) = self.state.entry(place.entry) {
+            entry.offset.store(end as i64, Ordering::Relaxed);
         }
     }
 
@@ -336,15 +382,14 @@ impl Stream {
     fn write_again(
         &self,
         place: &Place,
-        (mut number, end): (u32, u32),
+        records: &[u32],
         done: usize,
     ) -> Result<Option<u64>, Error> {
         let mut data = Vec::new();
-        while number != end
-            && let Some((_, from, length)) = self.queue.get(self.behind(), number)
-        {
-            self.queue.load(from, length, &mut data);
-            number = number.wrapping_add(1);
+        for number in records {
+            if let Some((_, from, length)) = self.queue.get(self.behind(), *number) {
+                self.queue.load(from, length, &mut data);
+            }
         }
         self.session().write(place, &data[done..])
     }

@@ -131,12 +131,13 @@ fn whatever_overlaps_is_noticed() {
         }
         let (files, length) = (if next(2) == 0 { 1 } else { 3 }, 1 + next(9));
         let offset = if next(6) == 0 { None } else { Some(next(300)) };
-        let new = Place { inode: 5 + next(files), offset, ..place(0) };
+        let new = Place { inode: 5 + next(files), handle: 8 + next(8) / 7, offset, ..place(0) };
         let overlaps = inside.iter().any(|(other, other_length)| {
             other.inode == new.inode
                 && match (other.offset, new.offset) {
                     (Some(one), Some(two)) => one < two + length && two < one + other_length,
-                    (one, two) => one.is_none() != two.is_none(),
+                    (None, None) => other.handle != new.handle,
+                    _ => true,
                 }
         });
         let count = queue.add(behind, me, &new, &vec![1; length as usize]);

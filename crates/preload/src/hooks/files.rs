@@ -325,11 +325,15 @@ pub(crate) unsafe fn fcntl(fd: c_int, command: c_int, argument: c_ulong) -> c_in
             if flags & libc::O_PATH == 0 { flags & !CREATION | LARGE } else { flags & OF_PATHS }
         }
         libc::F_SETFL => {
-            behind::settle_position(open);
-            let old = open.entry.flags.load(Ordering::Relaxed);
-            let new = old & !(CHANGEABLE as u32) | (argument as c_int & CHANGEABLE) as u32;
-            open.entry.flags.store(new, Ordering::Relaxed);
-            0
+            ours(|| {
+                // What is written meanwhile uses the old flags or the new ones.
+                let _lock = remote::lock_offset(open)?;
+                behind::settle_position(open);
+                let old = open.entry.flags.load(Ordering::Relaxed);
+                let new = old & !(CHANGEABLE as u32) | (argument as c_int & CHANGEABLE) as u32;
+                open.entry.flags.store(new, Ordering::Relaxed);
+                Ok(0)
+            })
         }
         libc::F_SETLK
         | libc::F_SETLKW

@@ -72,7 +72,7 @@ impl Window {
     pub(super) fn sends(&mut self, length: usize, now: Instant) -> Mark {
         self.under_way += length;
         if let Some((since, took)) = self.empty.take()
-            && now.saturating_duration_since(since) > took / 4
+            && now.saturating_duration_since(since) > took
         {
             // The rate would be that of the program.
             self.began = None;
@@ -246,7 +246,7 @@ mod tests {
             let mark = link.window.sends(100, link.now);
             link.now += TRIP;
             assert_eq!(link.window.is_over(&mark, true, link.now), TRIP);
-            link.now += TRIP;
+            link.now += 2 * TRIP;
         }
         assert_eq!(link.window.bytes(), *BYTES.start());
         link.window.sends(*BYTES.start(), link.now);
