@@ -17,8 +17,8 @@ use towline_server::{Config, Export, ExportKind, OwnStore, Server};
 use towline_store::FileStore;
 use towline_wire::event;
 use towline_wire::reply::parse_results;
-use towline_wire::request::{CURRENT, lock, sync_kind};
-use towline_wire::{Errno, Header, Hello, Kind, Reply, Request};
+use towline_wire::request::{CURRENT, lock, open_flag, sync_kind, valid};
+use towline_wire::{Errno, Header, Hello, Kind, Reply, Request, Timestamp};
 
 /// Starts a server over TCP; returns it with its address.
 fn served(config: impl FnOnce(Address) -> Config) -> (Server, SocketAddr) {
@@ -185,6 +185,54 @@ fn who_writes_to_a_slow_device_keeps_nobody_else_waiting() {
                 assert_eq!(writing.join().unwrap().unwrap(), bytes);
             });
         }
+    }
+    server.stop();
+}
+
+/// Whoever removes, replaces, shortens or closes a large file waits until it is freed.
+#[test]
+fn who_frees_a_large_file_keeps_nobody_else_waiting() {
+    let store = Brittle::default();
+    let gate = store.gate.clone();
+    let (server, at) = served(|listen| config_of(store, listen, 1));
+    let (mut client, _) = Raw::greeted(at.port());
+    let (mut bystander, _) = Raw::greeted(at.port());
+    let attach = [Request::Attach { name: b"b" }];
+    let base = ask(&mut client, 1, &attach).unwrap();
+    let base_too = ask(&mut bystander, 1, &attach).unwrap();
+    let handle = ask(&mut client, 2, &[Request::Open { base, flags: 2, mode: 0, path: b"large" }]);
+    let handle = handle.unwrap();
+    let (path, flags, mode) = (b"large", 0, 0);
+    let resize = |size| Request::SetAttr {
+        base,
+        flags,
+        valid: valid::SIZE,
+        mode,
+        uid: 0,
+        gid: 0,
+        size,
+        accessed: Timestamp::default(),
+        modified: Timestamp::default(),
+        path,
+    };
+    let freeing = [
+        Request::Unlink { base, flags, path },
+        Request::Rename { base, flags, path: b"sound", new_base: base, new_path: path },
+        resize(0),
+        Request::Open { base, flags: 2 | open_flag::TRUNCATE, mode, path },
+        Request::Close { handle },
+    ];
+    let stat = |base| Request::Stat { base, flags: 0, path: b"sound" };
+    for (sequence, freeing) in (3..).zip(freeing) {
+        let (closed, knocks) = (gate.lock.lock().unwrap(), gate.knocks.load(Ordering::Relaxed));
+        // What follows in the request waits, too.
+        client.send(&request(0, sequence, &[freeing, stat(base)], 0));
+        eventually("it is being freed", || gate.knocks.load(Ordering::Relaxed) > knocks);
+        assert_eq!(ask(&mut bystander, sequence - 1, &[stat(base_too)]), Ok(0), "{freeing:?}");
+        drop(closed);
+        let (_, body) = client.receive().unwrap();
+        let results = parse_results(&body).unwrap();
+        assert!(matches!(results[..], [_, Reply::Attributes { .. }]), "{freeing:?}: {results:?}");
     }
     server.stop();
 }

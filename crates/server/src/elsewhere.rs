@@ -1,6 +1,6 @@
 //! Requests to stores that may hang. Threads of the store that may block carry them out, so that only clients
 //! of this file system wait for it. They also write long data to files of any store whose writes wait for a
-//! device (`O_DIRECT`, `O_SYNC`).
+//! device (`O_DIRECT`, `O_SYNC`), and carry out what frees much of a file.
 //!
 //! The request itself goes to the thread and returns by mail. While it is away, its session keeps only the
 //! busy slot. Files open in the store are closed by its threads, too.
@@ -166,7 +166,7 @@ impl Core {
         }
     }
 
-    /// Closes what an ended or abandoned session has open in stores that may hang.
+    /// Closes what an ended or abandoned session has open in stores that may hang, and what is long to close.
     pub(crate) fn close_elsewhere(&mut self, served: &mut Served, files: Option<&SharedFiles>) {
         let waiting = served.waiting.drain(..).map(|errand| errand.running);
         let running = served.running.iter_mut().filter_map(|running| {
@@ -177,7 +177,7 @@ impl Core {
                 self.drop_elsewhere(&store, running);
             }
         }
-        for opened in files.map_or_else(Vec::new, |files| files.lock().take_hanging()) {
+        for opened in files.map_or_else(Vec::new, |files| files.lock().take_long_to_close()) {
             let store = opened.store.clone();
             self.drop_elsewhere(&store, opened);
         }

@@ -150,7 +150,7 @@ pub(crate) struct Served {
     pub(crate) lane: Option<u64>,
     pub(crate) laneless_since: Instant,
     pub(crate) running: Vec<Option<Box<Running>>>,
-    /// Stores that may hang whose threads have a request of this session, once for each request.
+    /// Stores whose threads have a request of this session, once for each request.
     pub(crate) away: Vec<Arc<dyn FileStore>>,
     /// Requests that go to those threads when the ones before them have returned.
     pub(crate) waiting: VecDeque<Errand>,

@@ -16,7 +16,7 @@ use crate::watches::EventQueue;
 use once::Pen;
 use std::sync::Arc;
 use towline_mem::Aggregate;
-use towline_store::{Caller, FileStore};
+use towline_store::{Caller, FREED_BYTES_MAX, FileStore};
 use towline_wire::codec::{Field, Reader};
 use towline_wire::limits::TRANSFER_BYTES_MAX;
 use towline_wire::parts::bytes_of;
@@ -48,6 +48,8 @@ enum Value {
     Number(u64),
     Read(Aggregate),
     Wrote(usize, u64),
+    /// What is left of a file was dropped; the operation has its result already.
+    Freed,
     /// It is unknown whether the operation was done before the server was killed.
     Undecided,
 }
@@ -381,6 +383,28 @@ impl Compound {
         Ok(())
     }
 
+    /// Must be called before a file is shortened to `size`. Like [`Compound::reach`], fails if that frees much,
+    /// during which this thread must not be missing.
+    fn shorten(
+        &mut self,
+        context: &Context<'_>,
+        opened: &Opened,
+        (path, follow): (&[u8], bool),
+        size: u64,
+    ) -> Result<(), Errno> {
+        let store = &opened.store;
+        if context.files.may_wait() || !store.may_block() {
+            return Ok(());
+        }
+        // The operation itself finds out what is wrong with its path.
+        let found = store.stat(context.caller, (&*opened.file, path), follow);
+        if found.is_ok_and(|attr| attr.is_file() && freed(&attr, size) > FREED_BYTES_MAX) {
+            self.elsewhere = Some(store.clone());
+            return Err(Errno::EAGAIN);
+        }
+        Ok(())
+    }
+
     /// Finds an open file for a change; `EROFS` if its export is read-only.
     fn writable_at(&mut self, context: &Context<'_>, handle: u64) -> Result<Opened, Errno> {
         let opened = self.at(context, handle)?.into_owned();
@@ -502,6 +526,7 @@ impl Compound {
             Ok(Value::Wrote(length, offset)) => {
                 self.result(&Reply::Wrote { length: length as u32, offset });
             }
+            Ok(Value::Freed) => {}
             Ok(Value::Undecided) => {
                 self.undecided = true;
                 self.fail(Errno::EIO);
@@ -509,6 +534,14 @@ impl Compound {
             Err(errno) => self.fail(errno),
         }
     }
+}
+
+/// Returns how much of a file is freed when it gets this size: at most, if it has holes.
+fn freed(attr: &Attr, size: u64) -> u64 {
+    let occupied = attr.blocks.saturating_mul(512);
+    // Space may be allocated beyond the end, too. It stays when the file grows.
+    let end = if size > attr.size { size } else { attr.size.max(occupied) };
+    occupied.min(end - size)
 }
 
 /// Returns the store of an open file if slow operations of that store belong on another thread.

@@ -1,6 +1,7 @@
 //! Traits for trees of files.
 
 use crate::{Watch, Witness};
+use std::any::Any;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use towline_mem::Aggregate;
@@ -87,6 +88,13 @@ pub enum XattrAction<'a> {
     /// Removes the named attribute.
     Remove(&'a [u8]),
 }
+
+/// Freeing more than this much of a file takes long: the pages in memory are freed at some 2 GiB/s.
+pub const FREED_BYTES_MAX: u64 = 16 << 20;
+
+/// What is left of a file whose last name is gone. Dropping it frees what the file occupied, unless somebody
+/// has it open.
+pub type Remains = Box<dyn Any + Send>;
 
 /// An open directory of the same store and a path that starts there. An empty path names the open
 /// file itself, whatever its type.
@@ -189,17 +197,24 @@ pub trait FileStore: Send + Sync {
         to: Source<'_>,
     ) -> Result<Attr, Errno>;
 
-    /// `unlinkat(2)`. `directory` stands for `AT_REMOVEDIR`.
-    fn unlink(&self, caller: &Caller, at: Source<'_>, directory: bool) -> Result<(), Errno>;
+    /// `unlinkat(2)`. `directory` stands for `AT_REMOVEDIR`. Returns what is left of the file if dropping that
+    /// takes long.
+    fn unlink(
+        &self,
+        caller: &Caller,
+        at: Source<'_>,
+        directory: bool,
+    ) -> Result<Option<Remains>, Errno>;
 
-    /// `renameat2(2)`; flags as [`towline_wire::request::rename_flag`].
+    /// `renameat2(2)`; flags as [`towline_wire::request::rename_flag`]. Returns what is left of the file that was
+    /// replaced if dropping that takes long.
     fn rename(
         &self,
         caller: &Caller,
         at: Source<'_>,
         to: Source<'_>,
         flags: u32,
-    ) -> Result<(), Errno>;
+    ) -> Result<Option<Remains>, Errno>;
 
     /// `getxattr(2)` and related calls. Returns the value or the names, and nothing for changes.
     fn xattr(
@@ -227,8 +242,8 @@ pub trait FileStore: Send + Sync {
     /// `syncfs(2)` of an open file.
     fn sync(&self, file: &dyn OpenFile) -> Result<(), Errno>;
 
-    /// Returns true if a call on this store may wait for a device, so that `sync` and waiting reads
-    /// belong on threads that may block.
+    /// Returns true if a call on this store may wait for a device, so that `sync`, waiting reads, and what frees
+    /// more than [`FREED_BYTES_MAX`] belong on threads that may block.
     fn may_block(&self) -> bool;
 
     /// Returns true if any call on this store, or dropping one of its files, may wait forever
@@ -250,9 +265,9 @@ pub trait FileStore: Send + Sync {
 
 /// An open file, directory or `O_PATH` handle. Access is checked at open: reading a file that is
 /// not open for reading, or writing one that is not open for writing, fails with `EBADF`.
-pub trait OpenFile: Send + Sync + std::any::Any {
+pub trait OpenFile: Send + Sync + Any {
     /// Lets stores find their own type again.
-    fn as_any(&self) -> &dyn std::any::Any;
+    fn as_any(&self) -> &dyn Any;
 
     /// `fstat(2)`.
     fn stat(&self) -> Result<Attr, Errno>;
@@ -307,6 +322,11 @@ pub trait OpenFile: Send + Sync + std::any::Any {
     fn watch(&self, mask: u32, witness: Arc<dyn Witness>) -> Result<Box<dyn Watch>, Errno> {
         let _ = (mask, witness);
         Err(Errno::EOPNOTSUPP)
+    }
+
+    /// Returns true if dropping this file may free more than [`FREED_BYTES_MAX`], because it has no name any more.
+    fn is_large_remains(&self) -> bool {
+        false
     }
 
     /// Returns the descriptor by which [`FileStore::adopt`] makes another server go on with this file, if the

@@ -23,7 +23,7 @@ pub use block_store::{
     BlockStore, Continuity, Direction, Extent, Geometry, Layout, Now, Place, ZeroHow,
 };
 pub use file_store::{
-    Caller, FileStore, Listing, OpenFile, OpenHow, ReadOutcome, SetAttr, Source, XattrAction,
-    trim_slashes,
+    Caller, FREED_BYTES_MAX, FileStore, Listing, OpenFile, OpenHow, ReadOutcome, Remains, SetAttr,
+    Source, XattrAction, trim_slashes,
 };
 pub use watching::{Watch, Witness};

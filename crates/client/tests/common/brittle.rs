@@ -8,10 +8,11 @@ use towline_mem::{Aggregate, Segment};
 use towline_net::address::Address;
 use towline_server::{Config, Export, ExportKind, OwnStore};
 use towline_store::{
-    Caller, FileStore, Listing, OpenFile, OpenHow, ReadOutcome, SetAttr, Source, Watch, Witness,
-    XattrAction,
+    Caller, FileStore, Listing, OpenFile, OpenHow, ReadOutcome, Remains, SetAttr, Source, Watch,
+    Witness, XattrAction,
 };
 use towline_wire::reply::parse_results;
+use towline_wire::request::open_flag;
 use towline_wire::{Attr, Errno, Hello, Reply, Request, StatFs, Welcome};
 
 /// A directory in which every name is a file. Calls on `sound` work, all others panic.
@@ -60,10 +61,15 @@ struct Node {
     unstored: AtomicBool,
     /// In the way of those who ask for its attributes, write to it or sync it.
     gate: Option<Arc<Gate>>,
+    /// In the way of those who close it, because it has no name any more and is large.
+    remains: Option<Arc<Gate>>,
 }
 
 impl Drop for Node {
     fn drop(&mut self) {
+        if let Some(gate) = &self.remains {
+            gate.pass();
+        }
         careful(!self.clings);
     }
 }
@@ -72,16 +78,35 @@ fn attr() -> Attr {
     Attr { inode: 1, mode: 0o100_644, size: 7, ..Attr::default() }
 }
 
+fn large() -> Attr {
+    Attr { size: 1 << 30, blocks: 1 << 21, ..attr() }
+}
+
 fn careful(sound: bool) {
     assert!(sound, "a mistake");
+}
+
+impl Brittle {
+    /// What is left of `large`.
+    fn remains(&self, path: &[u8]) -> Option<Remains> {
+        struct Large(Arc<Gate>);
+
+        impl Drop for Large {
+            fn drop(&mut self) {
+                self.0.pass();
+            }
+        }
+
+        (path == b"large").then(|| Box::new(Large(self.gate.clone())) as Remains)
+    }
 }
 
 impl FileStore for Brittle {
     fn root(&self) -> Result<Arc<dyn OpenFile>, Errno> {
         let unstored = AtomicBool::new(false);
         let witnesses = self.witnesses.clone();
-        let (sound, clings, torn, gate) = (true, false, false, None);
-        Ok(Arc::new(Node { sound, witnesses, clings, torn, unstored, gate }))
+        let (sound, clings, torn, gate, remains) = (true, false, false, None, None);
+        Ok(Arc::new(Node { sound, witnesses, clings, torn, unstored, gate, remains }))
     }
 
     fn below(&self, _: &Caller, _: &[u8]) -> Result<Arc<dyn FileStore>, Errno> {
@@ -92,14 +117,19 @@ impl FileStore for Brittle {
         &self,
         _: &Caller,
         (_, path): Source<'_>,
-        _: OpenHow,
+        how: OpenHow,
     ) -> Result<(Arc<dyn OpenFile>, Attr), Errno> {
+        let is_large = path == b"large";
+        if is_large && how.flags & open_flag::TRUNCATE != 0 {
+            self.gate.pass();
+        }
         let torn = path == b"torn";
         let unstored = AtomicBool::new(path == b"unstored");
         let gate = (path == b"stuck").then(|| self.gate.clone());
-        let sound = torn || gate.is_some() || path == b"sound" || path == b"unstored";
+        let remains = (path == b"large").then(|| self.gate.clone());
+        let sound = torn || is_large || gate.is_some() || path == b"sound" || path == b"unstored";
         let (witnesses, clings) = (self.witnesses.clone(), path == b"clinging");
-        Ok((Arc::new(Node { sound, witnesses, clings, torn, unstored, gate }), attr()))
+        Ok((Arc::new(Node { sound, witnesses, clings, torn, unstored, gate, remains }), attr()))
     }
 
     fn stat(&self, _: &Caller, (_, path): Source<'_>, _: bool) -> Result<Attr, Errno> {
@@ -107,12 +137,24 @@ impl FileStore for Brittle {
             self.gate.pass();
             return Ok(attr());
         }
+        if path == b"large" {
+            return Ok(large());
+        }
         careful(path == b"sound");
         Ok(attr())
     }
 
-    fn set_attr(&self, _: &Caller, _: Source<'_>, _: bool, _: &SetAttr) -> Result<Attr, Errno> {
-        Err(Errno::ENOSYS)
+    fn set_attr(
+        &self,
+        _: &Caller,
+        (_, path): Source<'_>,
+        _: bool,
+        _: &SetAttr,
+    ) -> Result<Attr, Errno> {
+        if path == b"large" {
+            self.gate.pass();
+        }
+        Ok(attr())
     }
 
     fn access(&self, _: &Caller, _: Source<'_>, _: u32) -> Result<(), Errno> {
@@ -140,12 +182,18 @@ impl FileStore for Brittle {
         Err(Errno::ENOSYS)
     }
 
-    fn unlink(&self, _: &Caller, _: Source<'_>, _: bool) -> Result<(), Errno> {
-        Err(Errno::ENOSYS)
+    fn unlink(&self, _: &Caller, (_, path): Source<'_>, _: bool) -> Result<Option<Remains>, Errno> {
+        Ok(self.remains(path))
     }
 
-    fn rename(&self, _: &Caller, _: Source<'_>, _: Source<'_>, _: u32) -> Result<(), Errno> {
-        Err(Errno::ENOSYS)
+    fn rename(
+        &self,
+        _: &Caller,
+        _: Source<'_>,
+        (_, path): Source<'_>,
+        _: u32,
+    ) -> Result<Option<Remains>, Errno> {
+        Ok(self.remains(path))
     }
 
     fn xattr(
@@ -242,6 +290,10 @@ impl OpenFile for Node {
         careful(self.sound);
         self.witnesses.lock().unwrap().push(witness);
         Ok(Box::new(Watching))
+    }
+
+    fn is_large_remains(&self) -> bool {
+        self.remains.is_some()
     }
 
     fn path(&self) -> Result<Vec<u8>, Errno> {

@@ -2,12 +2,14 @@
 //! a restart shows whether the change was made.
 
 use super::once::{Before, server};
-use super::{Compound, Context, Step};
+use super::{BlockingResult, Compound, Context, Step, Value};
 use crate::files::Opened;
 use crate::record::{Intent, Kind, Place};
 use crate::state::Verdict;
 use std::sync::Arc;
-use towline_store::{Caller, FileStore, OpenFile, OpenHow, Source, XattrAction, trim_slashes};
+use towline_store::{
+    Caller, FileStore, OpenFile, OpenHow, Remains, Source, XattrAction, trim_slashes,
+};
 use towline_wire::codec::Field;
 use towline_wire::request::{open_flag, rename_flag};
 use towline_wire::{Attr, Errno, Reply};
@@ -31,7 +33,7 @@ pub(super) struct Change<'a> {
 pub(super) enum Outcome {
     Opened(Arc<dyn OpenFile>, Attr),
     Attributes(Attr),
-    Done,
+    Removed(Option<Remains>),
 }
 
 impl<'a> Change<'a> {
@@ -156,6 +158,16 @@ pub(super) fn could_create(
     }
 }
 
+/// Drops what is left of a file on a thread that may block. The name is gone already, and the request is
+/// answered afterwards, so that the client then finds the space free.
+fn drop_on(store: Arc<dyn FileStore>, remains: Remains) -> Step {
+    let work = move || {
+        drop(remains);
+        BlockingResult { result: Ok(Value::Freed) }
+    };
+    Step::Block(store, Box::new(work), 0)
+}
+
 fn inode(found: Option<&Attr>) -> u64 {
     found.map_or(0, |attr| attr.identity())
 }
@@ -225,8 +237,8 @@ impl Compound {
         let (Some(journal), Some(located)) = (journal, located) else {
             let second = change.second.as_ref().map(|(file, path)| (&**file, *path));
             let outcome = run(&*store, ((&*change.opened.file, change.path), second))?;
-            self.changed(context, &change, outcome)?;
-            return Ok(None);
+            let remains = self.changed(context, &change, outcome)?;
+            return Ok(remains.map(|remains| drop_on(store, remains)));
         };
         self.changes(&*store);
         let mut places = [Place::default(); 2];
@@ -303,11 +315,15 @@ impl Compound {
         let source = |l: usize| located.get(l).map(|l| (&*l.directory, l.name));
         let outcome = source(0).ok_or(Errno::EINVAL).and_then(|at| run(&*store, (at, source(1))));
         // Record the outcome before releasing the places.
-        if let Err(errno) = outcome.and_then(|outcome| self.changed(context, &change, outcome)) {
-            self.fail(errno);
-        }
+        let remains = match outcome.and_then(|outcome| self.changed(context, &change, outcome)) {
+            Ok(remains) => remains,
+            Err(errno) => {
+                self.fail(errno);
+                None
+            }
+        };
         self.record();
-        Ok(None)
+        Ok(remains.map(|remains| drop_on(store, remains)))
     }
 
     /// Returns the result of a look at a place of the next operation. If that operation may have been
@@ -325,7 +341,7 @@ impl Compound {
         context: &mut Context<'_>,
         change: &Change<'_>,
         outcome: Outcome,
-    ) -> Result<(), Errno> {
+    ) -> Result<Option<Remains>, Errno> {
         match outcome {
             Outcome::Opened(file, attr) => {
                 let Opened { store, terms, .. } = &change.opened;
@@ -333,9 +349,12 @@ impl Compound {
                 self.opened(context, Opened::new(store, file, terms, flags), None, attr)?;
             }
             Outcome::Attributes(attr) => self.result(&Reply::Attributes { attr }),
-            Outcome::Done => self.result(&Reply::Done {}),
+            Outcome::Removed(remains) => {
+                self.result(&Reply::Done {});
+                return Ok(remains);
+            }
         }
-        Ok(())
+        Ok(None)
     }
 
     /// Opens the file that an exclusive open created before the restart.

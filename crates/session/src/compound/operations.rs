@@ -52,6 +52,10 @@ impl Compound {
                         Ok(Outcome::Opened(file, attr))
                     });
                 }
+                if flags & open_flag::TRUNCATE != 0 {
+                    let follow = flags & open_flag::NO_FOLLOW == 0;
+                    self.shorten(context, &at, (path, follow), 0)?;
+                }
                 if flags & (open_flag::CREATE | open_flag::TRUNCATE) != 0 {
                     self.changes(&*at.store);
                 }
@@ -116,7 +120,11 @@ impl Compound {
                     // It may have been open, and locked, before a restart.
                     return Ok(Some(Step::ReleaseLocks(owner, None)));
                 }
-                self.at(context, handle)?;
+                let found = self.at(context, handle)?;
+                if !context.files.may_wait() && found.is_long_to_close() {
+                    self.elsewhere = Some(found.store.clone());
+                    return Err(Errno::EAGAIN);
+                }
                 // The file is closed when `opened` is dropped, unless another request still uses it.
                 let mut opened = context.files.with(|files| files.remove(handle))?;
                 let hold = opened.hold.take();
@@ -148,6 +156,9 @@ impl Compound {
                 let follow = flags & NO_FOLLOW == 0;
                 let opened = self.changeable_at(context, base, path, follow)?;
                 let wanted = |bit| set & bit != 0;
+                if wanted(valid::SIZE) {
+                    self.shorten(context, &opened, (path, follow), size)?;
+                }
                 let set = SetAttr {
                     mode: wanted(valid::MODE).then_some(mode),
                     uid: wanted(valid::UID).then_some(uid),
@@ -258,7 +269,7 @@ impl Compound {
                 let opened = self.writable_at(context, base)?;
                 let change = Change::unlink(opened, path);
                 return self.change(context, change, |store, (at, _)| {
-                    store.unlink(caller, at, flags & DIRECTORY != 0).map(|()| Outcome::Done)
+                    store.unlink(caller, at, flags & DIRECTORY != 0).map(Outcome::Removed)
                 });
             }
             Request::Rename { base, flags, path, new_base, new_path } => {
@@ -273,7 +284,7 @@ impl Compound {
                 let change = Change::rename((from, path), (to.file, new_path), flags);
                 return self.change(context, change, |store, (at, to)| {
                     let to = to.ok_or(Errno::EINVAL)?;
-                    store.rename(caller, at, to, flags).map(|()| Outcome::Done)
+                    store.rename(caller, at, to, flags).map(Outcome::Removed)
                 });
             }
             Request::StatFs { handle } => {

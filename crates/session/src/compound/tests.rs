@@ -6,17 +6,17 @@ use crate::files::{Files, Opened, SharedFiles, Table, Terms};
 use crate::locks::Owner;
 use crate::simulation::{One, caller};
 use crate::state::{Journal, STATE_BYTES, State};
-use rustix::fs::MemfdFlags;
+use rustix::fs::{FallocateFlags, MemfdFlags};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use towline_mem::SharedMemory;
 use towline_store::directory::DirectoryStore;
 use towline_store::memory::MemoryStore;
-use towline_store::{FileStore, OpenHow};
+use towline_store::{FREED_BYTES_MAX, FileStore, OpenHow};
 use towline_wire::limits::OPEN_FILES_MAX;
 use towline_wire::reply::parse_results;
 use towline_wire::request::{CURRENT, DIRECTORY, encode_compound, lock, open_flag, valid};
-use towline_wire::{Errno, Reply, Request, Timestamp};
+use towline_wire::{Attr, Errno, Reply, Request, Timestamp};
 
 const READ_WRITE: u32 = 2;
 const BOOT: [u8; 16] = [7; 16];
@@ -442,4 +442,154 @@ fn results_that_were_too_long_to_keep_are_not_made_up() {
     let again = world.ask_kept(&journal, recorded, 1, &requests);
     assert!(again.undecided);
     assert_eq!(again.failed(), Some(Errno::EIO));
+}
+
+/// What each step of a request was: `'b'` for work of another thread, `'e'` for the request itself, which then
+/// runs there as far as it gets. Before each, `look` is called.
+fn steps(
+    world: &mut World,
+    journal: Option<&Journal>,
+    sequence: u32,
+    requests: &[Request<'_>],
+    mut look: impl FnMut(),
+) -> (String, Outcome) {
+    let mut compound =
+        Compound::new(0, sequence, &encode_compound(requests), &[], 0).expect("it is legal");
+    if let Some(journal) = journal {
+        assert!(!compound.keep(journal, false));
+    }
+    let (files, caller, mut steps) = (world.files.clone(), caller(), String::new());
+    loop {
+        let mut held = files.lock();
+        let table = Table::Held(&mut held);
+        let exports = &world.export;
+        let mut context = Context { files: table, exports, caller: &caller, session: 1 };
+        let step = compound.run(None, &mut context);
+        drop(held);
+        let files = Table::Shared(&files);
+        let mut context = Context { files, exports, caller: &caller, session: 1 };
+        match step {
+            Step::Finished => break,
+            Step::Block(_, work, _) => {
+                look();
+                steps.push('b');
+                compound.unblocked(work());
+            }
+            Step::Elsewhere(_) => {
+                look();
+                steps.push('e');
+                while let Step::Block(_, work, _) = compound.run(None, &mut context) {
+                    compound.unblocked(work());
+                }
+            }
+            _ => panic!("none asked for"),
+        }
+    }
+    let undecided = compound.is_undecided();
+    let (results, ..) = compound.reply();
+    (steps, Outcome { results: std::mem::take(results), undecided })
+}
+
+/// Names go at once and pages on another thread, which also shortens files.
+#[test]
+fn much_is_freed_by_threads_that_may_block() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut world = World::new(DirectoryStore::new(directory.path(), false).unwrap(), false);
+    let (_memory, state) = Memory::new();
+    let journal = state.begin(5, 50).unwrap();
+    let base = world.root;
+    let at = |name: &str| directory.path().join(name);
+    let (small, large) = (4096, FREED_BYTES_MAX + 4096);
+    let (path, flags, mode) = (&b"f"[..], 0, 0o644);
+    let rename =
+        |flags| Request::Rename { base, flags, path: b"g", new_base: base, new_path: path };
+    let open = |flags| Request::Open { base, flags: READ_WRITE | flags, mode, path };
+    let Request::SetAttr { valid, uid, gid, accessed, modified, .. } = resize(base, path) else {
+        panic!()
+    };
+    let set = |valid, size| Request::SetAttr {
+        base,
+        flags,
+        valid,
+        mode,
+        uid,
+        gid,
+        size,
+        accessed,
+        modified,
+        path,
+    };
+    let shorten = |size| set(valid, size);
+    let unlink = Request::Unlink { base, flags, path };
+    let create = open_flag::CREATE;
+    let truncate = open(open_flag::TRUNCATE | create);
+    // How large the file is, what is done to it, by which steps, and its size before the first of them.
+    let cases = [
+        (small, unlink, "", None),
+        (large, unlink, "b", None),
+        (large, rename(0), "b", Some(1)),
+        (large, rename(2), "", None),
+        (small, shorten(0), "", None),
+        (large, shorten(0), "e", Some(large)),
+        (large, shorten(large - 4096), "", None),
+        (large, shorten(large * 2), "", None),
+        (large, set(valid::MODE, 0), "", None),
+        (small, truncate, "", None),
+        (large, truncate, "e", Some(large)),
+        (large, open(create), "", None),
+    ];
+    for (number, (bytes, request, expected, size)) in cases.into_iter().enumerate() {
+        for journal in [None, Some(&journal)] {
+            let file = std::fs::File::create(at("f")).unwrap();
+            rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, bytes).unwrap();
+            drop(file);
+            std::fs::write(at("g"), b"g").unwrap();
+            let sequence = number as u32 + 1;
+            let stat = Request::Stat { base, flags, path: b"" };
+            let look = || {
+                let found = std::fs::metadata(at("f")).ok().map(|found| found.len());
+                assert_eq!(found, size, "{request:?}");
+            };
+            let (steps, outcome) = steps(&mut world, journal, sequence, &[request, stat], look);
+            assert_eq!(steps, expected, "{request:?}");
+            assert_eq!(outcome.failed(), None, "{request:?}");
+            let results = parse_results(&outcome.results).unwrap();
+            assert!(matches!(results[..], [_, Reply::Attributes { .. }]), "{results:?}");
+        }
+    }
+}
+
+#[test]
+fn the_remains_of_a_large_file_are_closed_by_threads_that_may_block() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut world = World::new(DirectoryStore::new(directory.path(), false).unwrap(), false);
+    let (base, mode, length) = (world.root, 0, FREED_BYTES_MAX + 4096);
+    for (is_gone, expected) in [(false, ""), (true, "e")] {
+        let handle = world.open(b"f", READ_WRITE | open_flag::CREATE).handle();
+        let allocate = Request::Allocate { handle, mode, offset: 0, length };
+        assert_eq!(world.ask(&[allocate]).failed(), None);
+        if is_gone {
+            let unlink = Request::Unlink { base, flags: 0, path: b"f" };
+            assert_eq!(world.ask(&[unlink]).failed(), None);
+        }
+        let close = Request::Close { handle };
+        let is_there = || assert!(directory.path().join("f").exists() != is_gone);
+        let (steps, outcome) = steps(&mut world, None, 1, &[close], is_there);
+        assert_eq!((steps.as_str(), outcome.failed()), (expected, None));
+        assert!(world.files.lock().find(handle).is_err());
+    }
+}
+
+#[test]
+fn what_is_freed_is_what_lies_beyond_the_new_end() {
+    let freed = |size, blocks, new| super::freed(&Attr { size, blocks, ..Attr::default() }, new);
+    // The size, the blocks of 512 bytes, the new size.
+    assert_eq!(freed(8192, 16, 0), 8192);
+    assert_eq!(freed(8192, 16, 4096), 4096);
+    assert_eq!(freed(8192, 16, 8192), 0);
+    assert_eq!(freed(8192, 16, u64::MAX), 0);
+    assert_eq!(freed(1 << 40, 16, 4096), 8192, "it has holes");
+    assert_eq!(freed(0, 16, 0), 8192, "allocated beyond the end");
+    assert_eq!(freed(0, 16, 1), 0);
+    assert_eq!(freed(u64::MAX, u64::MAX, 0), u64::MAX);
 }

@@ -6,7 +6,8 @@ use std::cell::Cell;
 use std::sync::Arc;
 use towline_store::memory::MemoryStore;
 use towline_store::{
-    Caller, FileStore, Listing, OpenFile, OpenHow, ReadOutcome, SetAttr, Source, XattrAction,
+    Caller, FileStore, Listing, OpenFile, OpenHow, ReadOutcome, Remains, SetAttr, Source,
+    XattrAction,
 };
 use towline_wire::{Attr, Errno, StatFs};
 
@@ -127,7 +128,12 @@ impl FileStore for Fragile {
         around(|| self.0.link(caller, at, follow, to))
     }
 
-    fn unlink(&self, caller: &Caller, at: Source<'_>, directory: bool) -> Result<(), Errno> {
+    fn unlink(
+        &self,
+        caller: &Caller,
+        at: Source<'_>,
+        directory: bool,
+    ) -> Result<Option<Remains>, Errno> {
         around(|| self.0.unlink(caller, at, directory))
     }
 
@@ -137,7 +143,7 @@ impl FileStore for Fragile {
         at: Source<'_>,
         to: Source<'_>,
         flags: u32,
-    ) -> Result<(), Errno> {
+    ) -> Result<Option<Remains>, Errno> {
         around(|| self.0.rename(caller, at, to, flags))
     }
 

@@ -1,6 +1,7 @@
 //! File attributes: from `statx(2)` to the form of the protocol.
 
 use super::resolve::Tree;
+use crate::FREED_BYTES_MAX;
 use rustix::fs::{AtFlags, Statx, StatxFlags, StatxTimestamp};
 use std::os::fd::AsFd;
 use towline_wire::attr::FILE_SYSTEM_SHIFT;
@@ -39,6 +40,11 @@ pub(super) fn stat_listed(directory: impl AsFd, name: &std::ffi::CStr) -> Option
 /// Returns device and inode number.
 pub(super) fn identity_of(stat: &Statx) -> (u64, u64) {
     (rustix::fs::makedev(stat.stx_dev_major, stat.stx_dev_minor), stat.stx_ino)
+}
+
+/// Returns true if freeing all that a file occupies takes long.
+pub(super) fn frees_much(stat: &Statx) -> bool {
+    stat.stx_blocks > FREED_BYTES_MAX / 512
 }
 
 /// Returns the number that distinguishes a file system in an export from that of its root.

@@ -1,6 +1,6 @@
 //! The store: operations on names beneath the root.
 
-use super::attributes::{errno, identity_of, stat_file};
+use super::attributes::{errno, frees_much, identity_of, stat_file};
 use super::changes;
 use super::copy::copy_between;
 use super::identity::{Acting, ServerIdentity};
@@ -11,7 +11,9 @@ use super::open_flags::Opening;
 use super::residency::Residency;
 use super::resolve::{Found, PARENT, Place, Tree, has_place, is_name, proc_path};
 use super::system::mode_for_new;
-use crate::{Caller, FileStore, OpenFile, OpenHow, SetAttr, Source, XattrAction};
+use crate::{
+    Caller, FileStore, OpenFile, OpenHow, Remains, SetAttr, Source, XattrAction, trim_slashes,
+};
 use parking_lot::Mutex;
 use rustix::fs::{
     Access, AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, ResolveFlags, StatxFlags,
@@ -159,6 +161,25 @@ impl DirectoryStore {
             Err(Errno::ENOENT) => Ok(Attr::default()),
             Err(error) => Err(error),
         }
+    }
+
+    /// If a large file has this name and no other, returns a reference to it, which keeps its pages until it is
+    /// dropped. So removing the name takes no time, and no lock of the directory is held while the pages are
+    /// freed.
+    fn remains(&self, place: &Place<'_>) -> Option<Remains> {
+        // NFS gives a file that is removed while somebody has it open another name.
+        if self.may_hang() {
+            return None;
+        }
+        let stat = place.stat().ok()?;
+        let kind = u32::from(stat.stx_mode) & TYPE_MASK;
+        if kind != TYPE_FILE || stat.stx_nlink > 1 || !frees_much(&stat) {
+            return None;
+        }
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let name = trim_slashes(place.name);
+        let file = rustix::fs::openat(&place.directory, name, flags, Mode::empty()).ok()?;
+        Some(Box::new(file))
     }
 
     /// Removes from `opening` what would change anything, for a read-only export.
@@ -409,13 +430,15 @@ impl FileStore for DirectoryStore {
         caller: &Caller,
         (base, path): Source<'_>,
         directory: bool,
-    ) -> Result<(), Errno> {
+    ) -> Result<Option<Remains>, Errno> {
         let base = self.file(base)?;
         let acting = self.tree.server.act_as(caller)?;
         self.tree.check_writable()?;
         let place = self.tree.place(acting.as_ref(), base, path)?;
+        let remains = if directory { None } else { self.remains(&place) };
         let flags = if directory { AtFlags::REMOVEDIR } else { AtFlags::empty() };
-        rustix::fs::unlinkat(&place.directory, place.name, flags).map_err(errno)
+        rustix::fs::unlinkat(&place.directory, place.name, flags).map_err(errno)?;
+        Ok(remains)
     }
 
     fn rename(
@@ -424,7 +447,7 @@ impl FileStore for DirectoryStore {
         (base, path): Source<'_>,
         (new_base, new_path): Source<'_>,
         flags: u32,
-    ) -> Result<(), Errno> {
+    ) -> Result<Option<Remains>, Errno> {
         let known = RenameFlags::NOREPLACE | RenameFlags::EXCHANGE;
         let flags = RenameFlags::from_bits(flags)
             .filter(|flags| known.contains(*flags) && *flags != known)
@@ -435,10 +458,12 @@ impl FileStore for DirectoryStore {
         self.tree.check_writable()?;
         let from = self.tree.place(acting.as_ref(), base, path)?;
         let to = self.tree.place(acting.as_ref(), new_base, new_path)?;
+        let remains = if flags.is_empty() { self.remains(&to) } else { None };
         let result =
             rustix::fs::renameat_with(&from.directory, from.name, &to.directory, to.name, flags);
         known::changed();
-        result.map_err(errno)
+        result.map_err(errno)?;
+        Ok(remains)
     }
 
     fn xattr(

@@ -8,7 +8,7 @@ use super::names::{COOKIE_PARENT, Name};
 use super::open::Opened;
 use super::walk::Walk;
 use super::watches::Watches;
-use crate::{Caller, FileStore, OpenFile, OpenHow, SetAttr, Source, XattrAction};
+use crate::{Caller, FileStore, OpenFile, OpenHow, Remains, SetAttr, Source, XattrAction};
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -301,8 +301,13 @@ impl FileStore for MemoryStore {
         self.tree.link(caller, at, follow, to)
     }
 
-    fn unlink(&self, caller: &Caller, at: Source<'_>, directory: bool) -> Result<(), Errno> {
-        self.tree.unlink(caller, at, directory)
+    fn unlink(
+        &self,
+        caller: &Caller,
+        at: Source<'_>,
+        directory: bool,
+    ) -> Result<Option<Remains>, Errno> {
+        self.tree.unlink(caller, at, directory).map(|()| None)
     }
 
     fn rename(
@@ -311,8 +316,8 @@ impl FileStore for MemoryStore {
         at: Source<'_>,
         to: Source<'_>,
         flags: u32,
-    ) -> Result<(), Errno> {
-        self.tree.rename(caller, at, to, flags)
+    ) -> Result<Option<Remains>, Errno> {
+        self.tree.rename(caller, at, to, flags).map(|()| None)
     }
 
     fn xattr(

@@ -136,8 +136,14 @@ impl Side {
                 said(&store.symlink(caller, at(path), target.as_bytes())?)
             }
             Op::Link(from, to, follow) => said(&store.link(caller, at(from), *follow, at(to))?),
-            Op::Unlink(path, directory) => done(store.unlink(caller, at(path), *directory)?),
-            Op::Rename(from, to, flags) => done(store.rename(caller, at(from), at(to), *flags)?),
+            Op::Unlink(path, directory) => {
+                store.unlink(caller, at(path), *directory)?;
+                String::new()
+            }
+            Op::Rename(from, to, flags) => {
+                store.rename(caller, at(from), at(to), *flags)?;
+                String::new()
+            }
             Op::Set(path, follow, set) => said(&store.set_attr(caller, at(path), *follow, set)?),
             Op::SetXattr(path, name) => {
                 let action = XattrAction::Set(name.as_bytes(), b"1", 0);

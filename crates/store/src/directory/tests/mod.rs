@@ -7,10 +7,12 @@ mod rights;
 
 use super::DirectoryStore;
 use crate::{
-    Caller, FileStore, Listing, OpenFile, OpenHow, ReadOutcome, SetAttr, Source, XattrAction,
+    Caller, FREED_BYTES_MAX, FileStore, Listing, OpenFile, OpenHow, ReadOutcome, Remains, SetAttr,
+    Source, XattrAction,
 };
 use std::collections::BTreeSet;
 use std::fs;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::PathBuf;
 use std::sync::Arc;

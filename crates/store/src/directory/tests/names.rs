@@ -263,3 +263,61 @@ fn files_of_several_file_systems_are_told_apart() {
         eprintln!("SKIPPED: nothing is mounted below /dev");
     }
 }
+
+/// Returns the blocks of a file that is left, if any.
+fn blocks_left(remains: Option<Remains>) -> Option<u64> {
+    let file = remains?.downcast::<OwnedFd>().expect("it keeps the file");
+    let stat = rustix::fs::fstat(&*file).unwrap();
+    assert_eq!(stat.st_nlink, 0, "the name is gone already");
+    Some(stat.st_blocks as u64)
+}
+
+#[test]
+fn large_files_stay_until_what_is_left_of_them_is_dropped() {
+    let f = Fixture::new();
+    let caller = &f.caller;
+    let make = |name: &[u8], bytes| f.open(name, CREAT | RDWR).unwrap().allocate(0, 0, bytes);
+    let unlink = |name| f.store.unlink(caller, f.at(name), false);
+    let replace = |flags| f.store.rename(caller, f.at(b"small"), f.at(b"large"), flags);
+    let large = FREED_BYTES_MAX + 4096;
+    let is_large = |blocks: u64| blocks * 512 >= large;
+    make(b"large", large).unwrap();
+    make(b"small", 4096).unwrap();
+    f.store.make_directory(caller, f.at(b"d"), 0o755).unwrap();
+    f.store.link(caller, f.at(b"large"), false, f.at(b"d/link")).unwrap();
+
+    // Nothing that has another name goes.
+    assert!(unlink(b"d/link").unwrap().is_none());
+    for flags in [1, 2, 2] {
+        let renamed = replace(flags);
+        assert!(matches!(renamed, Ok(None) | Err(Errno::EEXIST)), "{flags}: {renamed:?}");
+    }
+    assert!(blocks_left(replace(0).unwrap()).is_some_and(is_large));
+    assert!(unlink(b"large").unwrap().is_none(), "small by now");
+    for name in [&b"d/large"[..], b"large"] {
+        make(name, large).unwrap();
+        assert!(blocks_left(unlink(name).unwrap()).is_some_and(is_large));
+        assert_eq!(f.stat(name, false).unwrap_err(), Errno::ENOENT);
+    }
+    make(b"large", large).unwrap();
+    assert_eq!(unlink(b"large/").unwrap_err(), Errno::ENOTDIR);
+    assert_eq!(f.store.unlink(caller, f.at(b"large"), true).unwrap_err(), Errno::ENOTDIR);
+}
+
+#[test]
+fn who_closes_the_remains_of_a_large_file_is_told() {
+    let f = Fixture::new();
+    let open = |name| f.open(name, CREAT | RDWR).unwrap();
+    let (grown, small, hollow) = (open(b"grown"), open(b"small"), open(b"hollow"));
+    grown.allocate(0, 0, FREED_BYTES_MAX).unwrap();
+    grown.write(FREED_BYTES_MAX, &[1; 4096], false).unwrap();
+    small.write(0, b"x", false).unwrap();
+    hollow.write(FREED_BYTES_MAX, b"x", false).unwrap();
+    let found = f.open(b"grown", 0).unwrap();
+    for name in ["grown", "small", "hollow"] {
+        assert!(!f.open(name.as_bytes(), 0).unwrap().is_large_remains(), "{name} has its name");
+        fs::remove_file(f.local(name)).unwrap();
+    }
+    assert!(grown.is_large_remains() && found.is_large_remains());
+    assert!(!small.is_large_remains() && !hollow.is_large_remains());
+}

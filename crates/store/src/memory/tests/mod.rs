@@ -72,15 +72,15 @@ impl Fixture {
     }
 
     fn unlink(&self, path: &str) -> Result<(), Errno> {
-        self.store.unlink(&self.caller, self.at(path), false)
+        self.store.unlink(&self.caller, self.at(path), false).map(drop)
     }
 
     fn rmdir(&self, path: &str) -> Result<(), Errno> {
-        self.store.unlink(&self.caller, self.at(path), true)
+        self.store.unlink(&self.caller, self.at(path), true).map(drop)
     }
 
     fn rename(&self, old: &str, new: &str, flags: u32) -> Result<(), Errno> {
-        self.store.rename(&self.caller, self.at(old), self.at(new), flags)
+        self.store.rename(&self.caller, self.at(old), self.at(new), flags).map(drop)
     }
 
     fn set(&self, path: &str, set: SetAttr) -> Result<Attr, Errno> {

@@ -151,7 +151,9 @@ impl Side {
             Op::Symlink(path) => {
                 store.symlink(caller, self.stage.at(path), b"a/f")?;
             }
-            Op::Unlink(path, directory) => store.unlink(caller, self.stage.at(path), *directory)?,
+            Op::Unlink(path, directory) => {
+                store.unlink(caller, self.stage.at(path), *directory)?;
+            }
             Op::Rename(from, to, flags) => {
                 store.rename(caller, self.stage.at(from), self.stage.at(to), *flags)?;
             }
