@@ -20,8 +20,12 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 use towline_client::File;
-use towline_instance::behind::{Place, Queue, RECORD_BYTES_MAX};
+use towline_instance::behind::{Behind, Place, Queue, RECORD_BYTES_MAX};
 use towline_instance::{MOUNTS_MAX, State};
+
+/// Bytes that are moved in a microsecond. Waiting for an answer is little beside a write that takes longer than that to
+/// be moved, and so is what the keeper saves beside copying it.
+const BYTES_PER_MICROSECOND: u128 = 1 << 10;
 
 /// Number of writes to a file without another request in between, after which more are expected.
 const IN_ORDER: u32 = 3;
@@ -159,10 +163,8 @@ pub(crate) fn write(open: Open, data: &[u8], at: Option<u64>) -> Option<usize> {
     let (state, mount) = (start::state()?, mount(open));
     let server = start::server(mount);
     let behind = state.behind(server);
-    // What is appended stays in one piece.
-    let is_short = at.is_some() || data.len() <= RECORD_BYTES_MAX;
     let is_meant = behind.is_ready()
-        && is_short
+        && is_short(behind, data, at)
         && open.entry.may_write_behind()
         && (has_written(open.handle) || behind.trip() > ahead::FAR)
         // These are on their way in another session.
@@ -181,6 +183,14 @@ pub(crate) fn write(open: Open, data: &[u8], at: Option<u64>) -> Option<usize> {
         return None;
     }
     Some(add(state, queue, open, data, at)).filter(|count| *count > 0)
+}
+
+/// Returns true for a write that is not too long to be sent behind.
+fn is_short(behind: Behind<'_>, data: &[u8], at: Option<u64>) -> bool {
+    // What is appended stays in one piece.
+    let most = if at.is_some() { usize::MAX } else { RECORD_BYTES_MAX };
+    let moved = behind.trip().as_micros() * BYTES_PER_MICROSECOND;
+    data.len() <= most && data.len() as u128 <= moved
 }
 
 /// Returns true if this thread has done nothing else than write to a file lately.
