@@ -165,6 +165,7 @@ pub(crate) fn write(open: Open, data: &[u8], at: Option<u64>) -> Option<usize> {
     let behind = state.behind(server);
     let is_meant = behind.is_ready()
         && is_short(behind, data, at)
+        && ends_in_range(data, at)
         && open.entry.may_write_behind()
         && (has_written(open.handle) || behind.trip() > ahead::FAR)
         // These are on their way in another session.
@@ -172,7 +173,6 @@ pub(crate) fn write(open: Open, data: &[u8], at: Option<u64>) -> Option<usize> {
         && is_plain(open)
         && !IS_OTHER.load(Ordering::Relaxed)
         && remote::user(mount) == Some(behind.user())
-        && at.unwrap_or(0).checked_add(data.len() as u64).is_some_and(|end| i64::try_from(end).is_ok())
         && !crate::hooks::maps::has_shared(open);
     let queue = if is_meant { queue(server)? } else { return None };
     if !is_in_namespace(queue) {
@@ -191,6 +191,12 @@ fn is_short(behind: Behind<'_>, data: &[u8], at: Option<u64>) -> bool {
     let most = if at.is_some() { usize::MAX } else { RECORD_BYTES_MAX };
     let moved = behind.trip().as_micros() * BYTES_PER_MICROSECOND;
     data.len() <= most && data.len() as u128 <= moved
+}
+
+/// Returns false for a write that ends behind the largest offset, which the server refuses.
+fn ends_in_range(data: &[u8], at: Option<u64>) -> bool {
+    let end = at.unwrap_or(0).checked_add(data.len() as u64);
+    end.is_some_and(|end| i64::try_from(end).is_ok())
 }
 
 /// Returns true if this thread has done nothing else than write to a file lately.
