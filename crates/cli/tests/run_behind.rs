@@ -53,38 +53,34 @@ f = os.open(name, os.O_RDWR | os.O_CREAT)
 /// A program that writes piece by piece does not wait for each.
 #[test]
 fn writes_to_far_files_are_sent_together() {
-    let world = World::new();
-    let content = noise(16 << 20, 7);
-    fs::write(world.local("f"), &content).unwrap();
     // Not the first ones, which are waited for.
     let is_meant: Meant = |requests| {
         std::thread::sleep(Duration::from_millis(8));
         matches!(requests, [Request::Write { offset: 0x80_0000.., .. }, ..])
     };
-    let far = Far::new(&world, 2, is_meant);
-    let from = format!("if={}", world.local("f").display());
-    let to = format!("of={}/f", world.local("at").display());
-    let output = far_away(&world, &far, &["dd", "bs=64k", "status=none", &from, &to]);
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    assert!(fs::read(world.local("served/f")).unwrap() == content);
-    assert!(far.came_together());
+    write_together(16 << 20, "bs=64k", is_meant);
 }
 
 /// That a server is far is not necessary: it is enough that it is not next to us.
 #[test]
 fn writes_to_servers_in_the_same_building_are_sent_together() {
-    let world = World::new();
-    let content = noise(32 << 20, 8);
-    fs::write(world.local("f"), &content).unwrap();
     // Until then, the keeper is ready.
     let is_meant: Meant = |requests| {
         std::thread::sleep(Duration::from_micros(500));
         matches!(requests, [Request::Write { offset: 0x180_0000.., .. }, ..])
     };
+    write_together(32 << 20, "bs=16k", is_meant);
+}
+
+/// Writes a file with `dd`; two of the writes that are meant must be under way at once.
+fn write_together(bytes: usize, block: &str, is_meant: Meant) {
+    let world = World::new();
+    let content = noise(bytes, 7);
+    fs::write(world.local("f"), &content).unwrap();
     let far = Far::new(&world, 2, is_meant);
     let from = format!("if={}", world.local("f").display());
     let to = format!("of={}/f", world.local("at").display());
-    let output = far_away(&world, &far, &["dd", "bs=16k", "status=none", &from, &to]);
+    let output = far_away(&world, &far, &["dd", block, "status=none", &from, &to]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     assert!(fs::read(world.local("served/f")).unwrap() == content);
     assert!(far.came_together());
