@@ -166,7 +166,7 @@ impl Core {
         }
     }
 
-    /// Closes what an ended or abandoned session has open in stores that may hang, and what is long to close.
+    /// Closes what an ended or abandoned session has open in stores that may hang.
     pub(crate) fn close_elsewhere(&mut self, served: &mut Served, files: Option<&SharedFiles>) {
         let waiting = served.waiting.drain(..).map(|errand| errand.running);
         let running = served.running.iter_mut().filter_map(|running| {
@@ -177,7 +177,7 @@ impl Core {
                 self.drop_elsewhere(&store, running);
             }
         }
-        for opened in files.map_or_else(Vec::new, |files| files.lock().take_long_to_close()) {
+        for opened in files.map_or_else(Vec::new, |files| files.lock().take_hanging()) {
             let store = opened.store.clone();
             self.drop_elsewhere(&store, opened);
         }

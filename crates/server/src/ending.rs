@@ -135,7 +135,7 @@ impl Core {
         };
         for (handle, mut opened) in bound {
             let hold = opened.hold.take();
-            if opened.is_long_to_close() {
+            if opened.store.may_hang() {
                 let store = opened.store.clone();
                 self.drop_elsewhere(&store, opened);
             } else {

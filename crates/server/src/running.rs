@@ -324,7 +324,7 @@ impl Core {
     pub(crate) fn close_left(&mut self, session: u64, handle: u64) {
         let Some(served) = self.sessions.get_mut(session) else { return };
         let Ok(opened) = served.session.files.lock().remove(handle) else { return };
-        if opened.is_long_to_close() {
+        if opened.store.may_hang() {
             let store = opened.store.clone();
             self.drop_elsewhere(&store, opened);
         }

@@ -142,12 +142,6 @@ impl Opened {
     ) -> Self {
         Self { watches: Watches::default(), store, file, terms, flags, hold: None, is_kept: false }
     }
-
-    /// Returns true if closing it belongs on a thread that may block: it may wait without limit, or frees much.
-    #[must_use]
-    pub fn is_long_to_close(&self) -> bool {
-        self.store.may_hang() || self.file.is_large_remains()
-    }
 }
 
 /// Table of open files. A handle consists of an index and a generation, so that the handle of a closed
@@ -421,14 +415,15 @@ impl Files {
         Ok(())
     }
 
-    /// Removes all files whose closing belongs on threads that may block.
-    pub fn take_long_to_close(&mut self) -> Vec<Opened> {
+    /// Removes all files whose closing may wait without limit.
+    pub fn take_hanging(&mut self) -> Vec<Opened> {
+        let hangs = |opened: &Opened| opened.store.may_hang();
         let in_entry = |(index, (generation, opened)): (usize, &(u32, Option<Opened>))| {
-            let is_long = opened.as_ref().is_some_and(Opened::is_long_to_close);
-            is_long.then_some(u64::from(*generation) << 32 | index as u64)
+            let hangs = opened.as_ref().is_some_and(hangs);
+            hangs.then_some(u64::from(*generation) << 32 | index as u64)
         };
         let mut handles: Vec<u64> = self.entries.iter().enumerate().filter_map(in_entry).collect();
-        let reclaimed = self.reclaimed.iter().filter(|(_, opened)| opened.is_long_to_close());
+        let reclaimed = self.reclaimed.iter().filter(|(_, opened)| hangs(opened));
         handles.extend(reclaimed.map(|(handle, _)| *handle));
         handles.into_iter().filter_map(|handle| self.remove(handle).ok()).collect()
     }

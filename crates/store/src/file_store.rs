@@ -324,11 +324,6 @@ pub trait OpenFile: Send + Sync + Any {
         Err(Errno::EOPNOTSUPP)
     }
 
-    /// Returns true if dropping this file may free more than [`FREED_BYTES_MAX`], because it has no name any more.
-    fn is_large_remains(&self) -> bool {
-        false
-    }
-
     /// Returns the descriptor by which [`FileStore::adopt`] makes another server go on with this file, if the
     /// store can do that.
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {

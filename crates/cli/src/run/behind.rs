@@ -260,8 +260,8 @@ impl Stream {
         }
     }
 
-    /// Collects the data of a record and of those that continue it. What is appended may stand between other files'
-    /// records. Returns their numbers.
+    /// Collects the data of a record and of those that continue it, between which other files' records may stand.
+    /// Returns their numbers.
     fn gather(
         &self,
         sent: &Numbers,
@@ -279,7 +279,7 @@ impl Stream {
                 if continues && !is_long {
                     self.queue.load(from, length, data);
                     records.push(number);
-                } else if continues || first.offset.is_some() {
+                } else if place.inode == first.inode {
                     break;
                 }
             }

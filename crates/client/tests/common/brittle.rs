@@ -61,15 +61,10 @@ struct Node {
     unstored: AtomicBool,
     /// In the way of those who ask for its attributes, write to it or sync it.
     gate: Option<Arc<Gate>>,
-    /// In the way of those who close it, because it has no name any more and is large.
-    remains: Option<Arc<Gate>>,
 }
 
 impl Drop for Node {
     fn drop(&mut self) {
-        if let Some(gate) = &self.remains {
-            gate.pass();
-        }
         careful(!self.clings);
     }
 }
@@ -105,8 +100,8 @@ impl FileStore for Brittle {
     fn root(&self) -> Result<Arc<dyn OpenFile>, Errno> {
         let unstored = AtomicBool::new(false);
         let witnesses = self.witnesses.clone();
-        let (sound, clings, torn, gate, remains) = (true, false, false, None, None);
-        Ok(Arc::new(Node { sound, witnesses, clings, torn, unstored, gate, remains }))
+        let (sound, clings, torn, gate) = (true, false, false, None);
+        Ok(Arc::new(Node { sound, witnesses, clings, torn, unstored, gate }))
     }
 
     fn below(&self, _: &Caller, _: &[u8]) -> Result<Arc<dyn FileStore>, Errno> {
@@ -126,10 +121,9 @@ impl FileStore for Brittle {
         let torn = path == b"torn";
         let unstored = AtomicBool::new(path == b"unstored");
         let gate = (path == b"stuck").then(|| self.gate.clone());
-        let remains = (path == b"large").then(|| self.gate.clone());
         let sound = torn || is_large || gate.is_some() || path == b"sound" || path == b"unstored";
         let (witnesses, clings) = (self.witnesses.clone(), path == b"clinging");
-        Ok((Arc::new(Node { sound, witnesses, clings, torn, unstored, gate, remains }), attr()))
+        Ok((Arc::new(Node { sound, witnesses, clings, torn, unstored, gate }), attr()))
     }
 
     fn stat(&self, _: &Caller, (_, path): Source<'_>, _: bool) -> Result<Attr, Errno> {
@@ -290,10 +284,6 @@ impl OpenFile for Node {
         careful(self.sound);
         self.witnesses.lock().unwrap().push(witness);
         Ok(Box::new(Watching))
-    }
-
-    fn is_large_remains(&self) -> bool {
-        self.remains.is_some()
     }
 
     fn path(&self) -> Result<Vec<u8>, Errno> {

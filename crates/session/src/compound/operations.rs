@@ -120,11 +120,7 @@ impl Compound {
                     // It may have been open, and locked, before a restart.
                     return Ok(Some(Step::ReleaseLocks(owner, None)));
                 }
-                let found = self.at(context, handle)?;
-                if !context.files.may_wait() && found.is_long_to_close() {
-                    self.elsewhere = Some(found.store.clone());
-                    return Err(Errno::EAGAIN);
-                }
+                self.at(context, handle)?;
                 // The file is closed when `opened` is dropped, unless another request still uses it.
                 let mut opened = context.files.with(|files| files.remove(handle))?;
                 let hold = opened.hold.take();

@@ -560,27 +560,6 @@ fn much_is_freed_by_threads_that_may_block() {
 }
 
 #[test]
-fn the_remains_of_a_large_file_are_closed_by_threads_that_may_block() {
-    let directory = tempfile::tempdir().unwrap();
-    let mut world = World::new(DirectoryStore::new(directory.path(), false).unwrap(), false);
-    let (base, mode, length) = (world.root, 0, FREED_BYTES_MAX + 4096);
-    for (is_gone, expected) in [(false, ""), (true, "e")] {
-        let handle = world.open(b"f", READ_WRITE | open_flag::CREATE).handle();
-        let allocate = Request::Allocate { handle, mode, offset: 0, length };
-        assert_eq!(world.ask(&[allocate]).failed(), None);
-        if is_gone {
-            let unlink = Request::Unlink { base, flags: 0, path: b"f" };
-            assert_eq!(world.ask(&[unlink]).failed(), None);
-        }
-        let close = Request::Close { handle };
-        let is_there = || assert!(directory.path().join("f").exists() != is_gone);
-        let (steps, outcome) = steps(&mut world, None, 1, &[close], is_there);
-        assert_eq!((steps.as_str(), outcome.failed()), (expected, None));
-        assert!(world.files.lock().find(handle).is_err());
-    }
-}
-
-#[test]
 fn what_is_freed_is_what_lies_beyond_the_new_end() {
     let freed = |size, blocks, new| super::freed(&Attr { size, blocks, ..Attr::default() }, new);
     // The size, the blocks of 512 bytes, the new size.

@@ -45,7 +45,6 @@ pub(super) fn copy_between(
     if from.identity == to.identity && offset < to_end && to_offset < end {
         return Err(Errno::EINVAL);
     }
-    to.reaches(to_end);
     let _acting = to.act_as_user()?;
     let (mut source, mut target) = (offset, to_offset);
     let count = length.min(COPY_BYTES_MAX) as usize;

@@ -1,11 +1,11 @@
 //! Open files: reads without copying, writes, appends, space allocation.
 
-use super::attributes::{errno, frees_much, identity_of, stat_file};
+use super::attributes::{errno, identity_of, stat_file};
 use super::identity::Acting;
 use super::open_flags::Opening;
 use super::resolve::Tree;
 use super::system;
-use crate::{Caller, FREED_BYTES_MAX, Listing, OpenFile, ReadOutcome, Watch, Witness};
+use crate::{Caller, Listing, OpenFile, ReadOutcome, Watch, Witness};
 use parking_lot::Mutex;
 use rustix::buffer::spare_capacity;
 use rustix::fs::{Advice, FallocateFlags, OFlags, SeekFrom, Statx};
@@ -45,8 +45,6 @@ pub(super) struct DirectoryFile {
     /// Whether `O_DIRECT` is in effect. The first access that is not aligned as the device needs
     /// ends it for good: the server's buffers are not the client's, which may have been aligned.
     direct: AtomicBool,
-    /// Whether it has been seen to be large, or made so.
-    is_large: AtomicBool,
 }
 
 impl DirectoryFile {
@@ -69,15 +67,6 @@ impl DirectoryFile {
             caller: caller.filter(|caller| caller.enforce).cloned(),
             position: Mutex::new(()),
             direct: AtomicBool::new(opening.flags.contains(OFlags::DIRECT)),
-            is_large: AtomicBool::new(frees_much(stat)),
-        }
-    }
-
-    /// Notes that the file has bytes up to this offset.
-    pub(super) fn reaches(&self, end: u64) {
-        // A file that occupies so much is usually at least that long.
-        if end > FREED_BYTES_MAX {
-            self.is_large.store(true, Ordering::Relaxed);
         }
     }
 
@@ -277,7 +266,6 @@ impl DirectoryFile {
             match rustix::io::pwritev2(&self.fd, &parts, AT_POSITION, ReadWriteFlags::APPEND) {
                 Ok(count) => {
                     let end = rustix::fs::tell(&self.fd).map_err(errno)?;
-                    self.reaches(end);
                     return Ok((count, end - count as u64));
                 }
                 Err(Code::INTR) => {}
@@ -349,7 +337,6 @@ impl OpenFile for DirectoryFile {
         if offset.checked_add(data.len() as u64).is_none_or(|end| i64::try_from(end).is_err()) {
             return Err(Errno::EINVAL);
         }
-        self.reaches(offset + data.len() as u64);
         self.write_at(offset, data)
     }
 
@@ -388,7 +375,6 @@ impl OpenFile for DirectoryFile {
             return Err(Errno::EBADF);
         }
         let _acting = self.act_as_user()?;
-        self.reaches(offset.saturating_add(length));
         rustix::io::retry_on_intr(|| rustix::fs::fallocate(&self.fd, flags, offset, length))
             .map_err(errno)
     }
@@ -415,12 +401,6 @@ impl OpenFile for DirectoryFile {
 
     fn watch(&self, mask: u32, witness: Arc<dyn Witness>) -> Result<Box<dyn Watch>, Errno> {
         self.watch_by_kernel(mask, &witness)
-    }
-
-    fn is_large_remains(&self) -> bool {
-        // The file system is asked about large files only.
-        self.is_large.load(Ordering::Relaxed)
-            && stat_file(&self.fd).is_ok_and(|stat| stat.stx_nlink == 0 && frees_much(&stat))
     }
 
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {

@@ -303,21 +303,3 @@ fn large_files_stay_until_what_is_left_of_them_is_dropped() {
     assert_eq!(unlink(b"large/").unwrap_err(), Errno::ENOTDIR);
     assert_eq!(f.store.unlink(caller, f.at(b"large"), true).unwrap_err(), Errno::ENOTDIR);
 }
-
-#[test]
-fn who_closes_the_remains_of_a_large_file_is_told() {
-    let f = Fixture::new();
-    let open = |name| f.open(name, CREAT | RDWR).unwrap();
-    let (grown, small, hollow) = (open(b"grown"), open(b"small"), open(b"hollow"));
-    grown.allocate(0, 0, FREED_BYTES_MAX).unwrap();
-    grown.write(FREED_BYTES_MAX, &[1; 4096], false).unwrap();
-    small.write(0, b"x", false).unwrap();
-    hollow.write(FREED_BYTES_MAX, b"x", false).unwrap();
-    let found = f.open(b"grown", 0).unwrap();
-    for name in ["grown", "small", "hollow"] {
-        assert!(!f.open(name.as_bytes(), 0).unwrap().is_large_remains(), "{name} has its name");
-        fs::remove_file(f.local(name)).unwrap();
-    }
-    assert!(grown.is_large_remains() && found.is_large_remains());
-    assert!(!small.is_large_remains() && !hollow.is_large_remains());
-}
