@@ -80,7 +80,7 @@ fn read_all_ways(disk: &dyn BlockStore, at: u64, count: u64) -> Vec<u8> {
     assert!(bytes[..hole].iter().all(|byte| *byte == 0), "hole of {hole} at {at}");
     if let Some(place) = disk.locate(at, count, Direction::Read) {
         assert!(place.length > 0 && place.length <= count);
-        if place.offset % 4096 != 0 {
+        if !place.direct {
             let mut part = vec![3; place.length as usize];
             rustix::io::pread(&*place.file, &mut part, place.offset).unwrap();
             assert_eq!(bytes[..part.len()], part, "locate at {at}");
