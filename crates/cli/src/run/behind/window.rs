@@ -18,12 +18,15 @@ const HARDLY_FASTER: f64 = 1.15;
 /// more than before, or twice.
 const PERIOD: Duration = Duration::from_millis(20);
 const PERIOD_MAX: Duration = Duration::from_secs(1);
-/// How long it stays before something else is tried.
-const STEADY: Duration = Duration::from_secs(1);
+/// How long it stays before something else is tried: at first, since the machine may have been busy when more was of no
+/// use, and at most.
+const STEADY: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(1);
 
 pub(super) struct Window {
     bytes: usize,
     step: Step,
+    /// How long to wait before something else is tried.
+    patience: Duration,
     /// The rate, in bytes per second, with what was under way before this step.
     rate: f64,
     under_way: usize,
@@ -56,7 +59,17 @@ pub(super) struct Mark {
 impl Window {
     pub(super) fn new() -> Self {
         let (bytes, step) = (*BYTES.start(), Step::More { before: *BYTES.start() });
-        Self { bytes, step, rate: 0.0, under_way: 0, taken: 0, from: 0, began: None, empty: None }
+        Self {
+            bytes,
+            step,
+            patience: *STEADY.start(),
+            rate: 0.0,
+            under_way: 0,
+            taken: 0,
+            from: 0,
+            began: None,
+            empty: None,
+        }
     }
 
     /// Returns how many bytes may be under way.
@@ -105,21 +118,28 @@ impl Window {
         self.began = None;
         let (most, least) = (*BYTES.end(), *BYTES.start());
         let (bytes, step) = match self.step {
-            Step::More { .. } if rate > FASTER * self.rate => self.more(rate),
-            Step::More { before } => (before, Step::Steady { since: Some(now), tries_less: true }),
+            Step::More { .. } if rate > FASTER * self.rate => {
+                self.patience = *STEADY.start();
+                self.more(rate)
+            }
+            Step::More { before } => {
+                self.patience = (2 * self.patience).min(*STEADY.end());
+                (before, Step::Steady { since: Some(now), tries_less: true })
+            }
             Step::Less { .. } if HARDLY_FASTER * rate > self.rate => self.less(rate),
-            Step::Less { before } => (before, Step::Steady { since: Some(now), tries_less: false }),
+            Step::Less { before } => {
+                self.patience = (2 * self.patience).min(*STEADY.end());
+                (before, Step::Steady { since: Some(now), tries_less: false })
+            }
             Step::Steady { since, tries_less } => {
                 let since = since.unwrap_or(now);
-                let is_over = now.saturating_duration_since(since) >= STEADY;
                 self.rate = rate;
-                match tries_less {
-                    true if is_over && self.bytes > least => self.less(rate),
-                    false if is_over && self.bytes < most => self.more(rate),
-                    _ if is_over => {
-                        (self.bytes, Step::Steady { since: Some(now), tries_less: !tries_less })
-                    }
-                    _ => (self.bytes, Step::Steady { since: Some(since), tries_less }),
+                if now.saturating_duration_since(since) < self.patience {
+                    (self.bytes, Step::Steady { since: Some(since), tries_less })
+                } else if self.bytes > least && (tries_less || self.bytes == most) {
+                    self.less(rate)
+                } else {
+                    self.more(rate)
                 }
             }
         };
