@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Programs on files at a distance: under `towline run`, on a kernel NFS mount, and over sshfs.
 
-  sudo python3 benches/distances.py [--towline PROGRAM] [--trip MS ...] [--way WAY ...] [--rounds N] [WORKLOAD ...]
+  sudo python3 benches/distances.py [--towline PROGRAM] [--trip MS]... [--way WAY]... [--rounds N] [WORKLOAD ...]
 
 The servers run in a network namespace of their own, behind a pair of interfaces that `netem` delays. That needs
 root and the kernel's modules sch_netem and veth; NFS needs nfsd and nfs and Debian's nfs-kernel-server, sshfs its
@@ -155,18 +155,10 @@ def nfs(stack, place, served, _):
 def sshfs(stack, place, served, _):
     keys = place / "keys"
     keys.mkdir(mode=0o700)
-    for name in ("host", "user"):
-        run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(keys / name))
-    (keys / "conf").write_text(
-        f"Port {SSH_PORT}\nListenAddress {SERVER}\nHostKey {keys}/host\nAuthorizedKeysFile {keys}/user.pub\n"
-        "PermitRootLogin yes\nStrictModes no\nUsePAM no\nPidFile none\nSubsystem sftp internal-sftp\n"
-    )
-    os.makedirs("/run/sshd", exist_ok=True)
-    daemon = subprocess.Popen(["ip", "netns", "exec", SPACE, "/usr/sbin/sshd", "-D", "-f", str(keys / "conf")])
+    daemon = serving.start_sshd(keys, SERVER, SSH_PORT, ["ip", "netns", "exec", SPACE])
     stack.callback(daemon.wait)
     stack.callback(daemon.terminate)
-    options = f"IdentityFile={keys}/user,StrictHostKeyChecking=no,UserKnownHostsFile=/dev/null,LogLevel=ERROR"
-    return Mounted(place, ["sshfs", "-p", str(SSH_PORT), "-o", options, f"root@{SERVER}:{served}"])
+    return Mounted(place, serving.sshfs_command(keys, SERVER, SSH_PORT, served))
 
 
 WAYS = {"towline": Towline, "nfs": nfs, "sshfs": sshfs}
@@ -195,8 +187,8 @@ def measure(way, script, served, local, limit):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--towline", default="target/release/towline")
-    parser.add_argument("--trip", type=float, nargs="+", default=[0.2, 1, 20], help="round trips, in ms (default 0.2 1 20)")
-    parser.add_argument("--way", nargs="+", choices=WAYS, default=list(WAYS))
+    parser.add_argument("--trip", type=float, action="append", help="a round trip, in ms (default 0.2, 1 and 20)")
+    parser.add_argument("--way", action="append", choices=WAYS, help="only these (default all)")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--limit", type=int, default=300, help="seconds that one workload may take")
     parser.add_argument("workload", nargs="*", help=f"of {', '.join(WORKLOADS)}")
@@ -210,14 +202,14 @@ def main():
         prepare(served, local)
         join(outer)
         ways = {}
-        for name in options.way:
+        for name in options.way or WAYS:
             try:
                 ways[name] = WAYS[name](bench, bench.place, served, options.towline)
             except (OSError, subprocess.CalledProcessError) as error:
                 print(f"SKIPPED: {name}: {getattr(error, 'stderr', None) or error}", file=sys.stderr)
         time.sleep(1)
         result = {}
-        for trip in options.trip:
+        for trip in options.trip or [0.2, 1, 20]:
             delay(trip)
             print(f"| {trip} ms | " + " | ".join(ways) + " |\n" + "|---" * (len(ways) + 1) + "|")
             for name in options.workload or WORKLOADS:

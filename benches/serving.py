@@ -1,6 +1,7 @@
 """Sets up the directory and the servers of a benchmark, and removes them at its end."""
 
 import contextlib
+import os
 import pathlib
 import shutil
 import signal
@@ -29,6 +30,26 @@ def wait_for(port, process, seconds=60):
         except OSError:
             time.sleep(0.05)
     raise SystemExit(f"{process.args[0]} does not answer on port {port}")
+
+
+def start_sshd(place, address, port, prefix=()):
+    """Starts an sshd with keys of its own in `place`, by which root can log in. Returns the process."""
+    for name in ("host", "user"):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", place / name], check=True)
+    (place / "sshd.conf").write_text(
+        f"Port {port}\nListenAddress {address}\nHostKey {place}/host\nAuthorizedKeysFile {place}/user.pub\n"
+        "PasswordAuthentication no\nPermitRootLogin yes\nStrictModes no\nUsePAM no\nPidFile none\n"
+        "Subsystem sftp internal-sftp\n"
+    )
+    os.makedirs("/run/sshd", exist_ok=True)
+    sshd = shutil.which("sshd") or "/usr/sbin/sshd"
+    return subprocess.Popen([*prefix, sshd, "-D", "-f", place / "sshd.conf"], stderr=subprocess.DEVNULL)
+
+
+def sshfs_command(place, address, port, served):
+    """Returns the command that mounts a directory of that sshd; the target is to be added."""
+    options = f"IdentityFile={place}/user,StrictHostKeyChecking=no,UserKnownHostsFile=/dev/null,LogLevel=ERROR"
+    return ["sshfs", "-p", str(port), "-o", options, f"root@{address}:{served}"]
 
 
 class Bench(contextlib.ExitStack):

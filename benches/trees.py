@@ -96,29 +96,16 @@ class Sshfs:
         elif not os.path.exists("/dev/fuse"):
             self.why = "no /dev/fuse"
         else:
-            self.why = self.start(place, served, sshd)
+            self.why = self.start(place, served)
 
-    def start(self, place, served, sshd):
-        for name in ("host", "user"):
-            subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", place / name], check=True)
-        shutil.copy(place / "user.pub", place / "authorized")
+    def start(self, place, served):
         port = serving.free_port()
-        sftp = next((p for p in ("/usr/lib/openssh/sftp-server", "/usr/libexec/openssh/sftp-server") if os.path.exists(p)), "internal-sftp")
-        (place / "sshd.conf").write_text(
-            f"Port {port}\nListenAddress 127.0.0.1\nHostKey {place}/host\nAuthorizedKeysFile {place}/authorized\n"
-            f"PasswordAuthentication no\nPermitRootLogin yes\nStrictModes no\nUsePAM no\nPidFile none\n"
-            f"Subsystem sftp {sftp}\n"
-        )
-        os.makedirs("/run/sshd", exist_ok=True)
-        self.daemon = subprocess.Popen([sshd, "-D", "-f", place / "sshd.conf"], stderr=subprocess.DEVNULL)
+        self.daemon = serving.start_sshd(place, "127.0.0.1", port)
         serving.wait_for(port, self.daemon)
         target = place / "sshfs"
         target.mkdir()
-        done = subprocess.run(
-            ["sshfs", "-p", str(port), "-o", f"IdentityFile={place}/user,StrictHostKeyChecking=no,UserKnownHostsFile=/dev/null,LogLevel=ERROR",
-             f"root@127.0.0.1:{served}", target],
-            capture_output=True, text=True, timeout=60,
-        )
+        mount = serving.sshfs_command(place, "127.0.0.1", port, served)
+        done = subprocess.run([*mount, target], capture_output=True, text=True, timeout=60)
         if done.returncode != 0:
             return f"sshfs: {done.stderr.strip()}"
         self.mounted = target

@@ -481,11 +481,12 @@ fn put(open: Open, data: &[u8], at: u64, appends: bool) -> Result<(usize, i64), 
         return Ok((0, at as i64));
     }
     if !appends && let Some(count) = behind::write(open, data, Some(at)) {
-        let rest = &data[count..];
-        let more =
-            if rest.is_empty() { Ok((0, 0)) } else { wait(open, rest, at + count as u64, false) };
-        // If the rest fails, the next write tells why.
-        return Ok((count + more.map_or(0, |(more, _)| more), at as i64));
+        let more = match &data[count..] {
+            [] => 0,
+            // If the rest fails, the next write tells why.
+            rest => wait(open, rest, at + count as u64, false).map_or(0, |(more, _)| more),
+        };
+        return Ok((count + more, at as i64));
     }
     wait(open, data, at, appends)
 }

@@ -138,7 +138,6 @@ struct Flight {
 /// A request under way.
 struct Sent {
     place: Place,
-    length: usize,
     /// Numbers of its records.
     records: Vec<u32>,
     mark: Mark,
@@ -227,7 +226,6 @@ impl Stream {
     /// Sends records that can be sent together, once there is room under way. Returns `None` if there are none. They do
     /// not overlap with what is under way (`Queue::add`).
     fn send_next(&self, sent: &mut Numbers) -> Option<Sent> {
-        self.find(sent, &self.flight())?;
         let is_full = |flight: &mut Flight| flight.window.is_full();
         let waited = self.landed.wait_while(self.flight(), is_full);
         let mut flight = waited.unwrap_or_else(PoisonError::into_inner);
@@ -236,15 +234,14 @@ impl Stream {
         let mut data = flight.spare.pop().unwrap_or_default();
         data.clear();
         let records = self.gather(sent, number, &first, most, &mut data);
-        let length = data.len();
-        let mark = flight.window.sends(length, Instant::now());
+        let mark = flight.window.sends(data.len(), Instant::now());
         if first.offset.is_none() {
             flight.appends.push(first.inode);
         }
         drop(flight);
         records.iter().for_each(|number| sent.add(*number));
         let started = self.session().start(&first, data);
-        Some(Sent { place: first, length, records, mark, started })
+        Some(Sent { place: first, records, mark, started })
     }
 
     /// Returns the first record that can be sent: not what is appended to a file while something else is.
@@ -318,8 +315,8 @@ impl Stream {
 
     /// Waits for the answer to the first request under way.
     fn finish(&self, request: Sent, done: &mut Numbers) {
-        let Sent { place, length, records, mark, started } = request;
-        let behind = self.behind();
+        let Sent { place, records, mark, started } = request;
+        let (behind, length) = (self.behind(), mark.length);
         let written = started.and_then(Started::wait);
         let took = self.is_over(&mark, written.as_ref().is_ok_and(|w| w.count >= length));
         let written = match written {

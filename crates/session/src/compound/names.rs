@@ -315,13 +315,11 @@ impl Compound {
         let source = |l: usize| located.get(l).map(|l| (&*l.directory, l.name));
         let outcome = source(0).ok_or(Errno::EINVAL).and_then(|at| run(&*store, (at, source(1))));
         // Record the outcome before releasing the places.
-        let remains = match outcome.and_then(|outcome| self.changed(context, &change, outcome)) {
-            Ok(remains) => remains,
-            Err(errno) => {
-                self.fail(errno);
-                None
-            }
-        };
+        let changed = outcome.and_then(|outcome| self.changed(context, &change, outcome));
+        let remains = changed.unwrap_or_else(|errno| {
+            self.fail(errno);
+            None
+        });
         self.record();
         Ok(remains.map(|remains| drop_on(store, remains)))
     }

@@ -45,14 +45,14 @@ enum Step {
     /// More may be under way than before, which was this much.
     More { before: usize },
     /// Until something else is tried: less, or more.
-    Steady { since: Option<Instant>, tries_less: bool },
+    Steady { since: Instant, tries_less: bool },
     /// Less may be under way than before.
     Less { before: usize },
 }
 
 /// A request under way.
 pub(super) struct Mark {
-    length: usize,
+    pub(super) length: usize,
     at: Instant,
 }
 
@@ -120,26 +120,25 @@ impl Window {
         let (bytes, step) = match self.step {
             Step::More { .. } if rate > FASTER * self.rate => {
                 self.patience = *STEADY.start();
-                self.more(rate)
+                self.more(rate, now)
             }
             Step::More { before } => {
                 self.patience = (2 * self.patience).min(*STEADY.end());
-                (before, Step::Steady { since: Some(now), tries_less: true })
+                (before, Step::Steady { since: now, tries_less: true })
             }
-            Step::Less { .. } if HARDLY_FASTER * rate > self.rate => self.less(rate),
+            Step::Less { .. } if HARDLY_FASTER * rate > self.rate => self.less(rate, now),
             Step::Less { before } => {
                 self.patience = (2 * self.patience).min(*STEADY.end());
-                (before, Step::Steady { since: Some(now), tries_less: false })
+                (before, Step::Steady { since: now, tries_less: false })
             }
             Step::Steady { since, tries_less } => {
-                let since = since.unwrap_or(now);
                 self.rate = rate;
                 if now.saturating_duration_since(since) < self.patience {
-                    (self.bytes, Step::Steady { since: Some(since), tries_less })
+                    (self.bytes, self.step)
                 } else if self.bytes > least && (tries_less || self.bytes == most) {
-                    self.less(rate)
+                    self.less(rate, now)
                 } else {
-                    self.more(rate)
+                    self.more(rate, now)
                 }
             }
         };
@@ -150,23 +149,23 @@ impl Window {
     }
 
     /// Returns the next step if this rate was reached with what may be under way now.
-    fn more(&mut self, rate: f64) -> (usize, Step) {
+    fn more(&mut self, rate: f64, now: Instant) -> (usize, Step) {
         self.rate = rate;
         match self.bytes {
             bytes if bytes < *BYTES.end() => {
                 ((4 * bytes).min(*BYTES.end()), Step::More { before: bytes })
             }
-            bytes => (bytes, Step::Steady { since: None, tries_less: true }),
+            bytes => (bytes, Step::Steady { since: now, tries_less: true }),
         }
     }
 
-    fn less(&mut self, rate: f64) -> (usize, Step) {
+    fn less(&mut self, rate: f64, now: Instant) -> (usize, Step) {
         self.rate = rate;
         match self.bytes {
             bytes if bytes > *BYTES.start() => {
                 ((bytes / 2).max(*BYTES.start()), Step::Less { before: bytes })
             }
-            bytes => (bytes, Step::Steady { since: None, tries_less: false }),
+            bytes => (bytes, Step::Steady { since: now, tries_less: false }),
         }
     }
 }
