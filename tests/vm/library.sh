@@ -25,8 +25,10 @@ serve() { # serve DISK... : starts a server, or the same one again
     words=
     for disk in $disks; do words="$words --disk $disk"; done
     rm -f "$socket" "$socket.native"
+    # The server's own mounts must not keep the device in use that is mounted while it starts.
     # shellcheck disable=SC2086,SC2016 # these are words; expanded by the other shell
-    RUST_LOG=warn unshare -m sh -c 'mount --bind "$0" /proc/sys/kernel/random/boot_id; exec "$@"' "$boot" \
+    RUST_LOG=warn unshare -m sh -c \
+        'umount -q "$1" || true; mount --bind "$0" /proc/sys/kernel/random/boot_id; shift; exec "$@"' "$boot" "$mnt" \
         "$TOWLINE" serve $words --nbd "unix://$socket" \
         --listen "unix://$socket.native" >>"$work/serve.log" 2>&1 &
     server=$!
