@@ -9,6 +9,7 @@ use std::fs;
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
+use support::compare::{Libc, compiled};
 use support::far::{Far, Meant, far_away};
 use support::{TOWLINE, World, have, noise};
 use towline_instance::VARIABLE;
@@ -149,6 +150,64 @@ sys.stdout.buffer.write(text)
     assert!(appends < LINES / 2, "{appends}");
 }
 
+/// Who reads back what he has just written, what lies between, or beyond the end, asks nothing.
+#[test]
+fn what_was_just_written_is_read_back_without_asking() {
+    static READS: AtomicU32 = AtomicU32::new(0);
+    const TIMES: u32 = 200;
+    let counted: Meant = |requests| {
+        let is_read = matches!(requests, [Request::Read { .. }, ..]);
+        READS.fetch_add(u32::from(is_read), Ordering::Relaxed);
+        FAR(requests)
+    };
+    if !have("python3") {
+        return println!("SKIPPED reading back: there is no python3");
+    }
+    let world = World::new();
+    let far = Far::new(&world, 1, counted);
+    let script = format!(
+        "{BEGIN}
+for number in range({TIMES}):
+    at = number * 100 + 50
+    os.pwrite(f, wanted(at, 50), at)
+    assert os.pread(f, 50, at) == wanted(at, 50)
+    # Perhaps the server is asked for these: what is known of the end is older.
+    if number % 10 == 9:
+        assert os.pread(f, 4096, at - 50) == bytes(50) + wanted(at, 50)
+        assert os.lseek(f, -50, os.SEEK_END) == at
+        assert os.read(f, 99) == wanted(at, 50) and os.read(f, 99) == b''
+"
+    );
+    python(&world, &far, &script);
+    let reads = READS.load(Ordering::Relaxed);
+    assert!(reads < TIMES, "{reads}");
+}
+
+/// Whatever several processes do to files in turn, they find what local files contain.
+#[test]
+fn random_writes_are_read_back_as_locally() {
+    let world = World::new();
+    let far = Far::new(&world, 1, |_| {
+        std::thread::sleep(Duration::from_millis(1));
+        false
+    });
+    let program = compiled(Libc::Shared, &world, "readback.c");
+    let seeds = if std::env::var_os("TOWLINE_LONG").is_some() { 100 } else { 4 };
+    for seed in 1..=seeds {
+        for name in fs::read_dir(world.local("served")).unwrap() {
+            fs::remove_file(name.unwrap().path()).unwrap();
+        }
+        let local = world.local(&format!("local{seed}"));
+        fs::create_dir(&local).unwrap();
+        let processes = (seed % 3 + 1).to_string();
+        let [at, local, program] =
+            [world.local("at"), local, program.clone()].map(|path| path.display().to_string());
+        let seed = seed.to_string();
+        let output = far_away(&world, &far, &[&program, &at, &local, &seed, "300", &processes]);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+}
+
 /// All processes of the run see what one has written, as soon as it has; and it stays if that one is killed.
 #[test]
 fn what_was_written_behind_is_there_for_all() {
@@ -240,13 +299,44 @@ os.kill(os.getpid(), signal.SIGKILL)"
     });
 }
 
+/// The server may not make files longer than 100,000 bytes any more.
+fn limit_files(world: &World) {
+    let limit = Rlimit { current: Some(100_000), maximum: None };
+    prlimit(Pid::from_raw(world.server_id() as i32), Resource::Fsize, limit).unwrap();
+}
+
+/// Who was told that a write has failed does not read back what it should have written.
+#[test]
+fn what_was_not_written_is_not_read_back() {
+    let Some((world, far)) = far_world() else { return };
+    limit_files(&world);
+    let script = format!(
+        "{BEGIN}
+behind = 0
+for number in range(5):
+    f = os.open(name + str(number), os.O_RDWR | os.O_CREAT)
+    for piece in range(3): write(f, piece * 100, 100)
+    try:
+        os.pwrite(f, b'x', 150000)
+        behind += 1
+        os.fsync(f)
+        print('nothing')
+    except OSError: pass
+    assert os.pread(f, 1, 150000) == b''
+    assert os.lseek(f, 0, os.SEEK_END) == 300
+assert behind > 0, 'all writes were waited for'
+"
+    );
+    let output = far_away(&world, &far, &["python3", "-c", &script]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && output.stdout.is_empty(), "{said}");
+}
+
 /// A failure is told once; what comes after it is waited for.
 #[test]
 fn a_write_behind_that_fails_is_told() {
     let Some((world, far)) = far_world() else { return };
-    // The server may not make files longer than this.
-    let limit = Rlimit { current: Some(100_000), maximum: None };
-    prlimit(Pid::from_raw(world.server_id() as i32), Resource::Fsize, limit).unwrap();
+    limit_files(&world);
     let appends = "import fcntl; os.ftruncate(f, 0); fcntl.fcntl(f, fcntl.F_SETFL, os.O_APPEND)";
     let hows = [
         ("", "write(f, offset, 4096)"),

@@ -19,7 +19,7 @@ mod reader;
 use crate::descriptors::Open;
 use crate::known::{changes, lock};
 use crate::opened::{self, FIRST_BYTES};
-use crate::remote;
+use crate::{remote, written};
 use reader::{Data, LONG_BYTES_MAX, Next, Piece, Reader, WINDOW_BYTES, is_long};
 pub(crate) use reader::{FAR, VALID};
 use std::sync::Mutex;
@@ -117,8 +117,11 @@ pub(crate) fn read_at(open: Open, target: &mut [u8], offset: u64) -> Result<usiz
             },
         };
         let Some((window, memory)) = window.and_then(|window| Some((window, memory()?))) else {
-            let asked = Instant::now();
+            let (asked, before) = (Instant::now(), changes());
             let read = remote::with(open, |file| file.read_at(rest, at));
+            if let Ok(count) = read {
+                written::was_read(open, rest.len(), at, &rest[..count], before);
+            }
             if is_long(rest.len()) && rest.len() <= LONG_BYTES_MAX {
                 let time = asked.elapsed();
                 if with_reader(file, |reader, _| reader.took(time)) == Some(true) {

@@ -15,7 +15,7 @@
 //! overlap with it.
 
 use crate::descriptors::Open;
-use crate::{ahead, process, remote, report, start};
+use crate::{ahead, process, remote, report, start, written};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -84,7 +84,11 @@ pub(crate) fn settle_all() {
 #[cold]
 fn wait(state: &State, server: usize) -> Result<(), i32> {
     let is_served = || Queue::is_served(start::directory(), server);
-    state.behind(server).wait(is_served).map_err(|_| libc::EIO)
+    state.behind(server).wait(is_served).map_err(|_| {
+        // What the run knows of files may be what is lost.
+        state.changes().fetch_add(2, Ordering::AcqRel);
+        libc::EIO
+    })
 }
 
 /// Reports, once, that writes behind to a file have failed.
@@ -150,8 +154,14 @@ fn is_in_namespace(queue: &Queue) -> bool {
     IN_NAMESPACE.load(Ordering::Relaxed) & 1 != 0
 }
 
+/// Returns false once it is known that the server answers so soon that all its writes are waited for.
+pub(crate) fn may_be_far(open: Open) -> bool {
+    let is_ready = |state: &State| state.behind(start::server(mount(open))).is_ready();
+    LOOKED.load(Ordering::Relaxed) < LOOKS || start::state().is_some_and(is_ready)
+}
+
 /// Returns true for a file whose writes only have to be there when it is closed.
-fn is_plain(open: Open) -> bool {
+pub(crate) fn is_plain(open: Open) -> bool {
     const WAITED: i32 = libc::O_DIRECT | libc::O_DSYNC | libc::O_SYNC;
     open.entry.flags.load(Ordering::Relaxed) as i32 & WAITED == 0
         && open.entry.mode.load(Ordering::Relaxed) & libc::S_IFMT == libc::S_IFREG
@@ -211,7 +221,7 @@ fn add(state: &State, queue: &Queue, open: Open, data: &[u8], at: Option<u64>) -
     let behind = state.behind(start::server(mount));
     let mut place = Place { mount, entry: number, handle, inode, offset: at };
     let changes = state.changes();
-    changes.fetch_add(1, Ordering::AcqRel);
+    let before = changes.fetch_add(1, Ordering::AcqRel);
     let mut done = 0;
     while done < data.len() && entry.may_write_behind() {
         let Some(count) = queue.add(behind, process::id(), &place, &data[done..]) else { break };
@@ -220,6 +230,9 @@ fn add(state: &State, queue: &Queue, open: Open, data: &[u8], at: Option<u64>) -
     }
     // Also after the change, as for all others (`Options::changes`).
     changes.fetch_add(1, Ordering::AcqRel);
+    if let Some(at) = at {
+        written::wrote(open, &data[..done], at, before);
+    }
     done
 }
 

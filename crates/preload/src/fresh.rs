@@ -8,7 +8,7 @@
 //! as those of the server's disk. All answers are awaited before a fork, an exec or the end of the process.
 
 use crate::descriptors::Open;
-use crate::known::lock;
+use crate::known::{lock, lock_surely};
 use crate::remote;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard};
@@ -19,8 +19,6 @@ use towline_wire::{Attr, Timestamp};
 /// Maximum numbers of files tracked as fresh, and of unanswered changes per file.
 const FILES_MAX: usize = 16;
 const CHANGES_MAX: usize = 8;
-/// Number of attempts to take the list while another thread has it.
-const TRIES: u32 = 10_000;
 
 static FRESH: Mutex<Vec<Fresh>> = Mutex::new(Vec::new());
 /// Number of fresh files, so that most calls, which find none, take no lock.
@@ -50,14 +48,9 @@ impl Fresh {
     }
 }
 
-/// Locks the list. It is held only briefly, never while waiting for a server.
+/// Locks the list.
 fn list() -> Option<MutexGuard<'static, Vec<Fresh>>> {
-    (0..TRIES).find_map(|_| {
-        lock(&FRESH).or_else(|| {
-            std::thread::yield_now();
-            None
-        })
-    })
+    lock_surely(&FRESH)
 }
 
 fn count(fresh: &[Fresh]) {

@@ -2,9 +2,9 @@
 //! fetches the attributes of all names in one round trip, as long as that pays.
 //!
 //! Everything is forgotten as soon as any process of the run changes anything on a server or takes a lock
-//! (`State::changes`; `removed.rs` has the exception), so processes of one run see each other's changes at once.
-//! Changes by others are seen by path after at most [`VALID`], and at once on opening a file, as opening always
-//! asks the server (of directories, see `walk.rs`). Each
+//! (`State::changes`; `removed.rs` and `written.rs` have the exceptions), so processes of one run see each other's
+//! changes at once. Changes by others are seen by path after at most [`VALID`], and at once on opening a file, as
+//! opening always asks the server (of directories, see `walk.rs`). Each
 //! part of a long directory has its own age; a part that is too old when one of its names is wanted is
 //! requested again from that name on (`known/order.rs`). A thread that finds the lock taken asks the
 //! server, so that nothing blocks here, not even after a fork.
@@ -254,6 +254,19 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
         std::hint::spin_loop();
     }
     None
+}
+
+/// Number of attempts of [`lock_surely`].
+const TRIES: u32 = 10_000;
+
+/// Takes a lock that is held only briefly, never while waiting for a server; waits for another thread that has it.
+pub(crate) fn lock_surely<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
+    (0..TRIES).find_map(|_| {
+        lock(mutex).or_else(|| {
+            std::thread::yield_now();
+            None
+        })
+    })
 }
 
 /// Called in a process that uses its parent's memory: starts empty and leaves the original untouched.

@@ -49,6 +49,7 @@ mod vfork;
 mod waits;
 mod walk;
 mod working;
+mod written;
 
 #[global_allocator]
 static ALLOCATOR: alloc::Arena = alloc::Arena::new();

@@ -6,7 +6,9 @@
 use crate::descriptors::{self, Open, Own};
 use crate::hooks::lost;
 use crate::start::{self, Target};
-use crate::{ahead, behind, closing, fresh, guard, known, limits, opened, own, process, walk};
+use crate::{
+    ahead, behind, closing, fresh, guard, known, limits, opened, own, process, walk, written,
+};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::time::{Duration, Instant};
@@ -335,6 +337,7 @@ pub(crate) fn close(open: Open) {
     let Open { entry, handle, .. } = open;
     let mount = entry.mount.load(Ordering::Relaxed) as usize;
     opened::closed(mount, handle);
+    written::closed(open);
     // `close` has reported the result before; other ways to lose a descriptor report nothing.
     let _ = fresh::closing(open);
     let Ok(client) = client(mount) else { return };
@@ -360,6 +363,11 @@ pub(crate) fn stat(open: Open) -> Result<Attr, i32> {
         Some(attr) => Ok(attr),
         None => with(open, File::stat),
     }
+}
+
+/// Returns the size of a file.
+fn size(open: Open) -> Result<u64, i32> {
+    written::size(open).map_or_else(|| stat(open).map(|attr| attr.size), Ok)
 }
 
 /// Takes the lock of a file's offset.
@@ -398,6 +406,9 @@ pub(crate) fn read_at(open: Open, target: &mut [u8], offset: i64) -> Result<usiz
     check_readable(open)?;
     if open.entry.mode.load(Ordering::Relaxed) & libc::S_IFMT == libc::S_IFDIR {
         return Err(libc::EISDIR);
+    }
+    if let Some(count) = written::read(open, target, offset) {
+        return Ok(count);
     }
     let _ = crate::hooks::maps::write_back_part(open, offset, target.len());
     opened::read_at(open, target, offset)
@@ -494,15 +505,17 @@ fn put(open: Open, data: &[u8], at: u64, appends: bool) -> Result<(usize, i64), 
 /// Writes, and waits for it.
 fn wait(open: Open, data: &[u8], at: u64, appends: bool) -> Result<(usize, i64), i32> {
     let waited = behind::Waited::begin(open);
-    let written = crate::hooks::maps::writing(open, data, at, appends, |data, at| {
+    let before = known::changes();
+    let (count, at) = crate::hooks::maps::writing(open, data, at, appends, |data, at| {
         with(open, |file| {
             let (count, at) =
                 if appends { file.append(data)? } else { (file.write_at(data, at)?, at) };
             Ok((count, at as i64))
         })
     })?;
+    written::wrote(open, &data[..count], at as u64, before);
     waited.end(open);
-    Ok(written)
+    Ok((count, at))
 }
 
 /// Returns true for a descriptor that only names a file (`O_PATH`).
@@ -521,7 +534,7 @@ pub(crate) fn seek(open: Open, offset: i64, whence: i32) -> Result<i64, i32> {
     let at = match whence {
         libc::SEEK_SET => Some(offset),
         libc::SEEK_CUR => now.checked_add(offset),
-        libc::SEEK_END => (stat(open)?.size as i64).checked_add(offset),
+        libc::SEEK_END => (size(open)? as i64).checked_add(offset),
         libc::SEEK_DATA | libc::SEEK_HOLE => {
             let from = u64::try_from(offset).map_err(|_| libc::ENXIO)?;
             Some(with(open, |file| file.seek(from, whence as u32))? as i64)

@@ -256,7 +256,7 @@ unsafe extern "C" fn stat(stream: *mut FILE, to: *mut c_void) -> c_int {
     unsafe {
         let fd = descriptor(stream);
         if descriptors::find(fd).is_some() {
-            return status::fstat(fd, to.cast::<stat64>());
+            return status::stat_stream(fd, to.cast::<stat64>());
         }
         let own: unsafe extern "C" fn(*mut FILE, *mut c_void) -> c_int =
             std::mem::transmute(original(STAT));

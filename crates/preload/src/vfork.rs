@@ -16,7 +16,7 @@
 use crate::guard::{self, checked, inside, mask};
 use crate::{
     ALLOCATOR, ahead, demand, descriptors, hooks, known, opened, process, remote, start, stdio,
-    walk, working,
+    walk, working, written,
 };
 use std::arch::naked_asm;
 use std::ffi::{c_char, c_int, c_void};
@@ -195,6 +195,7 @@ extern "C" fn in_child() {
     known::leave_to_parent();
     opened::leave_to_parent();
     ahead::leave_to_parent();
+    written::leave_to_parent();
     walk::leave_to_parent();
     working::leave_to_parent();
     demand::disown();

@@ -17,6 +17,10 @@ mod runs;
 #[path = "../src/walk/tree.rs"]
 mod tree;
 
+#[allow(dead_code)] // as above
+#[path = "../src/written/content.rs"]
+mod content;
+
 mod known {
     /// Nobody changes anything here.
     pub(crate) fn changes() -> u64 {

@@ -394,6 +394,8 @@ impl Stream {
     /// Has the programs be told that have the file open for writing, and the user.
     fn fail(&self, place: &Place, error: &Error) {
         let state = &self.state;
+        // Before anybody is told: what was not written is known to nobody any more.
+        state.changes().fetch_add(2, Ordering::AcqRel);
         let mut is_new = false;
         for entry in state.used().filter_map(|number| state.entry(number)) {
             let opened = Opened::of(entry);

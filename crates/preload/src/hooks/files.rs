@@ -7,7 +7,7 @@ use crate::opened::{self, First, Opened};
 use crate::place::{self, At, Last};
 use crate::table::real;
 use crate::walk::{self, Found, How};
-use crate::{behind, fresh, known, own, pool, remote, start};
+use crate::{behind, fresh, known, own, pool, remote, start, written};
 use libc::{c_char, c_int, c_uint, c_ulong, mode_t};
 use std::ffi::CStr;
 use std::sync::atomic::Ordering;
@@ -103,6 +103,7 @@ pub(crate) fn open_remote(at: &At, flags: c_int, mode: mode_t) -> Result<c_int, 
     };
     let fd = descriptors::make(&new, reserved);
     if let Some(open) = descriptors::find(fd) {
+        written::opened(open, &attr, arrived, changes);
         if how == How::Again {
             // The client has forgotten it.
             remote::adopted(open);

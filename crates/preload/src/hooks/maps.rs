@@ -24,7 +24,7 @@ pub(crate) use towline_mem::page_bytes;
 pub(crate) type Which = (usize, u64);
 
 /// Returns which file an open file is.
-pub(super) fn which(open: Open) -> Which {
+pub(crate) fn which(open: Open) -> Which {
     let entry = open.entry;
     (entry.mount.load(Ordering::Relaxed) as usize, entry.inode.load(Ordering::Relaxed))
 }

@@ -4,7 +4,7 @@ use super::{by_path, files::named_descriptor, itself, only, or_working};
 use crate::descriptors::{self, Open};
 use crate::guard::ours;
 use crate::table::real;
-use crate::{known, remote, start};
+use crate::{known, remote, start, written};
 use libc::{c_char, c_int, c_long, c_uint, stat64, statfs64, statvfs64};
 use std::sync::atomic::Ordering;
 use towline_client::{Error, File};
@@ -81,6 +81,22 @@ pub(crate) unsafe fn fstat(fd: c_int, to: *mut stat64) -> c_int {
         None => unsafe { real::fstat(fd, to) },
         Some(open) => stat_open(open, to),
     }
+}
+
+/// `fstat` for libc's streams, which look at the kind, the length and the preferred bytes only.
+pub(crate) unsafe fn stat_stream(fd: c_int, to: *mut stat64) -> c_int {
+    let Some(open) = descriptors::find(fd) else {
+        // SAFETY: libc passes valid arguments.
+        return unsafe { fstat(fd, to) };
+    };
+    ours(|| {
+        let mode = open.entry.mode.load(Ordering::Relaxed);
+        let attr = match written::size(open) {
+            Some(size) => Attr { mode, size, ..Attr::default() },
+            None => remote::stat(open)?,
+        };
+        fill(&attr, open.entry.mount.load(Ordering::Relaxed) as usize, to)
+    })
 }
 
 /// Returns the open remote file that a call names by its descriptor alone, or by a name of the descriptor.
