@@ -17,8 +17,8 @@ use crate::descriptors::Open;
 use crate::hooks::maps::{self, Which};
 use crate::known::{changes, lock_surely};
 use content::{Content, PART_BYTES_MAX};
-use std::sync::Mutex;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard};
 use std::time::Instant;
 use towline_wire::{Attr, Timestamp};
 
@@ -26,6 +26,8 @@ use towline_wire::{Attr, Timestamp};
 const FILES_MAX: usize = 8;
 
 static FILES: Mutex<Vec<Written>> = Mutex::new(Vec::new());
+/// Set once there was a file, so that programs that have none, perhaps with many threads that read, take no lock.
+static HAD_FILES: AtomicBool = AtomicBool::new(false);
 
 struct Written {
     which: Which,
@@ -44,16 +46,21 @@ pub(crate) fn leave_to_parent() {
 /// Notes that a file was opened, which has asked the server: only what came with that is known of it.
 pub(crate) fn opened(open: Open, attr: &Attr, arrived: Instant, changes: u64) {
     let which = maps::which(open);
+    let is_new = is_read_back(open) && is_stored(attr) && behind::may_be_far(open);
+    if !is_new && !HAD_FILES.load(Ordering::Relaxed) {
+        return;
+    }
     let Some(mut files) = lock_surely(&FILES) else { return };
     let content = Content::of_size(attr.size, arrived + VALID);
     let new = Written { which, changes, content };
     if let Some(known) = files.iter_mut().find(|file| file.which == which) {
         *known = new;
-    } else if is_read_back(open) && is_stored(attr) && behind::may_be_far(open) {
+    } else if is_new {
         if files.len() == FILES_MAX {
             files.remove(0);
         }
         files.push(new);
+        HAD_FILES.store(true, Ordering::Relaxed);
     }
 }
 
@@ -80,7 +87,7 @@ pub(crate) fn closed(open: Open) {
 
 /// Notes that this process has written `data` at an offset; `before` is the number of changes before.
 pub(crate) fn wrote(open: Open, data: &[u8], at: u64, before: u64) {
-    let Some(mut files) = lock_surely(&FILES).filter(|files| !files.is_empty()) else { return };
+    let Some(mut files) = files() else { return };
     let (which, after) = (maps::which(open), before + 2);
     if changes() != after {
         return;
@@ -106,7 +113,7 @@ pub(crate) fn was_read(open: Open, wanted: usize, at: u64, data: &[u8], before: 
     if wanted > PART_BYTES_MAX {
         return;
     }
-    let Some(mut files) = lock_surely(&FILES).filter(|files| !files.is_empty()) else { return };
+    let Some(mut files) = files() else { return };
     let which = maps::which(open);
     if let Some(file) = files.iter_mut().find(|file| file.which == which)
         && changes() == before
@@ -129,8 +136,16 @@ pub(crate) fn size(open: Open) -> Option<u64> {
     with(open, |content| content.size(Instant::now()))
 }
 
+/// Returns the files, if there are any.
+fn files() -> Option<MutexGuard<'static, Vec<Written>>> {
+    if !HAD_FILES.load(Ordering::Relaxed) {
+        return None;
+    }
+    lock_surely(&FILES).filter(|files| !files.is_empty())
+}
+
 fn with<T>(open: Open, work: impl FnOnce(&Content) -> Option<T>) -> Option<T> {
-    let files = lock_surely(&FILES).filter(|files| !files.is_empty())?;
+    let files = files()?;
     let which = maps::which(open);
     let file = files.iter().find(|file| file.which == which)?;
     let is_valid = file.changes == changes() && behind::is_plain(open) && !maps::has_shared(open);
