@@ -61,8 +61,6 @@ pub struct Lane {
     shared: bool,
     tell: Sender<Event>,
     socket: Option<OwnedFd>,
-    /// Structured replies were negotiated, and will be again on the next connection.
-    chunks: bool,
     pending: Vec<Option<Pending>>,
     /// Tags of unsent requests, in sending order. `sent` bytes of the first have been sent.
     outbox: VecDeque<u16>,
@@ -77,9 +75,11 @@ pub struct Lane {
     generation: u32,
     pause: Duration,
     again: Instant,
-    /// Why the connection has not been replaced yet.
+    /// Why the connection was lost, or has not been replaced yet.
     logged: Logged,
-    /// When the connection was lost.
+    /// When the connection was made.
+    since: Instant,
+    /// When the last connection that lasted was lost. The server is away until another one lasts.
     away: Option<Instant>,
     patience: Option<Duration>,
 }
@@ -104,7 +104,7 @@ impl Lane {
         patience: Option<Duration>,
         tell: Sender<Event>,
     ) -> Result<Self, Error> {
-        let connection = source.connect()?;
+        let connection = source.connect_for_chunks()?;
         if shared {
             connection.geometry.shareable(source)?;
         }
@@ -125,7 +125,6 @@ impl Lane {
             shared,
             tell,
             socket: None,
-            chunks: connection.chunks,
             pending: Vec::new(),
             outbox: VecDeque::new(),
             sent: 0,
@@ -138,6 +137,7 @@ impl Lane {
             pause: PAUSE.0,
             again: Instant::now(),
             logged: Logged::default(),
+            since: Instant::now(),
             away: None,
             patience,
         };
@@ -172,6 +172,7 @@ impl Lane {
         rustix::io::ioctl_fionbio(&socket, true)
             .map_err(|error| Error::system(&self.source)(error.into()))?;
         self.socket = Some(socket);
+        self.since = Instant::now();
         self.generation = self.generation.wrapping_add(1);
         Ok(())
     }
@@ -181,20 +182,37 @@ impl Lane {
         let Some(socket) = self.socket.take() else { return };
         // This also ends pending polls, which would keep the socket open.
         let _ = rustix::net::shutdown(&socket, rustix::net::Shutdown::Both);
-        match self.is_patient() {
-            true => log::warn!("{}: {why}; connecting again", self.source),
-            false => log::info!("{}: {why}", self.source),
-        }
         self.unread = 0..0;
         self.reading = Reading::Header;
         self.blocked = false;
         self.sent = 0;
         self.outbox =
             (0..self.pending.len() as u16).filter(|tag| self.at(*tag).is_some()).collect();
-        self.pause = PAUSE.0;
-        self.logged = Logged::default();
-        self.again = Instant::now();
-        self.away = Some(Instant::now());
+        let why = Error::Refused(format!("{}: {why}", self.source));
+        let lasts = self.patience.map_or(PAUSE.1, |patience| patience.min(PAUSE.1));
+        if self.away.is_none() || self.since.elapsed() >= lasts {
+            self.pause = PAUSE.0;
+            self.logged = Logged::default();
+            self.again = Instant::now();
+            self.away = Some(Instant::now());
+            match self.is_patient() {
+                true => self.logged.warn(&why),
+                false => log::info!("{why}"),
+            }
+        } else {
+            // The server hangs up again and again, maybe whenever it is asked the same.
+            self.put_off(&why);
+        }
+    }
+
+    /// Puts off the next attempt to connect. Once the server has been away for too long, requests do not wait for it.
+    fn put_off(&mut self, why: &Error) {
+        self.logged.warn(why);
+        self.again = Instant::now() + self.pause;
+        self.pause = (self.pause * 2).min(PAUSE.1);
+        if self.is_given_up() {
+            self.fail_all();
+        }
     }
 
     fn at(&self, tag: u16) -> Option<&Pending> {
@@ -205,11 +223,9 @@ impl Lane {
         if Instant::now() < self.again {
             return;
         }
-        let connected = match self.chunks {
-            true => self.source.connect_for_chunks(),
-            false => self.source.connect(),
-        };
-        let adopted = connected.and_then(|connection| {
+        // Otherwise the last connection was lost before it had lasted.
+        let lasted = self.away.is_none_or(|away| away >= self.since);
+        let adopted = self.source.connect_for_chunks().and_then(|connection| {
             let (old, new) = (self.geometry, connection.geometry);
             if new.read_only && !old.read_only || new.block_minimum > old.block_minimum {
                 return Err(Error::Refused(format!("{}: another disk now", self.source)));
@@ -225,16 +241,11 @@ impl Lane {
             self.adopt(connection.socket)
         });
         if let Err(error) = adopted {
-            self.logged.warn(&error);
-            self.again = Instant::now() + self.pause;
-            self.pause = (self.pause * 2).min(PAUSE.1);
-            if self.is_given_up() {
-                self.fail_all();
-            }
-            return;
+            return self.put_off(&error);
         }
-        self.away = None;
-        log::warn!("{}: reconnected, repeating {} requests", self.source, self.outbox.len());
+        if lasted {
+            log::warn!("{}: reconnected, repeating {} requests", self.source, self.outbox.len());
+        }
         let generation = self.generation;
         for pending in self.pending.iter_mut().flatten() {
             pending.header = header(&pending.request, generation);
@@ -553,7 +564,7 @@ fn header(request: &Request, generation: u32) -> [u8; REQUEST_BYTES] {
 
 impl Backend for Lane {
     fn begin(&mut self, request: Request) {
-        if self.is_given_up() {
+        if self.socket.is_none() && self.is_given_up() {
             let Request { tag, buffer, .. } = request;
             self.finished.push_back(Finished { tag, result: Err(libc::EIO), buffer });
             return;

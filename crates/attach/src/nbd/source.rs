@@ -51,8 +51,6 @@ pub struct Connection {
     name: Option<String>,
     /// The shortest time the server took to answer an option.
     pub round_trip: Duration,
-    /// Replies are structured.
-    pub(super) chunks: bool,
     /// Number of the metadata context that tells what is allocated.
     pub(super) allocation: Option<u32>,
 }
@@ -157,14 +155,15 @@ impl Source {
         self.open(false, PATIENCE)
     }
 
-    /// Like [`Source::connect`], with structured replies and extents if the server has them.
+    /// Like [`Source::connect`], with structured replies and extents if the server has them. In simple replies a
+    /// server cannot report that the end of a read failed once it has sent the beginning: it can only hang up.
     pub(super) fn connect_for_chunks(&self) -> Result<Connection, Error> {
         self.open(true, PATIENCE)
     }
 
     /// Makes an additional connection, which is not worth a long wait.
-    pub(super) fn connect_beside(&self, chunks: bool) -> Result<Connection, Error> {
-        self.open(chunks, PATIENCE_BESIDE)
+    pub(super) fn connect_beside(&self) -> Result<Connection, Error> {
+        self.open(true, PATIENCE_BESIDE)
     }
 
     fn open(&self, chunks: bool, patience: Duration) -> Result<Connection, Error> {
@@ -189,8 +188,8 @@ impl Source {
         let (agreed, socket) =
             patiently(socket, patience, |stream| agree(stream, &self.name, chunks, self))
                 .map_err(failed)?;
-        let Agreed { geometry, flags, name, round_trip, chunks, allocation } = agreed?;
-        Ok(Connection { socket, geometry, flags, name, round_trip, chunks, allocation })
+        let Agreed { geometry, flags, name, round_trip, allocation } = agreed?;
+        Ok(Connection { socket, geometry, flags, name, round_trip, allocation })
     }
 }
 
