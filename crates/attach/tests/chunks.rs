@@ -68,6 +68,7 @@ fn serve(stream: &mut UnixStream, read: &Answer<'_>) -> std::io::Result<()> {
         stream.write_all(&match request[7] {
             0 => read(offset, length, cookie),
             7 => chunk(1, 5, cookie, &words(&[9, 4096, 3, length, 0])),
+            2 => return Ok(()),
             other => panic!("command {other}"),
         })?;
     }

@@ -258,6 +258,7 @@ impl Kernel {
         // A server that is away is asked again once its connections have been replaced.
         let Ok(connection) = self.source.connect() else { return };
         let now = connection.geometry.size;
+        connection.leave();
         let size = Geometry { size: now, ..self.geometry }.whole_blocks();
         if size == self.size || self.next_size != Some(size) {
             self.next_size = (size != self.size).then_some(size);

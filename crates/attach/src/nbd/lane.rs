@@ -5,7 +5,7 @@
 //! range while it is being written.
 
 use super::bytes::{be16, be32, be64};
-use super::source::{Connection, Source};
+use super::source::{Connection, Source, take_leave};
 use crate::error::Logged;
 use crate::ublk::Event;
 use crate::{Backend, Error, Finished, Geometry, Operation, Request};
@@ -560,6 +560,15 @@ fn header(request: &Request, generation: u32) -> [u8; REQUEST_BYTES] {
     bytes[16..24].copy_from_slice(&request.offset.to_be_bytes());
     bytes[24..28].copy_from_slice(&request.length.to_be_bytes());
     bytes
+}
+
+impl Drop for Lane {
+    fn drop(&mut self) {
+        // Not in the middle of a request.
+        if let Some(socket) = self.socket.as_ref().filter(|_| self.outbox.is_empty()) {
+            take_leave(socket);
+        }
+    }
 }
 
 impl Backend for Lane {
