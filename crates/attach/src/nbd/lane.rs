@@ -11,6 +11,7 @@ use crate::ublk::Event;
 use crate::{Backend, Error, Finished, Geometry, Operation, Request};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
+use smallvec::SmallVec;
 use std::collections::VecDeque;
 use std::io::{IoSlice, IoSliceMut};
 use std::ops::Range;
@@ -27,6 +28,8 @@ const REPLY_BYTES: usize = 16;
 const CHUNK_BYTES: usize = 20;
 /// Longest error chunk: two numbers and a text of 4096 bytes, with room to spare.
 const ERROR_BYTES_MAX: usize = 8192;
+/// Maximum number of separate parts of a read; chunks beside each other are one part.
+const PARTS_MAX: usize = 1024;
 /// Maximum number of requests, of at most two parts, in one system call.
 const GATHER: usize = 32;
 /// Room for replies without data and for the beginnings of others, read by one system call.
@@ -39,10 +42,17 @@ const SHUTDOWN: u32 = towline_nbd::Error::Shutdown as u32;
 struct Pending {
     request: Request,
     header: [u8; REQUEST_BYTES],
-    /// Number of bytes of a read that have been received or announced.
-    filled: usize,
+    /// Parts of the buffer of a read that have been received or announced.
+    filled: SmallVec<[Range<usize>; 1]>,
     /// The first error in a structured reply.
     failed: Option<i32>,
+}
+
+impl Pending {
+    /// Returns the number of bytes of a read that have neither been received nor announced.
+    fn missing(&self) -> usize {
+        self.request.length as usize - self.filled.iter().map(Range::len).sum::<usize>()
+    }
 }
 
 /// What a lane is reading.
@@ -249,7 +259,7 @@ impl Lane {
         let generation = self.generation;
         for pending in self.pending.iter_mut().flatten() {
             pending.header = header(&pending.request, generation);
-            (pending.filled, pending.failed) = (0, None);
+            (pending.filled, pending.failed) = (SmallVec::new(), None);
         }
     }
 
@@ -492,11 +502,17 @@ impl Lane {
         let start = offset.map_or(Some(0), |offset| offset.checked_sub(request.offset));
         let start = start.and_then(|start| usize::try_from(start).ok()).ok_or_else(wrong)?;
         let end = start.checked_add(length).filter(|end| *end <= request.length as usize);
-        *filled = filled.saturating_add(length);
-        match end {
-            Some(end) if *filled <= request.length as usize => Ok(start..end),
-            _ => Err(wrong()),
+        let place = start..end.ok_or_else(wrong)?;
+        // Twice the same would leave as much of the buffer as it was.
+        if filled.iter().any(|part| part.start < place.end && place.start < part.end) {
+            return Err(wrong());
         }
+        match filled.iter().position(|part| part.end == place.start) {
+            Some(before) => filled[before].end = place.end,
+            None if filled.len() == PARTS_MAX => return Err(wrong()),
+            None => filled.push(place.clone()),
+        }
+        Ok(place)
     }
 
     /// Finishes a request whose reply is complete.
@@ -506,7 +522,7 @@ impl Lane {
         let result = match pending.failed {
             Some(error) => Err(error),
             // The server left out a part of the data.
-            None if reads && pending.filled < pending.request.length as usize => Err(libc::EIO),
+            None if reads && pending.missing() > 0 => Err(libc::EIO),
             None => Ok(()),
         };
         self.finish(tag, result);
@@ -584,7 +600,8 @@ impl Backend for Lane {
         }
         self.outbox.push_back(request.tag);
         let header = header(&request, self.generation);
-        self.pending[place] = Some(Pending { request, header, filled: 0, failed: None });
+        let filled = SmallVec::new();
+        self.pending[place] = Some(Pending { request, header, filled, failed: None });
     }
 
     fn turn(&mut self) {
