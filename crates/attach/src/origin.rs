@@ -94,6 +94,7 @@ impl Origin {
                 let connection = source.connect()?;
                 let (geometry, round_trip) = (connection.geometry, connection.round_trip);
                 let origin = Self::Nbd(source.named(&connection));
+                connection.leave();
                 Ok(Found { origin, geometry, identity: None, epoch: None, round_trip })
             }
             Self::Towline(url) => {

@@ -68,6 +68,7 @@ fn serve(stream: &mut UnixStream, read: &Answer<'_>) -> std::io::Result<()> {
         stream.write_all(&match request[7] {
             0 => read(offset, length, cookie),
             7 => chunk(1, 5, cookie, &words(&[9, 4096, 3, length, 0])),
+            2 => return Ok(()),
             other => panic!("command {other}"),
         })?;
     }
@@ -150,13 +151,23 @@ fn chunks_come_in_any_order_and_errors_in_the_middle() {
 #[test]
 fn chunks_that_cannot_be_end_the_connection() {
     type Wrong = fn(u64, u32, &[u8]) -> Vec<u8>;
-    let wrong: [Wrong; 9] = [
+    let wrong: [Wrong; 11] = [
         |offset, length, cookie| hole(1, cookie, offset + 1, length),
         |offset, _, cookie| hole(1, cookie, offset.wrapping_sub(1), 1),
         |_, _, cookie| hole(1, cookie, u64::MAX, u32::MAX),
         |offset, length, cookie| data(1, cookie, offset, &vec![0; length as usize + 1]),
         |offset, length, cookie| {
             [hole(0, cookie, offset, length), hole(1, cookie, offset, length)].concat()
+        },
+        // As many bytes as were asked for, but not all of them.
+        |offset, length, cookie| {
+            [hole(0, cookie, offset, length / 2), hole(1, cookie, offset, length / 2)].concat()
+        },
+        // In parts that are not next to each other, more of them than any server has a reason for.
+        |offset, length, cookie| {
+            let bytes = (0..u64::from(length)).step_by(2);
+            let holes = bytes.map(|at| hole(0, cookie, offset + at, 1));
+            holes.collect::<Vec<_>>().concat()
         },
         |offset, _, cookie| data(1, cookie, offset, &[]),
         |_, _, cookie| chunk(1, 1 << 15 | 1, cookie, &vec![0; 9000]),

@@ -17,6 +17,7 @@ const CAN_MULTI_CONN: u16 = 1 << 8;
 /// Longer than the server is away.
 const PATIENCE: Duration = Duration::from_secs(30);
 const LENGTH: u32 = 4;
+const DISC: u8 = 2;
 
 /// A connection of the scripted server.
 struct Connection {
@@ -60,7 +61,7 @@ fn serve(listener: &UnixListener, connection: &Connection) -> usize {
     handshake(&mut stream, 1 << 20, flags).unwrap();
     let mut requests = 0;
     let mut request = [0; 28];
-    while stream.read_exact(&mut request).is_ok() {
+    while stream.read_exact(&mut request).is_ok() && request[7] != DISC {
         requests += 1;
         let cookie = &request[8..16];
         let reply = match (request[7], connection.byte) {
@@ -139,6 +140,27 @@ fn a_disk_that_was_asked_for_by_the_empty_name_is_found_again_by_its_own() {
     assert!(found.origin.to_string().starts_with("nbd+unix:///the%20first%20one?socket="));
     assert_eq!(found.origin.look().unwrap().origin, found.origin);
     assert_eq!(served.join().unwrap(), ["", DEFAULT]);
+}
+
+/// Otherwise servers log a lost connection: one in five seconds for each attached disk, which is asked for its size.
+#[test]
+fn whoever_needs_a_connection_no_longer_takes_leave() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("socket");
+    let listener = UnixListener::bind(&path).unwrap();
+    let served = std::thread::spawn(move || {
+        [(); 2].map(|()| {
+            let (mut stream, _) = listener.accept().unwrap();
+            handshake(&mut stream, 1 << 20, HAS_FLAGS).unwrap();
+            let mut said = Vec::new();
+            stream.read_to_end(&mut said).unwrap();
+            (said.len(), said.get(7).copied())
+        })
+    });
+    let source = Source::parse(&format!("nbd+unix:///?socket={}", path.display())).unwrap();
+    Origin::Nbd(source.clone()).look().unwrap();
+    drop(Caller::connect(&source, None).unwrap());
+    assert_eq!(served.join().unwrap(), [(28, Some(DISC)); 2]);
 }
 
 /// Callers know of each other only later.

@@ -3,14 +3,15 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::io::{self, Read};
-use std::net::{Shutdown, TcpStream};
+use std::net::{Shutdown, TcpStream, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendFlags};
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::uri::Address;
 
@@ -18,6 +19,8 @@ use crate::uri::Address;
 const SLOW_BYTES: usize = 48;
 /// Pause after each of these bytes.
 const SLOW_PAUSE: Duration = Duration::from_millis(2);
+/// Pause between attempts to connect to a server whose queue of connections is full.
+const CONNECT_PAUSE: Duration = Duration::from_millis(10);
 
 /// Why a connection can no longer be used.
 #[derive(Debug)]
@@ -70,23 +73,23 @@ pub struct Link {
     timeout: Duration,
     /// Bytes received while sending.
     early: VecDeque<u8>,
-    /// The server was seen to close its side while sending.
+    /// The server was seen to close its side.
     ended: bool,
 }
 
 impl Link {
-    /// Connects; `timeout` limits every later wait.
+    /// Connects; `timeout` limits this and every later wait.
     ///
     /// # Errors
     /// Those of `connect(2)` and name resolution.
     pub fn connect(address: &Address, timeout: Duration) -> io::Result<Self> {
         let stream = match address {
             Address::Tcp { host, port } => {
-                let stream = TcpStream::connect((host.as_str(), *port))?;
+                let stream = connect_tcp(host, *port, timeout)?;
                 stream.set_nodelay(true)?;
                 Stream::Tcp(stream)
             }
-            Address::Unix(path) => Stream::Unix(UnixStream::connect(path)?),
+            Address::Unix(path) => Stream::Unix(connect_unix(path, timeout)?),
         };
         Ok(Self { stream, timeout, early: VecDeque::new(), ended: false })
     }
@@ -106,10 +109,22 @@ impl Link {
                 }
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => self.wait_for_room(deadline)?,
-                Err(error) => return Err(broken(error.into(), 0, 0)),
+                Err(error) => return Err(self.broken(error.into(), 0, 0)),
             }
         }
         Ok(())
+    }
+
+    /// Returns true if the server was seen to close its side.
+    pub fn has_ended(&self) -> bool {
+        self.ended
+    }
+
+    /// Explains an error, and notes if it means that the server has closed its side.
+    fn broken(&mut self, error: io::Error, received: usize, awaited: usize) -> Broken {
+        let broken = broken(error, received, awaited);
+        self.ended |= matches!(broken, Broken::Closed { .. });
+        broken
     }
 
     /// Waits until more can be sent, and receives meanwhile.
@@ -172,9 +187,12 @@ impl Link {
         let deadline = Instant::now() + self.timeout;
         while received < length {
             match self.recv_next(&mut bytes[received..], deadline) {
-                Ok(0) => return Err(Broken::Closed { received, awaited: length }),
+                Ok(0) => {
+                    self.ended = true;
+                    return Err(Broken::Closed { received, awaited: length });
+                }
                 Ok(count) => received += count,
-                Err(error) => return Err(broken(error, received, length)),
+                Err(error) => return Err(self.broken(error, received, length)),
             }
         }
         Ok(bytes)
@@ -251,6 +269,37 @@ impl Link {
     }
 }
 
+fn connect_tcp(host: &str, port: u16, timeout: Duration) -> io::Result<TcpStream> {
+    let mut last = io::ErrorKind::NotFound.into();
+    for address in (host, port).to_socket_addrs()? {
+        match TcpStream::connect_timeout(&address, timeout) {
+            Err(error) => last = error,
+            connected => return connected,
+        }
+    }
+    Err(last)
+}
+
+/// Connects without waiting in the kernel, where nothing limits the wait for a server that accepts nobody.
+fn connect_unix(path: &Path, timeout: Duration) -> io::Result<UnixStream> {
+    let deadline = Instant::now() + timeout;
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    let address = SocketAddrUnix::new(path)?;
+    loop {
+        match rustix::net::connect(&socket, &address) {
+            Ok(()) => break,
+            // Its queue of connections is full, which cannot be waited for.
+            Err(Errno::AGAIN) if Instant::now() < deadline => std::thread::sleep(CONNECT_PAUSE),
+            Err(Errno::AGAIN) => return Err(io::ErrorKind::TimedOut.into()),
+            Err(error) => return Err(error.into()),
+        }
+    }
+    let stream = UnixStream::from(socket);
+    stream.set_nonblocking(false)?;
+    Ok(stream)
+}
+
 fn broken(error: io::Error, received: usize, awaited: usize) -> Broken {
     match error.kind() {
         io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => {
@@ -261,5 +310,26 @@ fn broken(error: io::Error, received: usize, awaited: usize) -> Broken {
         | io::ErrorKind::BrokenPipe
         | io::ErrorKind::UnexpectedEof => Broken::Closed { received, awaited },
         _ => Broken::Io(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Link;
+    use crate::uri::Address;
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketType};
+    use std::io::ErrorKind;
+    use std::time::Duration;
+
+    #[test]
+    fn a_server_that_accepts_nobody_is_not_waited_for() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("socket");
+        let socket = rustix::net::socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
+        rustix::net::bind(&socket, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+        rustix::net::listen(&socket, 0).unwrap();
+        let connect = || Link::connect(&Address::Unix(path.clone()), Duration::from_millis(50));
+        let _first = connect().unwrap();
+        assert_eq!(connect().err().unwrap().kind(), ErrorKind::TimedOut);
     }
 }

@@ -52,18 +52,17 @@ impl Caller {
     /// Connects. With `patience`, a lost connection is replaced and unanswered requests are repeated;
     /// calls fail once the server has been away that long. Without it they fail at once: NBD cannot
     /// tell whether a restarted server still has unflushed writes. So patience is for callers that
-    /// only read. These also ask for structured replies, in which holes are not sent.
+    /// only read. These also learn the extents.
     ///
     /// # Errors
     /// If the server cannot be reached or has no such disk.
     pub fn connect(source: &Source, patience: Option<Duration>) -> Result<Self, Error> {
         // Size changes are ignored: a call beyond the end fails.
-        let reconnects = patience.is_some();
-        let connection = match reconnects {
-            true => source.connect_for_chunks()?,
-            false => source.connect()?,
+        let connection = source.connect_for_chunks()?;
+        let (connection, extents) = match patience {
+            Some(_) => connection.extents(source)?,
+            None => (connection, None),
         };
-        let (connection, extents) = connection.extents(source)?;
         Self::over(source, connection, extents, patience)
     }
 
@@ -76,7 +75,7 @@ impl Caller {
         if !self.geometry.connections {
             return Err(Error::Refused(format!("{source}: one connection only")));
         }
-        let connection = source.connect_beside(patience.is_some())?;
+        let connection = source.connect_beside()?;
         if connection.geometry.size != self.geometry.size {
             return Err(Error::Refused(format!("{source}: another disk now")));
         }
@@ -113,7 +112,7 @@ impl Caller {
         Ok(Self { geometry, extents, calls: Some(calls), bell, room, thread: Some(thread) })
     }
 
-    /// Returns the extents at the time of connecting, in order; `None` if the server does not tell.
+    /// Returns the extents at the time of connecting, in order; `None` if the server does not tell, or without patience.
     #[must_use]
     pub fn extents(&self) -> Option<&[Extent]> {
         self.extents.as_deref()

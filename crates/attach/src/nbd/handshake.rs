@@ -27,8 +27,6 @@ pub(super) struct Agreed {
     pub(super) name: Option<String>,
     /// The shortest time the server took to answer an option.
     pub(super) round_trip: Duration,
-    /// Replies are structured.
-    pub(super) chunks: bool,
     /// Number of the metadata context that tells what is allocated, if the server has it.
     pub(super) allocation: Option<u32>,
 }
@@ -63,7 +61,7 @@ pub(super) fn agree<S: Read + Write>(
     let chunks = chunks && asking.ask(option::STRUCTURED_REPLY, &[], |_, _| Ok(()))?.is_none();
     let allocation = if chunks { asking.allocation(name)? } else { None };
     let (geometry, flags, name) = asking.go(name)?;
-    Ok(Agreed { geometry, flags, name, round_trip: asking.round_trip, chunks, allocation })
+    Ok(Agreed { geometry, flags, name, round_trip: asking.round_trip, allocation })
 }
 
 /// The option phase of the handshake.

@@ -227,10 +227,18 @@ impl Kernel {
     /// If announcements of the kernel cannot be received.
     pub fn keep(&mut self, missing: bool) -> Result<(), Error> {
         let mut missing = if missing { self.connections } else { 0 };
+        let (mut pause, mut replaced) = (Duration::ZERO, Instant::now());
         while !self.is_over() {
-            while missing > 0 && !self.is_over() {
-                // Some of the connections counted as missing may be alive.
-                missing = if self.replace() { missing - 1 } else { 0 };
+            if missing > 0 {
+                // A server that hangs up again and again is not asked again at once.
+                let lasted = replaced.elapsed() >= PAUSE.1;
+                pause = if lasted { Duration::ZERO } else { (pause * 2).clamp(PAUSE.0, PAUSE.1) };
+                std::thread::sleep(pause);
+                while missing > 0 && !self.is_over() {
+                    // Some of the connections counted as missing may be alive.
+                    missing = if self.replace() { missing - 1 } else { 0 };
+                }
+                replaced = Instant::now();
             }
             let dead = self.netlink.dead_links().map_err(Error::system("netlink"))?;
             missing = match dead {
@@ -258,6 +266,7 @@ impl Kernel {
         // A server that is away is asked again once its connections have been replaced.
         let Ok(connection) = self.source.connect() else { return };
         let now = connection.geometry.size;
+        connection.leave();
         let size = Geometry { size: now, ..self.geometry }.whole_blocks();
         if size == self.size || self.next_size != Some(size) {
             self.next_size = (size != self.size).then_some(size);

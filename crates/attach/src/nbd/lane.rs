@@ -5,12 +5,13 @@
 //! range while it is being written.
 
 use super::bytes::{be16, be32, be64};
-use super::source::{Connection, Source};
+use super::source::{Connection, Source, take_leave};
 use crate::error::Logged;
 use crate::ublk::Event;
 use crate::{Backend, Error, Finished, Geometry, Operation, Request};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
+use smallvec::SmallVec;
 use std::collections::VecDeque;
 use std::io::{IoSlice, IoSliceMut};
 use std::ops::Range;
@@ -27,6 +28,8 @@ const REPLY_BYTES: usize = 16;
 const CHUNK_BYTES: usize = 20;
 /// Longest error chunk: two numbers and a text of 4096 bytes, with room to spare.
 const ERROR_BYTES_MAX: usize = 8192;
+/// Maximum number of separate parts of a read; chunks beside each other are one part.
+const PARTS_MAX: usize = 1024;
 /// Maximum number of requests, of at most two parts, in one system call.
 const GATHER: usize = 32;
 /// Room for replies without data and for the beginnings of others, read by one system call.
@@ -39,10 +42,17 @@ const SHUTDOWN: u32 = towline_nbd::Error::Shutdown as u32;
 struct Pending {
     request: Request,
     header: [u8; REQUEST_BYTES],
-    /// Number of bytes of a read that have been received or announced.
-    filled: usize,
+    /// Parts of the buffer of a read that have been received or announced.
+    filled: SmallVec<[Range<usize>; 1]>,
     /// The first error in a structured reply.
     failed: Option<i32>,
+}
+
+impl Pending {
+    /// Returns the number of bytes of a read that have neither been received nor announced.
+    fn missing(&self) -> usize {
+        self.request.length as usize - self.filled.iter().map(Range::len).sum::<usize>()
+    }
 }
 
 /// What a lane is reading.
@@ -61,8 +71,6 @@ pub struct Lane {
     shared: bool,
     tell: Sender<Event>,
     socket: Option<OwnedFd>,
-    /// Structured replies were negotiated, and will be again on the next connection.
-    chunks: bool,
     pending: Vec<Option<Pending>>,
     /// Tags of unsent requests, in sending order. `sent` bytes of the first have been sent.
     outbox: VecDeque<u16>,
@@ -77,9 +85,11 @@ pub struct Lane {
     generation: u32,
     pause: Duration,
     again: Instant,
-    /// Why the connection has not been replaced yet.
+    /// Why the connection was lost, or has not been replaced yet.
     logged: Logged,
-    /// When the connection was lost.
+    /// When the connection was made.
+    since: Instant,
+    /// When the last connection that lasted was lost. The server is away until another one lasts.
     away: Option<Instant>,
     patience: Option<Duration>,
 }
@@ -104,7 +114,7 @@ impl Lane {
         patience: Option<Duration>,
         tell: Sender<Event>,
     ) -> Result<Self, Error> {
-        let connection = source.connect()?;
+        let connection = source.connect_for_chunks()?;
         if shared {
             connection.geometry.shareable(source)?;
         }
@@ -125,7 +135,6 @@ impl Lane {
             shared,
             tell,
             socket: None,
-            chunks: connection.chunks,
             pending: Vec::new(),
             outbox: VecDeque::new(),
             sent: 0,
@@ -138,6 +147,7 @@ impl Lane {
             pause: PAUSE.0,
             again: Instant::now(),
             logged: Logged::default(),
+            since: Instant::now(),
             away: None,
             patience,
         };
@@ -172,6 +182,7 @@ impl Lane {
         rustix::io::ioctl_fionbio(&socket, true)
             .map_err(|error| Error::system(&self.source)(error.into()))?;
         self.socket = Some(socket);
+        self.since = Instant::now();
         self.generation = self.generation.wrapping_add(1);
         Ok(())
     }
@@ -181,20 +192,37 @@ impl Lane {
         let Some(socket) = self.socket.take() else { return };
         // This also ends pending polls, which would keep the socket open.
         let _ = rustix::net::shutdown(&socket, rustix::net::Shutdown::Both);
-        match self.is_patient() {
-            true => log::warn!("{}: {why}; connecting again", self.source),
-            false => log::info!("{}: {why}", self.source),
-        }
         self.unread = 0..0;
         self.reading = Reading::Header;
         self.blocked = false;
         self.sent = 0;
         self.outbox =
             (0..self.pending.len() as u16).filter(|tag| self.at(*tag).is_some()).collect();
-        self.pause = PAUSE.0;
-        self.logged = Logged::default();
-        self.again = Instant::now();
-        self.away = Some(Instant::now());
+        let why = Error::Refused(format!("{}: {why}", self.source));
+        let lasts = self.patience.map_or(PAUSE.1, |patience| patience.min(PAUSE.1));
+        if self.away.is_none() || self.since.elapsed() >= lasts {
+            self.pause = PAUSE.0;
+            self.logged = Logged::default();
+            self.again = Instant::now();
+            self.away = Some(Instant::now());
+            match self.is_patient() {
+                true => self.logged.warn(&why),
+                false => log::info!("{why}"),
+            }
+        } else {
+            // The server hangs up again and again, maybe whenever it is asked the same.
+            self.put_off(&why);
+        }
+    }
+
+    /// Puts off the next attempt to connect. Once the server has been away for too long, requests do not wait for it.
+    fn put_off(&mut self, why: &Error) {
+        self.logged.warn(why);
+        self.again = Instant::now() + self.pause;
+        self.pause = (self.pause * 2).min(PAUSE.1);
+        if self.is_given_up() {
+            self.fail_all();
+        }
     }
 
     fn at(&self, tag: u16) -> Option<&Pending> {
@@ -205,11 +233,9 @@ impl Lane {
         if Instant::now() < self.again {
             return;
         }
-        let connected = match self.chunks {
-            true => self.source.connect_for_chunks(),
-            false => self.source.connect(),
-        };
-        let adopted = connected.and_then(|connection| {
+        // Otherwise the last connection was lost before it had lasted.
+        let lasted = self.away.is_none_or(|away| away >= self.since);
+        let adopted = self.source.connect_for_chunks().and_then(|connection| {
             let (old, new) = (self.geometry, connection.geometry);
             if new.read_only && !old.read_only || new.block_minimum > old.block_minimum {
                 return Err(Error::Refused(format!("{}: another disk now", self.source)));
@@ -225,20 +251,15 @@ impl Lane {
             self.adopt(connection.socket)
         });
         if let Err(error) = adopted {
-            self.logged.warn(&error);
-            self.again = Instant::now() + self.pause;
-            self.pause = (self.pause * 2).min(PAUSE.1);
-            if self.is_given_up() {
-                self.fail_all();
-            }
-            return;
+            return self.put_off(&error);
         }
-        self.away = None;
-        log::warn!("{}: reconnected, repeating {} requests", self.source, self.outbox.len());
+        if lasted {
+            log::warn!("{}: reconnected, repeating {} requests", self.source, self.outbox.len());
+        }
         let generation = self.generation;
         for pending in self.pending.iter_mut().flatten() {
             pending.header = header(&pending.request, generation);
-            (pending.filled, pending.failed) = (0, None);
+            (pending.filled, pending.failed) = (SmallVec::new(), None);
         }
     }
 
@@ -481,11 +502,17 @@ impl Lane {
         let start = offset.map_or(Some(0), |offset| offset.checked_sub(request.offset));
         let start = start.and_then(|start| usize::try_from(start).ok()).ok_or_else(wrong)?;
         let end = start.checked_add(length).filter(|end| *end <= request.length as usize);
-        *filled = filled.saturating_add(length);
-        match end {
-            Some(end) if *filled <= request.length as usize => Ok(start..end),
-            _ => Err(wrong()),
+        let place = start..end.ok_or_else(wrong)?;
+        // Twice the same would leave as much of the buffer as it was.
+        if filled.iter().any(|part| part.start < place.end && place.start < part.end) {
+            return Err(wrong());
         }
+        match filled.iter().position(|part| part.end == place.start) {
+            Some(before) => filled[before].end = place.end,
+            None if filled.len() == PARTS_MAX => return Err(wrong()),
+            None => filled.push(place.clone()),
+        }
+        Ok(place)
     }
 
     /// Finishes a request whose reply is complete.
@@ -495,7 +522,7 @@ impl Lane {
         let result = match pending.failed {
             Some(error) => Err(error),
             // The server left out a part of the data.
-            None if reads && pending.filled < pending.request.length as usize => Err(libc::EIO),
+            None if reads && pending.missing() > 0 => Err(libc::EIO),
             None => Ok(()),
         };
         self.finish(tag, result);
@@ -551,9 +578,18 @@ fn header(request: &Request, generation: u32) -> [u8; REQUEST_BYTES] {
     bytes
 }
 
+impl Drop for Lane {
+    fn drop(&mut self) {
+        // Not in the middle of a request.
+        if let Some(socket) = self.socket.as_ref().filter(|_| self.outbox.is_empty()) {
+            take_leave(socket);
+        }
+    }
+}
+
 impl Backend for Lane {
     fn begin(&mut self, request: Request) {
-        if self.is_given_up() {
+        if self.socket.is_none() && self.is_given_up() {
             let Request { tag, buffer, .. } = request;
             self.finished.push_back(Finished { tag, result: Err(libc::EIO), buffer });
             return;
@@ -564,7 +600,8 @@ impl Backend for Lane {
         }
         self.outbox.push_back(request.tag);
         let header = header(&request, self.generation);
-        self.pending[place] = Some(Pending { request, header, filled: 0, failed: None });
+        let filled = SmallVec::new();
+        self.pending[place] = Some(Pending { request, header, filled, failed: None });
     }
 
     fn turn(&mut self) {

@@ -4,12 +4,14 @@ use super::extents;
 use super::handshake::{Agreed, agree};
 use crate::{Error, Geometry};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
+use rustix::net::SendFlags;
 use std::fmt;
 use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::Duration;
+use towline_nbd::constants::{REQUEST_MAGIC, command};
 use towline_net::address::{Side, connect_stream, connect_unix_stream, notice_silence};
 
 /// The default port of NBD.
@@ -51,8 +53,6 @@ pub struct Connection {
     name: Option<String>,
     /// The shortest time the server took to answer an option.
     pub round_trip: Duration,
-    /// Replies are structured.
-    pub(super) chunks: bool,
     /// Number of the metadata context that tells what is allocated.
     pub(super) allocation: Option<u32>,
 }
@@ -157,14 +157,15 @@ impl Source {
         self.open(false, PATIENCE)
     }
 
-    /// Like [`Source::connect`], with structured replies and extents if the server has them.
+    /// Like [`Source::connect`], with structured replies and extents if the server has them. In simple replies a
+    /// server cannot report that the end of a read failed once it has sent the beginning: it can only hang up.
     pub(super) fn connect_for_chunks(&self) -> Result<Connection, Error> {
         self.open(true, PATIENCE)
     }
 
     /// Makes an additional connection, which is not worth a long wait.
-    pub(super) fn connect_beside(&self, chunks: bool) -> Result<Connection, Error> {
-        self.open(chunks, PATIENCE_BESIDE)
+    pub(super) fn connect_beside(&self) -> Result<Connection, Error> {
+        self.open(true, PATIENCE_BESIDE)
     }
 
     fn open(&self, chunks: bool, patience: Duration) -> Result<Connection, Error> {
@@ -189,12 +190,17 @@ impl Source {
         let (agreed, socket) =
             patiently(socket, patience, |stream| agree(stream, &self.name, chunks, self))
                 .map_err(failed)?;
-        let Agreed { geometry, flags, name, round_trip, chunks, allocation } = agreed?;
-        Ok(Connection { socket, geometry, flags, name, round_trip, chunks, allocation })
+        let Agreed { geometry, flags, name, round_trip, allocation } = agreed?;
+        Ok(Connection { socket, geometry, flags, name, round_trip, allocation })
     }
 }
 
 impl Connection {
+    /// Ends a connection on which there are no requests.
+    pub fn leave(self) {
+        take_leave(&self.socket);
+    }
+
     /// Asks what is allocated, before any other request; `None` if the server does not tell.
     pub(super) fn extents(self, source: &Source) -> Result<(Self, Option<Vec<Extent>>), Error> {
         let Some(context) = self.allocation else { return Ok((self, None)) };
@@ -205,6 +211,15 @@ impl Connection {
         .map_err(Error::system(source))?;
         Ok((Self { socket, ..self }, found?))
     }
+}
+
+/// Tells a server that nothing more will come. Otherwise it takes the end of a connection for a failure.
+pub(super) fn take_leave(socket: &OwnedFd) {
+    let mut request = [0; 28];
+    request[..4].copy_from_slice(&REQUEST_MAGIC.to_be_bytes());
+    request[6..8].copy_from_slice(&command::DISC.to_be_bytes());
+    // The server may be gone already.
+    let _ = rustix::net::send(socket, &request, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
 }
 
 /// Calls `work` with a socket whose reads and writes time out after `patience`.

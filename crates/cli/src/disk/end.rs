@@ -209,7 +209,7 @@ impl End {
                 "lost the connection to the server of the target; check whether it is running",
             ),
             (CallError::Lost, false) => Failure::new(format!(
-                "the server of the source went away and was not back within {} s",
+                "the server of the source went away and was not back for good within {} s",
                 PATIENCE.as_secs()
             )),
         }

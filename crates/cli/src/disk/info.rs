@@ -100,7 +100,9 @@ fn towline(text: &str, remotes: &Remotes) -> Outcome<Vec<Value>> {
 
 fn nbd(text: &str) -> Outcome<Value> {
     let source = Source::parse(text).map_err(Failure::new)?;
-    let told = source.connect().map_err(|error| failed(&source, &error))?.geometry;
+    let connection = source.connect().map_err(|error| failed(&source, &error))?;
+    let told = connection.geometry;
+    connection.leave();
     Ok(json!({
         "name": source.to_string(),
         "size": told.size,

@@ -56,6 +56,17 @@ fn a_server_without_fault_keeps_every_rule() {
     assert!(untried.is_empty(), "never tried: {untried:?}");
 }
 
+#[test]
+fn a_server_may_hang_up_after_the_error_of_a_read() {
+    let server = Running::start(Setup::Full, "read-error-closes");
+    let (target, probed) = target(&server, PATIENT);
+    assert!(probed);
+    for rule in rules::all().filter(|rule| rule.id.starts_with("read.beyond-end")) {
+        let line = Line::of(rule, &target, false);
+        assert_eq!(line.verdict, Verdict::Pass, "{}: {}", rule.id, line.seen);
+    }
+}
+
 /// How often an undetected fault is tried: some show only if the server's threads are quick enough.
 const TRIES: usize = 5;
 

@@ -11,6 +11,7 @@ use crate::server::{CONTEXTS, GRAIN, SIZE};
 impl Transmission {
     pub(super) fn reply(&mut self, request: &Request, outcome: Outcome) -> io::Result<()> {
         let mut bytes = Vec::new();
+        let fails = request.command == CMD_READ && matches!(outcome, Error(_));
         if self.chunks() {
             self.chunked(&mut bytes, request, outcome);
         } else {
@@ -26,7 +27,8 @@ impl Transmission {
             self.held = bytes;
             return Ok(());
         }
-        self.client.send(&[&bytes])
+        self.client.send(&[&bytes])?;
+        if fails && self.has("read-error-closes") { Err(self.closed()) } else { Ok(()) }
     }
 
     fn simple(&self, out: &mut Vec<u8>, request: &Request, error: u32) {
