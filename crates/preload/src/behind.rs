@@ -14,6 +14,7 @@
 //! writes are waited for. Writes are also waited for if there may not be room for what is under way, or if they
 //! overlap with it.
 
+use crate::changed::Change;
 use crate::descriptors::Open;
 use crate::{ahead, process, remote, report, start};
 use std::cell::Cell;
@@ -211,6 +212,7 @@ fn add(state: &State, queue: &Queue, open: Open, data: &[u8], at: Option<u64>) -
     let behind = state.behind(start::server(mount));
     let mut place = Place { mount, entry: number, handle, inode, offset: at };
     let changes = state.changes();
+    let change = Change::begin(mount);
     changes.fetch_add(1, Ordering::AcqRel);
     let mut done = 0;
     while done < data.len() && entry.may_write_behind() {
@@ -220,6 +222,7 @@ fn add(state: &State, queue: &Queue, open: Open, data: &[u8], at: Option<u64>) -
     }
     // Also after the change, as for all others (`Options::changes`).
     changes.fetch_add(1, Ordering::AcqRel);
+    change.written(inode);
     done
 }
 

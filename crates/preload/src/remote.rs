@@ -3,6 +3,7 @@
 //! A process connects on demand, with one session per server in the run's family. The child of a fork
 //! leaves its parent's sessions alone and opens its own.
 
+use crate::changed::Change;
 use crate::descriptors::{self, Open, Own};
 use crate::hooks::lost;
 use crate::start::{self, Target};
@@ -112,6 +113,7 @@ pub(crate) fn identity_changed() {
     fresh::settle_all();
     behind::identity_changed();
     walk::end();
+    known::forget();
     let (user, group) = identity();
     let process = process::id();
     for place in &SESSIONS {
@@ -494,6 +496,7 @@ fn put(open: Open, data: &[u8], at: u64, appends: bool) -> Result<(usize, i64), 
 /// Writes, and waits for it.
 fn wait(open: Open, data: &[u8], at: u64, appends: bool) -> Result<(usize, i64), i32> {
     let waited = behind::Waited::begin(open);
+    let change = Change::begin(open.entry.mount.load(Ordering::Relaxed) as usize);
     let written = crate::hooks::maps::writing(open, data, at, appends, |data, at| {
         with(open, |file| {
             let (count, at) =
@@ -501,6 +504,7 @@ fn wait(open: Open, data: &[u8], at: u64, appends: bool) -> Result<(usize, i64),
             Ok((count, at as i64))
         })
     })?;
+    change.written(open.entry.inode.load(Ordering::Relaxed));
     waited.end(open);
     Ok(written)
 }

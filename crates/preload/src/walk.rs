@@ -17,7 +17,6 @@ mod tree;
 use crate::ahead::{FAR, VALID};
 use crate::known::{self, changes, lock, plain};
 use crate::place::At;
-use crate::removed::{Removed, strip};
 use crate::{closing, remote};
 use std::future::Future;
 use std::pin::Pin;
@@ -25,7 +24,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
-use towline_client::{Batch, Error, File, Operation};
+use towline_client::{Batch, DirEntry, Error, File, Operation};
 use towline_instance::MOUNTS_MAX;
 use towline_wire::Attr;
 use tree::{Listed, Name, Step, Tree};
@@ -48,6 +47,8 @@ const WANTED: u32 = 64;
 static WALK: Mutex<Walk> = Mutex::new(Walk::new());
 /// A bit for each mount whose openings are known to take long.
 static FAR_MOUNTS: AtomicU32 = AtomicU32::new(0);
+/// A bit for each mount whose openings are known to take no long time, which they never do again.
+static NEAR_MOUNTS: AtomicU32 = AtomicU32::new(0);
 /// Something was requested before, and may not have been taken.
 static IS_AHEAD: AtomicBool = AtomicBool::new(false);
 /// Number of directories that are still to come with attributes.
@@ -88,6 +89,18 @@ struct Ahead {
     changes: u64,
     /// Directories that this process has removed since, or from which it has removed names.
     changed: Vec<u64>,
+}
+
+/// A name that this process has removed.
+pub(crate) struct Removed {
+    pub(crate) mount: usize,
+    /// Identity of the directory that it was in.
+    pub(crate) parent: u64,
+    /// Identity of a removed directory.
+    pub(crate) gone: Option<u64>,
+    /// Number of changes before it and after it.
+    pub(crate) before: u64,
+    pub(crate) after: u64,
 }
 
 enum Data {
@@ -188,6 +201,9 @@ impl Walk {
     fn took(&mut self, mount: usize, time: Duration) {
         let Some(trip) = self.trips.get_mut(mount) else { return };
         *trip = time.min(*trip);
+        if *trip < FAR {
+            NEAR_MOUNTS.fetch_or(bit(mount), Ordering::Relaxed);
+        }
         let is_far = (FAR..TRIP_MAX).contains(trip);
         if is_far != self::is_far(mount) {
             FAR_MOUNTS.fetch_xor(bit(mount), Ordering::Relaxed);
@@ -380,6 +396,15 @@ fn request(mount: usize) {
     }
 }
 
+/// Notes how long a short request took.
+pub(crate) fn took(mount: usize, time: Duration) {
+    if NEAR_MOUNTS.load(Ordering::Relaxed) & bit(mount) == 0
+        && let Some(mut walk) = lock(&WALK)
+    {
+        walk.took(mount, time);
+    }
+}
+
 /// Returns true if openings of a mount are known to take long.
 pub(crate) fn is_far(mount: usize) -> bool {
     FAR_MOUNTS.load(Ordering::Relaxed) & bit(mount) != 0
@@ -412,7 +437,7 @@ pub(crate) fn identity(mount: usize, base: u64, name: &[u8]) -> Option<u64> {
 }
 
 /// Adapts to the removal of a name.
-pub(crate) fn removed(removed: &Removed<'_>) {
+pub(crate) fn removed(removed: &Removed) {
     let Some(mut walk) = lock(&WALK) else { return };
     for one in &mut walk.ahead {
         if one.changes != removed.before || one.name.mount != removed.mount {
@@ -430,8 +455,17 @@ pub(crate) fn removed(removed: &Removed<'_>) {
     }
 }
 
+/// Forgets the attributes of files with several names, and of these directories.
+fn strip(entries: &mut [DirEntry], directories: &[u64]) {
+    for entry in entries {
+        let is_linked = |attr: &Attr| !attr.is_directory() && attr.links > 1;
+        let concerns = |attr: &Attr| is_linked(attr) || directories.contains(&attr.identity());
+        entry.attr.take_if(|attr| concerns(attr));
+    }
+}
+
 /// Notes further entries of an open directory.
-pub(crate) fn listed(mount: usize, handle: u64, entries: &[towline_client::DirEntry]) {
+pub(crate) fn listed(mount: usize, handle: u64, entries: &[DirEntry]) {
     if let Some(mut walk) = lock(&WALK) {
         walk.tree.extend(mount, handle, entries);
     }

@@ -1,13 +1,15 @@
 //! Hooks that open, close and duplicate descriptors, and make temporary files.
 
 use super::{by_path, fifos};
+use crate::changed::Change;
 use crate::descriptors::{self, New, Open};
 use crate::guard::{self, finish, inside, is_inside, ours};
+use crate::known::Asked;
 use crate::opened::{self, First, Opened};
 use crate::place::{self, At, Last};
 use crate::table::real;
 use crate::walk::{self, Found, How};
-use crate::{behind, fresh, known, own, pool, remote, start};
+use crate::{behind, fresh, own, pool, remote, start};
 use libc::{c_char, c_int, c_uint, c_ulong, mode_t};
 use std::ffi::CStr;
 use std::sync::atomic::Ordering;
@@ -45,7 +47,8 @@ pub(crate) fn open_remote(at: &At, flags: c_int, mode: mode_t) -> Result<c_int, 
     let sent = open_flag::of_this_machine(flags & !libc::O_CLOEXEC);
     // An open that creates or truncates a file must not fail afterwards for lack of a descriptor.
     let early = open_flag::alters(sent).then(|| descriptors::reserve(flags)).transpose()?;
-    let (when, changes) = (Instant::now(), known::changes());
+    let change = Change::begin(at.mount);
+    let Asked { when, changes } = change.began();
     let what = Comes::with(flags);
     let (mut data, mut listing) = (None, None);
     let found = if matches!(what, Comes::Listing) { walk::open(at, sent) } else { None };
@@ -71,9 +74,14 @@ pub(crate) fn open_remote(at: &At, flags: c_int, mode: mode_t) -> Result<c_int, 
     let found = match found {
         Some(found) => found,
         None => {
-            let (handle, attr) = at.with(asked)?;
+            let altered = open_flag::alters(sent);
+            let failed = |error| if altered { change.failed(error) } else { error };
+            let (handle, attr) = at.with(asked).map_err(failed)?;
+            if altered {
+                change.opened(at, flags, &attr);
+            }
             // The changes made by the open itself do not invalidate what came with it.
-            let changes = changes + if open_flag::alters(sent) { 2 } else { 0 };
+            let changes = changes + if altered { 2 } else { 0 };
             let (arrived, how) = (Instant::now(), How::Asked);
             Found { handle, attr, listing, when, changes, arrived, how }
         }
