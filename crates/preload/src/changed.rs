@@ -40,7 +40,7 @@ impl Change {
 
     /// Returns true if nothing else has changed in between, and something may stay known.
     fn is_exact(self) -> bool {
-        walk::is_far(self.mount) && changes() == self.began.changes + 2
+        known::is_far(self.mount) && changes() == self.began.changes + 2
     }
 
     /// Adapts what is known.
@@ -71,22 +71,17 @@ impl Change {
         }
     }
 
-    /// A file was opened with these flags, and perhaps created or shortened.
-    pub(crate) fn opened(self, at: &At, flags: c_int, attr: &Attr) {
+    /// A file was opened with these flags, and perhaps created or shortened. `is_named`: the path has the name of the
+    /// file, rather than that of a link, which leads to a name in another directory.
+    pub(crate) fn opened(self, at: &At, flags: c_int, attr: &Attr, is_named: bool) {
         if !self.is_exact() {
             return;
         }
         let file = Some((attr.identity(), Some(*attr)));
-        if flags & libc::O_CREAT == 0 {
-            return self.end(&[], Paths::Same, file);
-        }
-        let is_name = || match known::peek(at, self.began) {
-            Named::Missing => true,
-            named => named.file_type().is_some_and(|of| of != TYPE_SYMLINK),
-        };
-        // A link leads to a name in another directory.
-        if flags & (libc::O_EXCL | libc::O_NOFOLLOW) != 0 || is_name() {
+        if is_named {
             self.end(&[touched(at, Named::Is(*attr))], Paths::New, file);
+        } else if flags & libc::O_CREAT == 0 {
+            self.end(&[], Paths::Same, file);
         }
     }
 

@@ -21,7 +21,7 @@ use crate::{start, walk};
 pub(crate) use changed::{Changed, Paths, Touched, changed, peek};
 use listed::Listed;
 pub(crate) use listed::Named;
-pub(crate) use names::{access, has_no_xattrs, read_link, stat};
+pub(crate) use names::{access, has_no_xattrs, is_far, read_link, stat, took};
 use order::Order;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Mutex, MutexGuard};
@@ -457,7 +457,7 @@ pub(crate) fn listed(
 
 /// Keeps the attributes that came with opening a directory of a far server.
 pub(crate) fn opened(at: &At, asked: Asked, attr: &Attr) {
-    if walk::is_far(at.mount)
+    if is_far(at.mount)
         && let (Some(key), Some(mut known)) = (key_of(at, &at.path), lock(&KNOWN))
     {
         known.keep_own(key, asked, (true, *attr));

@@ -34,7 +34,7 @@ const DEPTH_MAX: usize = 32;
 /// The same at first.
 const DEPTH: usize = 4;
 /// Longest trip that counts: one that takes longer may have been held up.
-const TRIP_MAX: Duration = Duration::from_secs(1);
+pub(crate) const TRIP_MAX: Duration = Duration::from_secs(1);
 /// Number of directories opened in order before others are requested before.
 const IN_ORDER: i32 = 2;
 /// Start value of that count after too many were requested in vain.
@@ -47,8 +47,6 @@ const WANTED: u32 = 64;
 static WALK: Mutex<Walk> = Mutex::new(Walk::new());
 /// A bit for each mount whose openings are known to take long.
 static FAR_MOUNTS: AtomicU32 = AtomicU32::new(0);
-/// A bit for each mount whose openings are known to take no long time, which they never do again.
-static NEAR_MOUNTS: AtomicU32 = AtomicU32::new(0);
 /// Something was requested before, and may not have been taken.
 static IS_AHEAD: AtomicBool = AtomicBool::new(false);
 /// Number of directories that are still to come with attributes.
@@ -201,9 +199,6 @@ impl Walk {
     fn took(&mut self, mount: usize, time: Duration) {
         let Some(trip) = self.trips.get_mut(mount) else { return };
         *trip = time.min(*trip);
-        if *trip < FAR {
-            NEAR_MOUNTS.fetch_or(bit(mount), Ordering::Relaxed);
-        }
         let is_far = (FAR..TRIP_MAX).contains(trip);
         if is_far != self::is_far(mount) {
             FAR_MOUNTS.fetch_xor(bit(mount), Ordering::Relaxed);
@@ -393,15 +388,6 @@ fn request(mount: usize) {
         let (listed, changed) = (None, Vec::new());
         IS_AHEAD.store(true, Ordering::Relaxed);
         walk.ahead.push(Ahead { name, flags, data, listed, asked, until, changes, changed });
-    }
-}
-
-/// Notes how long a short request took.
-pub(crate) fn took(mount: usize, time: Duration) {
-    if NEAR_MOUNTS.load(Ordering::Relaxed) & bit(mount) == 0
-        && let Some(mut walk) = lock(&WALK)
-    {
-        walk.took(mount, time);
     }
 }
 

@@ -4,7 +4,7 @@ use super::{by_path, fifos};
 use crate::changed::Change;
 use crate::descriptors::{self, New, Open};
 use crate::guard::{self, finish, inside, is_inside, ours};
-use crate::known::Asked;
+use crate::known::{self, Asked};
 use crate::opened::{self, First, Opened};
 use crate::place::{self, At, Last};
 use crate::table::real;
@@ -51,6 +51,8 @@ pub(crate) fn open_remote(at: &At, flags: c_int, mode: mode_t) -> Result<c_int, 
     let Asked { when, changes } = change.began();
     let what = Comes::with(flags);
     let (mut data, mut listing) = (None, None);
+    // Such an open follows no link, so it is the file's own name.
+    let mut is_named = flags & libc::O_CREAT != 0 && flags & (libc::O_EXCL | libc::O_NOFOLLOW) != 0;
     let found = if matches!(what, Comes::Listing) { walk::open(at, sent) } else { None };
     let asked = |base: &File, path: &[u8]| {
         let file = match what {
@@ -66,7 +68,16 @@ pub(crate) fn open_remote(at: &At, flags: c_int, mode: mode_t) -> Result<c_int, 
                 listing = entries;
                 file
             }
-            Comes::Nothing => base.open(path, sent, start::with_umask(mode))?,
+            Comes::Nothing => {
+                let mode = start::with_umask(mode);
+                if flags & libc::O_CREAT != 0 && !is_named && known::is_far(at.mount) {
+                    let (file, is_it) = base.open_named(path, sent, mode)?;
+                    is_named = is_it;
+                    file
+                } else {
+                    base.open(path, sent, mode)?
+                }
+            }
         };
         let attr = *file.attr();
         Ok((file.into_handle(), attr))
@@ -78,7 +89,7 @@ pub(crate) fn open_remote(at: &At, flags: c_int, mode: mode_t) -> Result<c_int, 
             let failed = |error| if altered { change.failed(error) } else { error };
             let (handle, attr) = at.with(asked).map_err(failed)?;
             if altered {
-                change.opened(at, flags, &attr);
+                change.opened(at, flags, &attr, is_named);
             }
             // The changes made by the open itself do not invalidate what came with it.
             let changes = changes + if altered { 2 } else { 0 };

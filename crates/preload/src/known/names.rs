@@ -6,14 +6,21 @@
 use super::listed::Named;
 use super::{Asked, KNOWN, Key, Known, SCORE, USED, XATTRS};
 use super::{earn, key_from, key_of, leads_to, listed_of, lock, note, path_of, plain, split};
+use crate::ahead::FAR;
 use crate::hash::hash;
 use crate::place::At;
-use crate::{remote, walk};
-use std::sync::atomic::Ordering;
+use crate::remote;
+use crate::walk::{self, TRIP_MAX};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 use towline_client::{Error, File};
+use towline_instance::MOUNTS_MAX;
 use towline_wire::Attr;
 use towline_wire::attr::{TYPE_SYMLINK, attr_flag};
 use towline_wire::request::open_flag;
+
+/// For each mount, the shortest time that a short request took, in microseconds.
+static TRIPS: [AtomicU32; MOUNTS_MAX] = [const { AtomicU32::new(u32::MAX) }; MOUNTS_MAX];
 
 enum Answer {
     Known(Named),
@@ -169,11 +176,25 @@ fn find(at: &At, follow: bool) -> Option<Named> {
     }
 }
 
+/// Notes how long a short request took.
+pub(crate) fn took(mount: usize, time: Duration) {
+    let micros = u32::try_from(time.as_micros()).unwrap_or(u32::MAX);
+    if let Some(trip) = TRIPS.get(mount).filter(|trip| trip.load(Ordering::Relaxed) > micros) {
+        trip.store(micros, Ordering::Relaxed);
+    }
+}
+
+/// Returns true if requests to the server of a mount are known to take long.
+pub(crate) fn is_far(mount: usize) -> bool {
+    let trip = TRIPS.get(mount).map_or(0, |trip| trip.load(Ordering::Relaxed));
+    walk::is_far(mount) || (FAR..TRIP_MAX).contains(&Duration::from_micros(trip.into()))
+}
+
 /// Asks the server something about a path. Notes how long that takes.
 fn ask<T>(at: &At, work: impl FnOnce(&File, &[u8]) -> Result<T, Error>) -> (Asked, Result<T, i32>) {
     let asked = Asked::now();
     let answer = at.with(work);
-    walk::took(at.mount, asked.when.elapsed());
+    took(at.mount, asked.when.elapsed());
     (asked, answer)
 }
 
@@ -207,7 +228,7 @@ pub(crate) fn stat(at: &At, follow: bool) -> Result<Attr, i32> {
 }
 
 fn ask_stat(at: &At, follow: bool) -> Result<Attr, i32> {
-    if walk::is_far(at.mount) {
+    if is_far(at.mount) {
         return match ask_both(at, File::stat_both)? {
             (_, followed) if follow => followed,
             (attr, _) => Ok(attr),
@@ -230,7 +251,7 @@ fn ask_stat(at: &At, follow: bool) -> Result<Attr, i32> {
 /// `access`: whether a path is there is known of far servers, other rights are asked for.
 pub(crate) fn access(at: &At, mode: u32, follow: bool) -> Result<(), i32> {
     const ALL: u32 = (libc::R_OK | libc::W_OK | libc::X_OK) as u32;
-    if walk::is_far(at.mount) && mode & !ALL == 0 {
+    if is_far(at.mount) && mode & !ALL == 0 {
         let is_it =
             |named: Named| named.file_type().is_some_and(|of| !follow || of != TYPE_SYMLINK);
         match find(at, follow) {
@@ -254,7 +275,7 @@ fn check_access(base: &File, path: &[u8], mode: u32, follow: bool) -> Result<(),
 
 /// `readlink`: whether a name is a link is known of far servers.
 pub(crate) fn read_link(at: &At) -> Result<Vec<u8>, i32> {
-    if !walk::is_far(at.mount) {
+    if !is_far(at.mount) {
         return ask(at, |base, path| base.read_link(path)).1;
     }
     match find(at, false) {
