@@ -136,8 +136,7 @@ impl Known {
         if directory.name.key() == key || is_path() {
             return Relation::Same;
         }
-        let listed = &directory.listed;
-        if !listed.complete && !listed.names.contains_key(touched.name) {
+        if !directory.listed.has_like(touched.name) {
             // It makes no difference.
             return Relation::Other;
         }
@@ -160,7 +159,7 @@ impl Directory {
             Paths::Other => true,
         };
         let is_path = !self.name.path.is_empty();
-        if listed.names.len() > NAMES_MAX || is_path && (is_lost || goes_up(&self.name.path)) {
+        if is_path && (is_lost || goes_up(&self.name.path)) {
             return;
         }
         for (named, _) in listed.names.values_mut() {
@@ -172,7 +171,7 @@ impl Directory {
                 Relation::Unsure => Named::Unknown,
                 Relation::Other => continue,
             };
-            listed.names.insert(touched.name.to_vec(), (now, changed.began.when));
+            listed.change(touched.name, now, changed.began.when);
         }
         if let Some((_, own, _)) = &mut listed.own {
             *own = changed.adapt(*own, above);
@@ -192,8 +191,9 @@ pub(crate) fn changed(changed: &Changed<'_>) {
     let began = changed.began;
     let above: Vec<_> =
         changed.names.iter().map(|touched| known.identity(touched.key(), began)).collect();
-    let is_concerned = |directory: &Directory| {
-        directory.name.mount == changed.mount && directory.listed.last.changes == began.changes
+    let is_concerned = |Directory { name, listed, .. }: &Directory| {
+        let is_short = listed.names.len() <= NAMES_MAX;
+        name.mount == changed.mount && listed.last.changes == began.changes && is_short
     };
     let relations: Vec<_> = (0..known.directories.len())
         .filter(|place| is_concerned(&known.directories[*place]))
@@ -210,8 +210,14 @@ pub(crate) fn changed(changed: &Changed<'_>) {
     }
     let asked = Asked { changes: changed.after, ..began };
     for touched in changed.names {
-        if !matches!(touched.now, Named::Unknown) {
-            known.keep(touched.key(), touched.name, asked, touched.now);
+        if let Some(place) = known.place_of(touched.key(), asked) {
+            known.make_room(place, 1);
+            let listed = &mut known.directories[place].listed;
+            listed.renew(asked);
+            // Otherwise it was adapted with the others.
+            if !listed.names.contains_key(touched.name) {
+                listed.change(touched.name, touched.now, began.when);
+            }
         }
         // A directory was made.
         if let Named::Is(attr) = touched.now

@@ -51,6 +51,12 @@ impl Named {
     }
 }
 
+/// Returns true for names that a server may take for the same: they differ in case at most, or have letters of which
+/// that is not known here.
+fn is_like(one: &[u8], other: &[u8]) -> bool {
+    one.eq_ignore_ascii_case(other) || !one.is_ascii() && !other.is_ascii()
+}
+
 /// What is known of the names of a directory.
 pub(super) struct Listed {
     /// When the latest part was requested.
@@ -59,6 +65,8 @@ pub(super) struct Listed {
     pub(super) complete: bool,
     /// A part of it was listed, with attributes.
     is_listed: bool,
+    /// This process has changed names since.
+    is_changed: bool,
     /// What is known of each name, and since when, if requested after the same changes as the latest part.
     pub(super) names: HashMap<Vec<u8>, (Named, Instant)>,
     pub(super) order: Order,
@@ -78,8 +86,8 @@ impl Listed {
     pub(super) fn new(last: Asked) -> Self {
         let (names, order) = (HashMap::new(), Order::default());
         let (used, looks, debt, misses) = (0, 0, 0, 0);
-        let (complete, is_listed, own) = (false, false, None);
-        Self { last, complete, is_listed, names, order, used, looks, debt, misses, own }
+        let (complete, is_listed, is_changed, own) = (false, false, false, None);
+        Self { last, complete, is_listed, is_changed, names, order, used, looks, debt, misses, own }
     }
 
     /// Adds entries that follow `cookie`; `end` says that no others follow.
@@ -93,6 +101,7 @@ impl Listed {
         self.renew(asked);
         if is_all {
             self.names.clear();
+            self.is_changed = false;
         }
         (self.last, self.complete, self.is_listed) = (asked, is_all, true);
         let of = |entry: &DirEntry| {
@@ -116,10 +125,27 @@ impl Listed {
         self.names.insert(name.to_vec(), (named, asked.when));
     }
 
+    /// Notes what is known of a name after a change of this process. Names that differ in case only may be the same
+    /// for the server.
+    pub(super) fn change(&mut self, name: &[u8], named: Named, when: Instant) {
+        for (other, (named, _)) in &mut self.names {
+            if is_like(other, name) {
+                *named = Named::Unknown;
+            }
+        }
+        self.names.insert(name.to_vec(), (named, when));
+        self.is_changed = true;
+    }
+
+    /// Returns true if what is known of the directory depends on this name.
+    pub(super) fn has_like(&self, name: &[u8]) -> bool {
+        self.complete || self.names.keys().any(|other| is_like(other, name))
+    }
+
     /// Notes that the directory is empty.
     pub(super) fn is_empty(&mut self, asked: Asked) {
         self.names.clear();
-        (self.last, self.complete, self.is_listed) = (asked, true, false);
+        (self.last, self.complete, self.is_listed, self.is_changed) = (asked, true, false, false);
     }
 
     /// Returns true if the directory was there when what is known of it was requested, rather than its names not
@@ -146,7 +172,9 @@ impl Listed {
         let valid = |when| Asked { when, ..self.last }.is_valid(now);
         match self.names.get(name) {
             Some((named, when)) => valid(*when).then_some(*named),
-            None => (self.complete && valid(self.last.when)).then_some(Named::Missing),
+            None if !self.complete || !valid(self.last.when) => None,
+            None if self.is_changed && self.names.keys().any(|other| is_like(other, name)) => None,
+            None => Some(Named::Missing),
         }
     }
 
