@@ -24,88 +24,99 @@ use towline_wire::attr::{TYPE_DIRECTORY, TYPE_SYMLINK};
 #[derive(Clone, Copy)]
 pub(crate) struct Change {
     mount: usize,
+    /// `None` for a near server, of which nothing stays known.
+    began: Option<Asked>,
+}
+
+/// A change that was the only one of the run since it began.
+#[derive(Clone, Copy)]
+struct Exact {
+    mount: usize,
     began: Asked,
+}
+
+impl Exact {
+    /// Adapts what is known.
+    fn end(self, names: &[Option<Touched<'_>>], paths: Paths, file: Option<(u64, Option<Attr>)>) {
+        let links = file.is_none() && !names.is_empty();
+        let names: Option<Vec<&Touched<'_>>> = names.iter().map(Option::as_ref).collect();
+        let (mount, began, after) = (self.mount, self.began, self.after());
+        if let Some(names) = names {
+            known::changed(&Changed { mount, began, after, names: &names, paths, file, links });
+        }
+    }
+
+    /// Returns the number of changes after it.
+    fn after(self) -> u64 {
+        self.began.changes + 2
+    }
 }
 
 impl Change {
     /// Begins a change; no other request that changes something may be made before it is told how it ended.
     pub(crate) fn begin(mount: usize) -> Self {
-        Self { mount, began: Asked::now() }
+        Self { mount, began: known::is_far(mount).then(Asked::now) }
     }
 
-    /// Returns when it began, and the number of changes before.
-    pub(crate) fn began(self) -> Asked {
-        self.began
-    }
-
-    /// Returns true if nothing else has changed in between, and something may stay known.
-    fn is_exact(self) -> bool {
-        known::is_far(self.mount) && changes() == self.began.changes + 2
-    }
-
-    /// Adapts what is known.
-    fn end(self, names: &[Option<Touched<'_>>], paths: Paths, file: Option<(u64, Option<Attr>)>) {
-        let links = file.is_none() && !names.is_empty();
-        let names: Option<Vec<&Touched<'_>>> = names.iter().map(Option::as_ref).collect();
-        let (mount, began, after) = (self.mount, self.began, self.began.changes + 2);
-        if let Some(names) = names {
-            known::changed(&Changed { mount, began, after, names: &names, paths, file, links });
-        }
+    /// Returns it if nothing else has changed since it began.
+    fn exact(self) -> Option<Exact> {
+        let began = self.began.filter(|began| changes() == began.changes + 2)?;
+        Some(Exact { mount: self.mount, began })
     }
 
     /// Returns an error. After one that says what is there, nothing has changed.
     pub(crate) fn failed(self, error: i32) -> i32 {
         const TELLING: [i32; 6] =
             [libc::ENOENT, libc::EEXIST, libc::ENOTDIR, libc::EISDIR, libc::ENOTEMPTY, libc::EXDEV];
-        if TELLING.contains(&error) && self.is_exact() {
-            self.end(&[], Paths::Same, None);
+        if TELLING.contains(&error)
+            && let Some(change) = self.exact()
+        {
+            change.end(&[], Paths::Same, None);
         }
         error
     }
 
     /// A name was made that was not there.
     pub(crate) fn created(self, at: &At, attr: &Attr) {
-        if self.is_exact() {
+        if let Some(change) = self.exact() {
             let file = Some((attr.identity(), Some(*attr)));
-            self.end(&[touched(at, Named::Is(*attr))], Paths::New, file);
+            change.end(&[touched(at, Named::Is(*attr))], Paths::New, file);
         }
     }
 
     /// A file was opened with these flags, and perhaps created or shortened. `is_named`: the path has the name of the
     /// file, rather than that of a link, which leads to a name in another directory.
     pub(crate) fn opened(self, at: &At, flags: c_int, attr: &Attr, is_named: bool) {
-        if !self.is_exact() {
-            return;
-        }
+        let Some(change) = self.exact() else { return };
         let file = Some((attr.identity(), Some(*attr)));
         if is_named {
-            self.end(&[touched(at, Named::Is(*attr))], Paths::New, file);
+            change.end(&[touched(at, Named::Is(*attr))], Paths::New, file);
         } else if flags & libc::O_CREAT == 0 {
-            self.end(&[], Paths::Same, file);
+            change.end(&[], Paths::Same, file);
         }
     }
 
     /// A file has these attributes now.
     pub(crate) fn set(self, attr: &Attr) {
         // The rights to a directory are those to all that is below it.
-        if !attr.is_directory() && self.is_exact() {
-            self.end(&[], Paths::Same, Some((attr.identity(), Some(*attr))));
+        if !attr.is_directory()
+            && let Some(change) = self.exact()
+        {
+            change.end(&[], Paths::Same, Some((attr.identity(), Some(*attr))));
         }
     }
 
     /// The file of this identity was written to.
     pub(crate) fn written(self, identity: u64) {
-        if self.is_exact() {
-            self.end(&[], Paths::Same, Some((identity, None)));
+        if let Some(change) = self.exact() {
+            change.end(&[], Paths::Same, Some((identity, None)));
         }
     }
 
     /// A name was removed.
     pub(crate) fn removed(self, at: &At, is_directory: bool) {
-        if !self.is_exact() {
-            return;
-        }
-        let named = known::peek(at, self.began);
+        let Some(change) = self.exact() else { return };
+        let named = known::peek(at, change.began);
         let walked = || walk::identity(at.mount, at.base().ok()?, &at.path);
         let gone = if is_directory { named.identity().or_else(walked) } else { None };
         if is_directory && gone.is_none() {
@@ -113,9 +124,9 @@ impl Change {
         }
         let is_plain = named.file_type().is_some_and(|of| of != TYPE_SYMLINK) && !is_directory;
         let paths = if is_plain { Paths::Same } else { Paths::Other };
-        self.end(&[touched(at, Named::Missing)], paths, gone.map(|gone| (gone, None)));
+        change.end(&[touched(at, Named::Missing)], paths, gone.map(|gone| (gone, None)));
         if let Some(open) = at.directory.filter(|_| !at.path.contains(&b'/')) {
-            let (before, after) = (self.began.changes, self.began.changes + 2);
+            let (before, after) = (change.began.changes, change.after());
             let parent = open.entry.inode.load(Ordering::Relaxed);
             walk::removed(&Removed { mount: self.mount, parent, gone, before, after });
         }
@@ -123,10 +134,11 @@ impl Change {
 
     /// A name became another one, and replaced what was there.
     pub(crate) fn renamed(self, from: &At, to: &At, flags: u32) {
-        if flags & !libc::RENAME_NOREPLACE != 0 || from.mount != to.mount || !self.is_exact() {
+        if flags & !libc::RENAME_NOREPLACE != 0 || from.mount != to.mount {
             return;
         }
-        let (old, new) = (known::peek(from, self.began), known::peek(to, self.began));
+        let Some(change) = self.exact() else { return };
+        let (old, new) = (known::peek(from, change.began), known::peek(to, change.began));
         let (Some(of), Some(identity)) = (old.file_type(), old.identity()) else { return };
         if of == TYPE_DIRECTORY {
             return;
@@ -141,14 +153,14 @@ impl Change {
             new => new.file_type().is_none_or(is_link),
         };
         let paths = if is_link(of) || may_replace_link { Paths::Other } else { Paths::New };
-        self.end(&[touched(from, left), touched(to, Named::There(of, identity))], paths, None);
+        change.end(&[touched(from, left), touched(to, Named::There(of, identity))], paths, None);
     }
 
     /// A file has got another name.
     pub(crate) fn linked(self, to: &At, attr: &Attr) {
-        if self.is_exact() {
+        if let Some(change) = self.exact() {
             let file = Some((attr.identity(), Some(*attr)));
-            self.end(&[touched(to, Named::Is(*attr))], Paths::New, file);
+            change.end(&[touched(to, Named::Is(*attr))], Paths::New, file);
         }
     }
 }

@@ -46,13 +46,15 @@ impl Comes {
 pub(crate) fn open_remote(at: &At, flags: c_int, mode: mode_t) -> Result<c_int, i32> {
     let sent = open_flag::of_this_machine(flags & !libc::O_CLOEXEC);
     // An open that creates or truncates a file must not fail afterwards for lack of a descriptor.
-    let early = open_flag::alters(sent).then(|| descriptors::reserve(flags)).transpose()?;
+    let alters = open_flag::alters(sent);
+    let early = alters.then(|| descriptors::reserve(flags)).transpose()?;
     let change = Change::begin(at.mount);
-    let Asked { when, changes } = change.began();
+    let Asked { when, changes } = Asked::now();
     let what = Comes::with(flags);
     let (mut data, mut listing) = (None, None);
     // Such an open follows no link, so it is the file's own name.
-    let mut is_named = flags & libc::O_CREAT != 0 && flags & (libc::O_EXCL | libc::O_NOFOLLOW) != 0;
+    let creates = alters && flags & libc::O_CREAT != 0;
+    let mut is_named = creates && flags & (libc::O_EXCL | libc::O_NOFOLLOW) != 0;
     let found = if matches!(what, Comes::Listing) { walk::open(at, sent) } else { None };
     let asked = |base: &File, path: &[u8]| {
         let file = match what {
@@ -70,7 +72,7 @@ pub(crate) fn open_remote(at: &At, flags: c_int, mode: mode_t) -> Result<c_int, 
             }
             Comes::Nothing => {
                 let mode = start::with_umask(mode);
-                if flags & libc::O_CREAT != 0 && !is_named && known::is_far(at.mount) {
+                if creates && !is_named && known::is_far(at.mount) {
                     let (file, is_it) = base.open_named(path, sent, mode)?;
                     is_named = is_it;
                     file
@@ -85,14 +87,13 @@ pub(crate) fn open_remote(at: &At, flags: c_int, mode: mode_t) -> Result<c_int, 
     let found = match found {
         Some(found) => found,
         None => {
-            let altered = open_flag::alters(sent);
-            let failed = |error| if altered { change.failed(error) } else { error };
+            let failed = |error| if alters { change.failed(error) } else { error };
             let (handle, attr) = at.with(asked).map_err(failed)?;
-            if altered {
+            if alters {
                 change.opened(at, flags, &attr, is_named);
             }
             // The changes made by the open itself do not invalidate what came with it.
-            let changes = changes + if altered { 2 } else { 0 };
+            let changes = changes + if alters { 2 } else { 0 };
             let (arrived, how) = (Instant::now(), How::Asked);
             Found { handle, attr, listing, when, changes, arrived, how }
         }

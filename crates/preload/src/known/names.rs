@@ -132,8 +132,10 @@ impl<'a> Looked<'a> {
     fn look(&self, known: &mut Known, follow: bool) -> Answer {
         // As old as the attributes of its names: programs check whether those can still be right.
         let follow = follow || self.is_directory;
-        let now = Asked::now();
-        let own = listed_of(known, self.itself, now).and_then(|listed| listed.own(follow, now));
+        let own = known.find(self.itself).and_then(|_| {
+            let now = Asked::now();
+            listed_of(known, self.itself, now)?.own(follow, now)
+        });
         match (own, self.named) {
             (Some(own @ Named::Is(_)), _) => Answer::Known(own),
             (_, Some((key, name))) => look(known, key, name),
