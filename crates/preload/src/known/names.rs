@@ -281,10 +281,8 @@ pub(crate) fn read_link(at: &At) -> Result<Vec<u8>, i32> {
         return ask(at, |base, path| base.read_link(path)).1;
     }
     match find(at, false) {
-        Some(Named::Missing) => return Err(libc::ENOENT),
-        Some(named) if named.file_type().is_some_and(|of| of != TYPE_SYMLINK) => {
-            return Err(libc::EINVAL);
-        }
+        Some(Named::Missing) => Err(libc::ENOENT),
+        Some(named) if named.file_type().is_some_and(|of| of != TYPE_SYMLINK) => Err(libc::EINVAL),
         _ => ask_both(at, File::stat_link)?.1,
     }
 }
