@@ -95,6 +95,7 @@ pub(crate) fn open_remote(at: &At, flags: c_int, mode: mode_t) -> Result<c_int, 
             // The changes made by the open itself do not invalidate what came with it.
             let changes = changes + if alters { 2 } else { 0 };
             let (arrived, how) = (Instant::now(), How::Asked);
+            known::took(at.mount, arrived.duration_since(when));
             Found { handle, attr, listing, when, changes, arrived, how }
         }
     };
