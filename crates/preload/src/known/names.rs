@@ -119,7 +119,7 @@ struct Looked<'a> {
 }
 
 impl<'a> Looked<'a> {
-    /// Returns `None` if nothing is known in the directory that the path begins in.
+    /// Returns `None` for a path in a removed working directory.
     fn new(at: &'a At) -> Option<Self> {
         let base = at.base().ok()?;
         let is_directory = at.path.ends_with(b"/") || at.path.ends_with(b"/.");
