@@ -2,7 +2,7 @@
 
 use crate::Error;
 use crate::client::Client;
-use crate::convert::{attributes, check, done, number, unexpected, write_flags, wrote};
+use crate::convert::{attributes, check, done, flag, number, unexpected, write_flags, wrote};
 use crate::core::{Core, Outcome};
 use crate::operation::Operation;
 use std::sync::Arc;
@@ -93,6 +93,24 @@ impl File {
         let request = Request::Open { base: self.handle, flags, mode, path: check(path)? };
         let outcome = self.core.call(&[request], &[], &mut [])?;
         Self::opened(&self.core, outcome.single()?, Some((self.handle, path)), b"", flags)
+    }
+
+    /// [`File::open`] that also tells, in the same round trip, whether the path leads there without a link at its end:
+    /// whether its last name is that of the file. False if that is not known.
+    ///
+    /// # Errors
+    /// As `open`.
+    pub fn open_named(&self, path: &[u8], flags: u32, mode: u32) -> Result<(Self, bool), Error> {
+        let requests = [
+            Request::Open { base: self.handle, flags, mode, path: check(path)? },
+            Request::Stat { base: self.handle, flags: flag(false), path },
+        ];
+        let outcome = self.core.call(&requests, &[], &mut [])?;
+        let mut replies = outcome.replies()?.into_iter();
+        let file = Self::first_opened(&self.core, &mut replies, (self.handle, path), flags)?;
+        let is_it = |named: &Attr| named.identity() == file.attr.identity();
+        let is_named = matches!(replies.next(), Some(Reply::Attributes { attr }) if is_it(&attr));
+        Ok((file, is_named))
     }
 
     /// [`File::open`] that also reads the start of the file into `target`, in the same round trip.

@@ -59,6 +59,41 @@ impl File {
         )
     }
 
+    /// `lstat(2)` and `stat(2)` of one path, in one round trip.
+    ///
+    /// # Errors
+    /// As `lstat(2)`; the inner errors are those of `stat(2)`.
+    pub fn stat_both(&self, path: &[u8]) -> Result<(Attr, Result<Attr, Error>), Error> {
+        let followed = Request::Stat { base: self.handle, flags: flag(true), path };
+        self.stat_and(path, followed, attributes)
+    }
+
+    /// `lstat(2)` and `readlink(2)` of one path, in one round trip.
+    ///
+    /// # Errors
+    /// As `lstat(2)`; the inner errors are those of `readlink(2)`.
+    pub fn stat_link(&self, path: &[u8]) -> Result<(Attr, Result<Vec<u8>, Error>), Error> {
+        self.stat_and(path, Request::ReadLink { base: self.handle, path }, bytes)
+    }
+
+    /// `lstat(2)`, and then something else.
+    fn stat_and<T>(
+        &self,
+        path: &[u8],
+        other: Request<'_>,
+        convert: impl FnOnce(Reply<'_>) -> Result<T, Error>,
+    ) -> Result<(Attr, Result<T, Error>), Error> {
+        let itself = Request::Stat { base: self.handle, flags: flag(false), path: check(path)? };
+        let outcome = self.core.call(&[itself, other], &[], &mut [])?;
+        let mut replies = outcome.replies()?.into_iter();
+        let mut next = || match replies.next() {
+            Some(Reply::Failed { errno }) => Err(Errno(errno).into()),
+            reply => reply.ok_or_else(unexpected),
+        };
+        let attr = attributes(next()?)?;
+        Ok((attr, next().and_then(convert)))
+    }
+
     /// [`File::stat_path`], completed later.
     ///
     /// # Errors
@@ -375,6 +410,25 @@ impl File {
         };
         next()?;
         Ok(next().and_then(bytes))
+    }
+
+    /// Returns the [`File::path`] of what a path leads to, in one round trip.
+    ///
+    /// # Errors
+    /// As the system call and `File::path`.
+    pub fn path_behind(&self, path: &[u8]) -> Result<Vec<u8>, Error> {
+        const FLAGS: u32 = 0o10_000_000; // O_PATH
+        let requests = [
+            Request::Open { base: self.handle, flags: FLAGS, mode: 0, path: check(path)? },
+            Request::PathOf { handle: CURRENT },
+            Request::Close { handle: CURRENT },
+        ];
+        let outcome = self.core.call(&requests, &[], &mut [])?;
+        let mut replies = outcome.replies()?.into_iter().skip(1);
+        match replies.next() {
+            Some(path @ Reply::Bytes { .. }) => bytes(path),
+            _ => Err(outcome.last().err().unwrap_or_else(unexpected)),
+        }
     }
 
     /// `linkat(2)`; with an empty path links this open file.

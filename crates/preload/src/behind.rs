@@ -14,6 +14,7 @@
 //! writes are waited for. Writes are also waited for if there may not be room for what is under way, or if they
 //! overlap with it.
 
+use crate::changed::Change;
 use crate::descriptors::Open;
 use crate::{ahead, process, remote, report, start, written};
 use std::cell::Cell;
@@ -221,6 +222,7 @@ fn add(state: &State, queue: &Queue, open: Open, data: &[u8], at: Option<u64>) -
     let behind = state.behind(start::server(mount));
     let mut place = Place { mount, entry: number, handle, inode, offset: at };
     let changes = state.changes();
+    let change = Change::begin(mount);
     let before = changes.fetch_add(1, Ordering::AcqRel);
     let mut done = 0;
     while done < data.len() && entry.may_write_behind() {
@@ -233,6 +235,7 @@ fn add(state: &State, queue: &Queue, open: Open, data: &[u8], at: Option<u64>) -
     if let Some(at) = at {
         written::wrote(open, &data[..done], at, before);
     }
+    change.written(inode);
     done
 }
 

@@ -1,30 +1,33 @@
 //! Attributes read ahead: if a program asks for one name of a directory after another, the next request
 //! fetches the attributes of all names in one round trip, as long as that pays.
 //!
-//! Everything is forgotten as soon as any process of the run changes anything on a server or takes a lock
-//! (`State::changes`; `removed.rs` and `written.rs` have the exceptions), so processes of one run see each other's
-//! changes at once. Changes by others are seen by path after at most [`VALID`], and at once on opening a file, as
-//! opening always asks the server (of directories, see `walk.rs`). Each
+//! Everything is forgotten as soon as another process of the run changes anything on a server, or any takes a lock
+//! (`State::changes`), so processes of one run see each other's changes at once. What stays known although this
+//! process changes something is in `changed.rs`, and of contents in `written.rs`.
+//! Changes by others are seen by path after at most [`VALID`], and at once on opening a file, as opening always
+//! asks the server (of directories, see `walk.rs`). Each
 //! part of a long directory has its own age; a part that is too old when one of its names is wanted is
 //! requested again from that name on (`known/order.rs`). A thread that finds the lock taken asks the
 //! server, so that nothing blocks here, not even after a fork.
 
+mod changed;
 mod listed;
+mod names;
 mod order;
-mod removed;
 
 use crate::hash::hash;
 use crate::place::{self, At};
 use crate::{start, walk};
+pub(crate) use changed::{Changed, Paths, Touched, changed, peek};
 use listed::Listed;
+pub(crate) use listed::Named;
+pub(crate) use names::{access, has_no_xattrs, is_far, read_link, stat, took};
 use order::Order;
-pub(crate) use removed::{identity, removed};
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
-use towline_client::{DirEntry, File};
+use towline_client::DirEntry;
 use towline_wire::Attr;
-use towline_wire::attr::attr_flag;
 use towline_wire::limits::NAME_BYTES_MAX;
 
 /// How long attributes read ahead may be used.
@@ -107,15 +110,14 @@ struct Path {
     name: Name,
     /// Inode of that directory, and when the path was found to lead there.
     inode: u64,
-    when: Option<Instant>,
+    when: Option<Asked>,
 }
 
 impl Path {
     /// Returns true if the path may lead elsewhere by now.
-    fn is_old(&self, now: Instant) -> bool {
+    fn is_old(&self, now: Asked) -> bool {
         // An empty path is the open directory itself.
-        let is_young = |when| now.saturating_duration_since(when) < VALID;
-        !self.name.path.is_empty() && !self.when.is_some_and(is_young)
+        !self.name.path.is_empty() && !self.when.is_some_and(|when| when.is_valid(now))
     }
 }
 
@@ -137,8 +139,8 @@ impl Directory {
     }
 
     /// Returns the path with this key that led here.
-    fn path(&mut self, key: Key<'_>) -> Option<&mut Path> {
-        self.also.as_mut().filter(|path| path.name.key() == key)
+    fn path(&self, key: Key<'_>) -> Option<&Path> {
+        self.also.as_ref().filter(|path| path.name.key() == key)
     }
 }
 
@@ -155,6 +157,13 @@ struct Known {
 impl Known {
     const fn new() -> Self {
         Self { hashes: Vec::new(), directories: Vec::new(), next: 0 }
+    }
+
+    /// Returns the place of a directory, unless the path may lead elsewhere by now.
+    fn current(&self, key: Key<'_>, now: Asked) -> Option<usize> {
+        let place = self.find(key)?;
+        let is_old = self.directories[place].path(key).is_some_and(|path| path.is_old(now));
+        (!is_old).then_some(place)
     }
 
     fn find(&self, key: Key<'_>) -> Option<usize> {
@@ -202,7 +211,7 @@ impl Known {
     }
 
     /// Adds the path that leads to an open directory.
-    fn add_path(&mut self, place: usize, key: Key<'_>, inode: u64, when: Option<Instant>) {
+    fn add_path(&mut self, place: usize, key: Key<'_>, inode: u64, when: Option<Asked>) {
         self.hashes[place][1] = key.hash();
         self.directories[place].also = Some(Path { name: key.into(), inode, when });
     }
@@ -210,6 +219,49 @@ impl Known {
     fn forget_path(&mut self, place: usize) {
         self.hashes[place][1] = 0;
         self.directories[place].also = None;
+    }
+
+    /// Returns the place of a directory, for answers about single names.
+    fn place_of(&mut self, key: Key<'_>, asked: Asked) -> Option<usize> {
+        // What was answered before a change is of no use, and must not take the place of what came after.
+        if asked.changes != changes() || goes_up(key.path) {
+            return None;
+        }
+        let place = self.find(key).unwrap_or_else(|| self.add(None, key));
+        let is_old = self.directories[place].path(key).is_some_and(|path| path.is_old(asked));
+        (!is_old).then_some(place)
+    }
+
+    /// Keeps what is known of a name.
+    fn keep(&mut self, key: Key<'_>, name: &[u8], asked: Asked, named: Named) {
+        if let Some(place) = self.place_of(key, asked) {
+            self.make_room(place, 1);
+            self.directories[place].listed.add_name(asked, name, named);
+        }
+    }
+
+    /// Keeps a directory's own attributes, and whether a link at its path was followed.
+    fn keep_own(&mut self, key: Key<'_>, asked: Asked, (followed, attr): (bool, Attr)) {
+        if let Some(place) = self.place_of(key, asked) {
+            let listed = &mut self.directories[place].listed;
+            listed.renew(asked);
+            listed.own = Some((followed, Named::Is(attr), asked.when));
+        }
+    }
+
+    /// Notes that there is an empty directory, which was just made.
+    fn keep_empty(&mut self, key: Key<'_>, asked: Asked, attr: Attr) {
+        // An open directory that had the name before is another one.
+        if let Some(place) =
+            self.find(key).filter(|place| self.directories[*place].path(key).is_some())
+        {
+            self.forget_path(place);
+        }
+        if let Some(place) = self.place_of(key, asked) {
+            let listed = &mut self.directories[place].listed;
+            listed.is_empty(asked);
+            listed.own = Some((false, Named::Is(attr), asked.when));
+        }
     }
 
     fn forget(&mut self, place: usize) {
@@ -269,6 +321,13 @@ pub(crate) fn lock_surely<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
     })
 }
 
+/// Forgets everything: the process has become another user, who may see less.
+pub(crate) fn forget() {
+    if let Some(mut known) = lock(&KNOWN) {
+        *known = Known::new();
+    }
+}
+
 /// Called in a process that uses its parent's memory: starts empty and leaves the original untouched.
 pub(crate) fn leave_to_parent() {
     if let Some(mut known) = lock(&KNOWN) {
@@ -309,6 +368,11 @@ fn split(path: &[u8]) -> Option<(&[u8], &[u8])> {
     is_name.then_some((directory, name))
 }
 
+/// Returns true if a path has `..` in it: what it leads to depends on names that are not in it.
+fn goes_up(path: &[u8]) -> bool {
+    path.split(|b| *b == b'/').any(|name| name == b"..")
+}
+
 /// Removes `.` at the beginning and end, as programs write the same directory in both ways.
 pub(crate) fn plain(mut path: &[u8]) -> &[u8] {
     while let Some(rest) = path.strip_prefix(b"./") {
@@ -318,67 +382,6 @@ pub(crate) fn plain(mut path: &[u8]) -> &[u8] {
         path = rest;
     }
     if path == b"." { b"" } else { path }
-}
-
-enum Answer {
-    /// The known attributes; `None`: the name does not exist.
-    Known(Option<Attr>),
-    /// Ask the server.
-    Ask,
-    /// List the names from this cookie on, as that should pay.
-    List(u64),
-    /// Known if the path to the directory still leads there.
-    Lead,
-}
-
-fn look(known: &mut Known, key: Key<'_>, name: &[u8]) -> Answer {
-    let Some(place) = known.find(key) else {
-        let place = known.add(None, key);
-        let directory = &mut known.directories[place];
-        (directory.asked, directory.last) = (1, hash(0, name));
-        return if SCORE.load(Ordering::Relaxed) > 0 { Answer::List(0) } else { Answer::Ask };
-    };
-    let directory = &mut known.directories[place];
-    let now = Asked::now();
-    directory.is_used = true;
-    directory.listed.looks += 1;
-    directory.listed.debt = directory.listed.debt.saturating_sub(1);
-    if let Some(found) = directory.listed.find(name, now) {
-        if directory.path(key).is_some_and(|path| path.is_old(now.when)) {
-            return Answer::Lead;
-        }
-        if found.is_none() && directory.listed.names.contains_key(name) {
-            return Answer::Ask;
-        }
-        directory.listed.used += 1;
-        if directory.listed.used == 2 {
-            earn(2);
-        }
-        return Answer::Known(found);
-    }
-    // A program that asks for the same name repeatedly waits for a change.
-    let last = hash(0, name);
-    if directory.last == last {
-        return Answer::Ask;
-    }
-    let cookie = match directory.listed.order.find(last) {
-        Some(_) if directory.listed.debt > 0 => return Answer::Ask,
-        Some(cookie) => cookie,
-        None if directory.listed.is_valid(now) => match directory.listed.missed() {
-            Some(cookie) => cookie,
-            None => return Answer::Ask,
-        },
-        None => 0,
-    };
-    directory.last = last;
-    directory.asked += 1;
-    let score = SCORE.load(Ordering::Relaxed);
-    let needed = if score > 0 { 1 } else { 2 << -score };
-    if directory.asked < needed {
-        return Answer::Ask;
-    }
-    directory.asked = 0;
-    Answer::List(cookie)
 }
 
 /// Adds the entries behind `cookie`, with attributes, to a directory.
@@ -419,108 +422,31 @@ fn path_of<'a>(key: Key<'a>) -> &'a [u8] {
     if key.path.is_empty() { b"." } else { key.path }
 }
 
-fn list(at: &At, key: Key<'_>, name: &[u8], cookie: u64) -> Option<Answer> {
-    let asked = Asked::now();
-    let list = |base: &File, _: &[u8]| base.list_path(path_of(key), cookie, true);
-    let (attr, (entries, end)) = at.with(list).ok()?;
-    let mut known = lock(&KNOWN)?;
-    let place = leads_to(&mut known, key, Some(attr.identity()), asked.when);
-    let place = place.unwrap_or_else(|| known.add(None, key));
-    known.directories[place].listed.debt = entries.len() / USED;
-    note(&mut known, place, asked, cookie, (&entries, end));
-    if entries.iter().all(|entry| entry.name != name) {
-        known.directories[place].listed.order.forget(hash(0, name));
-    }
-    Some(look(&mut known, key, name))
-}
-
 /// Returns the directory of this key. Drops its path if that was found to lead elsewhere.
-fn leads_to(known: &mut Known, key: Key<'_>, inode: Option<u64>, when: Instant) -> Option<usize> {
+fn leads_to(known: &mut Known, key: Key<'_>, inode: Option<u64>, asked: Asked) -> Option<usize> {
     let place = known.find(key)?;
-    if let Some(path) = known.directories[place].path(key) {
+    if let Some(path) = &mut known.directories[place].also
+        && path.name.key() == key
+    {
         if inode != Some(path.inode) {
             known.forget_path(place);
             return None;
         }
-        path.when = Some(when);
+        path.when = Some(asked);
     }
     Some(place)
 }
 
-/// Checks whether the path to a directory still leads where it did.
-fn lead(at: &At, key: Key<'_>, name: &[u8]) -> Option<Answer> {
-    let when = Instant::now();
-    let attr = at.with(|base, _| base.stat_path(path_of(key), true));
-    let mut known = lock(&KNOWN)?;
-    leads_to(&mut known, key, attr.ok().map(|attr| attr.identity()), when);
-    Some(look(&mut known, key, name))
-}
-
 /// Returns the listing of a directory.
-fn listed_of<'a>(known: &'a mut Known, key: Key<'_>) -> Option<&'a mut Listed> {
-    let place = known.find(key)?;
-    let directory = &mut known.directories[place];
-    let is_old = directory.path(key).is_some_and(|path| path.is_old(Instant::now()));
-    (!is_old).then_some(&mut directory.listed)
-}
-
-/// Returns the attributes of a path, known ones or from the server.
-pub(crate) fn stat(at: &At, follow: bool) -> Result<Attr, i32> {
-    let usable = |attr: &Attr| !(follow && attr.is_symlink());
-    // A slash at the end follows a link that the name alone would not.
-    let is_plain = plain(&at.path).len() == at.path.len();
-    let base = at.base().ok();
-    let itself = base.filter(|_| is_plain).map(|base| key_from(at, base, &at.path));
-    let named = split(&at.path).and_then(|(above, name)| Some((key_from(at, base?, above), name)));
-    if named.is_some() {
-        walk::wants_attributes(at.mount);
-    }
-    let mut answer = lock(&KNOWN).and_then(|mut known| {
-        // As old as the attributes of its names: programs check whether those can still be right.
-        let own = itself.and_then(|key| listed_of(&mut known, key)?.own(follow, Asked::now()));
-        match (own, named) {
-            (Some(attr), _) => Some(Answer::Known(Some(attr))),
-            (_, named) => named.map(|(key, name)| look(&mut known, key, name)),
-        }
-    });
-    if let (Some(Answer::Lead), Some((key, name))) = (&answer, named) {
-        answer = lead(at, key, name);
-    }
-    if let (Some(Answer::List(cookie)), Some((key, name))) = (&answer, named) {
-        answer = list(at, key, name, *cookie);
-    }
-    match answer {
-        Some(Answer::Known(Some(attr))) if usable(&attr) => return Ok(attr),
-        Some(Answer::Known(None)) => return Err(libc::ENOENT),
-        _ => {}
-    }
-    let asked = Asked::now();
-    let attr = at.with(|base, path| base.stat_path(path, follow))?;
-    if attr.is_directory()
-        && let (Some(key), Some(mut known)) = (itself, lock(&KNOWN))
-        && let Some(listed) = listed_of(&mut known, key)
-        && listed.is_valid(asked)
-    {
-        listed.own = Some((follow, attr, asked.when));
-    }
-    Ok(attr)
+fn listed_of<'a>(known: &'a mut Known, key: Key<'_>, now: Asked) -> Option<&'a mut Listed> {
+    let place = known.current(key, now)?;
+    Some(&mut known.directories[place].listed)
 }
 
 /// Returns true if listings should say which files have no extended attributes. That costs a local file
 /// system as much as all other attributes, but programs that ask for them do so for file after file.
 pub(crate) fn wants_xattrs() -> bool {
     XATTRS.load(Ordering::Relaxed)
-}
-
-/// Returns true if a path is known to have no extended attributes. Notes that the program asks for them.
-pub(crate) fn has_no_xattrs(at: &At, follow: bool) -> bool {
-    XATTRS.store(true, Ordering::Relaxed);
-    let Some((directory, name)) = split(&at.path) else { return false };
-    let (Some(key), Some(mut known)) = (key_of(at, directory), lock(&KNOWN)) else { return false };
-    let found = listed_of(&mut known, key).and_then(|listed| listed.find(name, Asked::now()));
-    found.flatten().is_some_and(|attr| {
-        attr.flags & attr_flag::NO_XATTRS != 0 && !(follow && attr.is_symlink())
-    })
 }
 
 /// Adds a listing of an open directory from `cookie` on; `end` says that it is the last one.
@@ -540,6 +466,15 @@ pub(crate) fn listed(
         return note(&mut known, place, asked, 0, (entries, end));
     }
     add(&mut known, place, asked, cookie, (entries, end));
+}
+
+/// Keeps the attributes that came with opening a directory of a far server.
+pub(crate) fn opened(at: &At, asked: Asked, attr: &Attr) {
+    if is_far(at.mount)
+        && let (Some(key), Some(mut known)) = (key_of(at, &at.path), lock(&KNOWN))
+    {
+        known.keep_own(key, asked, (true, *attr));
+    }
 }
 
 /// Adds a directory that was opened by the path in `at`, with the listing that came with it.
@@ -569,7 +504,7 @@ pub(crate) fn listed_at(
         from_prefix = At { mount: at.mount, directory: None, path: Vec::new() };
         (key_of(&from_prefix, &below), None)
     } else {
-        (key_of(at, &at.path), Some(asked.when))
+        (key_of(at, &at.path), Some(asked))
     };
     let Some(path) = path else { return };
     let has_attributes = entries.iter().any(|entry| entry.attr.is_some());

@@ -108,6 +108,7 @@ pub(crate) fn keep(at: &At, new: Opened) {
         let (entries, complete) = new.listing.as_ref().map_or((&[][..], false), |l| (&l.0, l.1));
         let asked = Asked { when: new.when, changes: new.changes };
         known::listed_at(at, (new.handle, new.attr.identity()), asked, entries, complete);
+        known::opened(at, asked, &new.attr);
     }
     ahead::forget(new.mount, new.handle);
     if new.data.is_some() {

@@ -2,7 +2,7 @@
 
 use crate::descriptors::{self, Open};
 use crate::start::{self, Target};
-use crate::{guard, remote, working};
+use crate::{guard, known, remote, working};
 use std::ffi::{CStr, c_char};
 use std::sync::atomic::Ordering;
 use towline_client::{Error, File};
@@ -385,6 +385,22 @@ impl From<bool> for Last {
     }
 }
 
+/// Returns the absolute path without links of what a path leads to, as far as the server knows it: in its own export,
+/// with no other prefix below.
+pub(crate) fn resolved(at: &At) -> Option<Result<Vec<u8>, i32>> {
+    let mounts = start::mounts();
+    let prefix = &mounts.get(at.mount)?.mount.prefix;
+    if mounts.iter().any(|other| is_above(prefix, &other.mount.prefix)) {
+        return None;
+    }
+    match at.with(File::path_behind) {
+        Ok(path) if path.ends_with(descriptors::DELETED) => None,
+        Ok(path) => Some(Ok(absolute(at.mount, &path))),
+        Err(libc::ENOENT) => Some(Err(libc::ENOENT)),
+        Err(_) => None,
+    }
+}
+
 /// Follows a path name by name across export borders. Slashes at its end are kept.
 pub(crate) fn follow(start: &[u8], last: impl Into<Last>) -> Result<Led, i32> {
     let last = last.into();
@@ -447,7 +463,7 @@ fn check_directory(mounts: &[Target], path: &[u8]) -> Result<(), i32> {
         return Ok(());
     }
     let is_directory = match matching(mounts, path) {
-        Some(at) => at.with(|base, path| base.stat_path(path, false))?.is_directory(),
+        Some(at) => known::stat(&at, false)?.is_directory(),
         None => {
             let text = [path, b"/.\0"].concat();
             let ask = [libc::AT_FDCWD as usize, text.as_ptr() as usize, 0, 0, 0, 0];
@@ -466,7 +482,7 @@ fn check_directory(mounts: &[Target], path: &[u8]) -> Result<(), i32> {
 /// Returns the target of a symbolic link; `None` for anything else.
 fn link_target(mounts: &[Target], path: &[u8]) -> Result<Option<Vec<u8>>, i32> {
     if let Some(at) = matching(mounts, path) {
-        return match at.with(|base, path| base.read_link(path)) {
+        return match known::read_link(&at) {
             Ok(target) => Ok(Some(target)),
             Err(libc::EINVAL | libc::ENOENT) => Ok(None),
             Err(error) => Err(error),

@@ -3,6 +3,7 @@
 //! A process connects on demand, with one session per server in the run's family. The child of a fork
 //! leaves its parent's sessions alone and opens its own.
 
+use crate::changed::Change;
 use crate::descriptors::{self, Open, Own};
 use crate::hooks::lost;
 use crate::start::{self, Target};
@@ -83,7 +84,11 @@ fn connect(mount: usize, process: u32) -> Result<&'static Client, i32> {
         None => {
             std::panic::set_hook(Box::new(|_| {}));
             crate::vfork::meets();
-            connected(transport)?
+            let began = Instant::now();
+            let client = connected(transport)?;
+            // One trip to connect, and one for the greeting.
+            known::took(mount, began.elapsed() / 2);
+            client
         }
     };
     let (user, group) = identity();
@@ -114,6 +119,7 @@ pub(crate) fn identity_changed() {
     fresh::settle_all();
     behind::identity_changed();
     walk::end();
+    known::forget();
     let (user, group) = identity();
     let process = process::id();
     for place in &SESSIONS {
@@ -505,6 +511,7 @@ fn put(open: Open, data: &[u8], at: u64, appends: bool) -> Result<(usize, i64), 
 /// Writes, and waits for it.
 fn wait(open: Open, data: &[u8], at: u64, appends: bool) -> Result<(usize, i64), i32> {
     let waited = behind::Waited::begin(open);
+    let change = Change::begin(open.entry.mount.load(Ordering::Relaxed) as usize);
     let before = known::changes();
     let (count, at) = crate::hooks::maps::writing(open, data, at, appends, |data, at| {
         with(open, |file| {
@@ -514,6 +521,7 @@ fn wait(open: Open, data: &[u8], at: u64, appends: bool) -> Result<(usize, i64),
         })
     })?;
     written::wrote(open, &data[..count], at as u64, before);
+    change.written(open.entry.inode.load(Ordering::Relaxed));
     waited.end(open);
     Ok((count, at))
 }

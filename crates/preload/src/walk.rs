@@ -17,7 +17,6 @@ mod tree;
 use crate::ahead::{FAR, VALID};
 use crate::known::{self, changes, lock, plain};
 use crate::place::At;
-use crate::removed::{Removed, strip};
 use crate::{closing, remote};
 use std::future::Future;
 use std::pin::Pin;
@@ -25,7 +24,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
-use towline_client::{Batch, Error, File, Operation};
+use towline_client::{Batch, DirEntry, Error, File, Operation};
 use towline_instance::MOUNTS_MAX;
 use towline_wire::Attr;
 use tree::{Listed, Name, Step, Tree};
@@ -35,7 +34,7 @@ const DEPTH_MAX: usize = 32;
 /// The same at first.
 const DEPTH: usize = 4;
 /// Longest trip that counts: one that takes longer may have been held up.
-const TRIP_MAX: Duration = Duration::from_secs(1);
+pub(crate) const TRIP_MAX: Duration = Duration::from_secs(1);
 /// Number of directories opened in order before others are requested before.
 const IN_ORDER: i32 = 2;
 /// Start value of that count after too many were requested in vain.
@@ -88,6 +87,18 @@ struct Ahead {
     changes: u64,
     /// Directories that this process has removed since, or from which it has removed names.
     changed: Vec<u64>,
+}
+
+/// A name that this process has removed.
+pub(crate) struct Removed {
+    pub(crate) mount: usize,
+    /// Identity of the directory that it was in.
+    pub(crate) parent: u64,
+    /// Identity of a removed directory.
+    pub(crate) gone: Option<u64>,
+    /// Number of changes before it and after it.
+    pub(crate) before: u64,
+    pub(crate) after: u64,
 }
 
 enum Data {
@@ -412,7 +423,7 @@ pub(crate) fn identity(mount: usize, base: u64, name: &[u8]) -> Option<u64> {
 }
 
 /// Adapts to the removal of a name.
-pub(crate) fn removed(removed: &Removed<'_>) {
+pub(crate) fn removed(removed: &Removed) {
     let Some(mut walk) = lock(&WALK) else { return };
     for one in &mut walk.ahead {
         if one.changes != removed.before || one.name.mount != removed.mount {
@@ -430,8 +441,17 @@ pub(crate) fn removed(removed: &Removed<'_>) {
     }
 }
 
+/// Forgets the attributes of files with several names, and of these directories.
+fn strip(entries: &mut [DirEntry], directories: &[u64]) {
+    for entry in entries {
+        let is_linked = |attr: &Attr| !attr.is_directory() && attr.links > 1;
+        let concerns = |attr: &Attr| is_linked(attr) || directories.contains(&attr.identity());
+        entry.attr.take_if(|attr| concerns(attr));
+    }
+}
+
 /// Notes further entries of an open directory.
-pub(crate) fn listed(mount: usize, handle: u64, entries: &[towline_client::DirEntry]) {
+pub(crate) fn listed(mount: usize, handle: u64, entries: &[DirEntry]) {
     if let Some(mut walk) = lock(&WALK) {
         walk.tree.extend(mount, handle, entries);
     }

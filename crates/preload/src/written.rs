@@ -6,7 +6,7 @@
 //! This concerns regular files that this process has opened for reading and writing, on servers that are not next to it,
 //! unless the run maps them shared. As what is read ahead (`ahead.rs`), it is used only for [`VALID`], and until the run
 //! changes something else: the counter of changes has moved by exactly the two of a write of this process
-//! (`removed.rs` has the other exception). So what a write behind has failed to write is forgotten, too, as the keeper
+//! (`changed.rs` has what stays known of names). So what a write behind has failed to write is forgotten, too, as the keeper
 //! counts that as a change.
 
 mod content;

@@ -1,11 +1,13 @@
 //! Hooks that change attributes of files, and the umask.
 
 use super::{by_path, itself, maps, or_working};
+use crate::changed::Change;
 use crate::descriptors::{self, Open};
 use crate::guard::ours;
 use crate::table::real;
 use crate::{fresh, limits, remote, start};
 use libc::{c_char, c_int, gid_t, mode_t, off64_t, timespec, timeval, uid_t, utimbuf};
+use std::sync::atomic::Ordering;
 use towline_client::SetAttr;
 use towline_wire::Timestamp;
 
@@ -18,7 +20,13 @@ unsafe fn set(
     local: impl Fn(c_int, *const c_char) -> c_int,
 ) -> c_int {
     let remote = |at: &crate::place::At| {
-        let change = || at.with(|base, path| base.set_attr(path, follow, &set));
+        let change = || {
+            let change = Change::begin(at.mount);
+            let attr = at.with(|base, path| base.set_attr(path, follow, &set));
+            let attr = attr.map_err(|error| change.failed(error))?;
+            change.set(&attr);
+            Ok(attr)
+        };
         let Some(size) = set.size else { return change().map(|_| 0) };
         let now = || at.with(|base, path| base.stat_path(path, follow)).map(|attr| attr.size);
         limits::check(size, now)?;
@@ -41,12 +49,19 @@ fn set_open(fd: c_int, set: &SetAttr) -> Option<c_int> {
         if fresh::send(open, set) {
             return Ok(0);
         }
-        remote::with(open, |file| file.set_attr(b"", true, set)).map(|_| 0)
+        change_open(open, set)
     }))
 }
 
 fn set_itself(open: Open, set: &SetAttr) -> c_int {
-    ours(|| remote::with(open, |file| file.set_attr(b"", true, set)).map(|_| 0))
+    ours(|| change_open(open, set))
+}
+
+fn change_open(open: Open, set: &SetAttr) -> Result<c_int, i32> {
+    let change = Change::begin(open.entry.mount.load(Ordering::Relaxed) as usize);
+    let attr = remote::with(open, |file| file.set_attr(b"", true, set));
+    change.set(&attr.map_err(|error| change.failed(error))?);
+    Ok(0)
 }
 
 fn mode_of(mode: mode_t) -> SetAttr {

@@ -1,13 +1,15 @@
 //! Hooks that open, close and duplicate descriptors, and make temporary files.
 
 use super::{by_path, fifos};
+use crate::changed::Change;
 use crate::descriptors::{self, New, Open};
 use crate::guard::{self, finish, inside, is_inside, ours};
+use crate::known::{self, Asked};
 use crate::opened::{self, First, Opened};
 use crate::place::{self, At, Last};
 use crate::table::real;
 use crate::walk::{self, Found, How};
-use crate::{behind, fresh, known, own, pool, remote, start, written};
+use crate::{behind, fresh, own, pool, remote, start, written};
 use libc::{c_char, c_int, c_uint, c_ulong, mode_t};
 use std::ffi::CStr;
 use std::sync::atomic::Ordering;
@@ -44,10 +46,15 @@ impl Comes {
 pub(crate) fn open_remote(at: &At, flags: c_int, mode: mode_t) -> Result<c_int, i32> {
     let sent = open_flag::of_this_machine(flags & !libc::O_CLOEXEC);
     // An open that creates or truncates a file must not fail afterwards for lack of a descriptor.
-    let early = open_flag::alters(sent).then(|| descriptors::reserve(flags)).transpose()?;
-    let (when, changes) = (Instant::now(), known::changes());
+    let alters = open_flag::alters(sent);
+    let early = alters.then(|| descriptors::reserve(flags)).transpose()?;
+    let change = Change::begin(at.mount);
+    let Asked { when, changes } = Asked::now();
     let what = Comes::with(flags);
     let (mut data, mut listing) = (None, None);
+    // Such an open follows no link, so it is the file's own name.
+    let creates = alters && flags & libc::O_CREAT != 0;
+    let mut is_named = creates && flags & (libc::O_EXCL | libc::O_NOFOLLOW) != 0;
     let found = if matches!(what, Comes::Listing) { walk::open(at, sent) } else { None };
     let asked = |base: &File, path: &[u8]| {
         let file = match what {
@@ -63,7 +70,16 @@ pub(crate) fn open_remote(at: &At, flags: c_int, mode: mode_t) -> Result<c_int, 
                 listing = entries;
                 file
             }
-            Comes::Nothing => base.open(path, sent, start::with_umask(mode))?,
+            Comes::Nothing => {
+                let mode = start::with_umask(mode);
+                if creates && !is_named && known::is_far(at.mount) {
+                    let (file, is_it) = base.open_named(path, sent, mode)?;
+                    is_named = is_it;
+                    file
+                } else {
+                    base.open(path, sent, mode)?
+                }
+            }
         };
         let attr = *file.attr();
         Ok((file.into_handle(), attr))
@@ -71,10 +87,15 @@ pub(crate) fn open_remote(at: &At, flags: c_int, mode: mode_t) -> Result<c_int, 
     let found = match found {
         Some(found) => found,
         None => {
-            let (handle, attr) = at.with(asked)?;
+            let failed = |error| if alters { change.failed(error) } else { error };
+            let (handle, attr) = at.with(asked).map_err(failed)?;
+            if alters {
+                change.opened(at, flags, &attr, is_named);
+            }
             // The changes made by the open itself do not invalidate what came with it.
-            let changes = changes + if open_flag::alters(sent) { 2 } else { 0 };
+            let changes = changes + if alters { 2 } else { 0 };
             let (arrived, how) = (Instant::now(), How::Asked);
+            known::took(at.mount, arrived.duration_since(when));
             Found { handle, attr, listing, when, changes, arrived, how }
         }
     };

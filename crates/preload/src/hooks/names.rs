@@ -2,16 +2,18 @@
 
 use super::pairs::{self, Kind, Name};
 use super::{by_path, copy_out, fifos, files::named_descriptor, leads_nowhere, led_in, only};
+use crate::changed::Change;
 use crate::descriptors::{DELETED, Open};
 use crate::guard::{Failed, finish, inside, ours};
 use crate::moved::{Moving, Removing};
 use crate::place::{self, At, Led};
-use crate::removed::removed;
 use crate::table::real;
 use crate::{known, start, working};
 use libc::{c_char, c_int, c_uint, dev_t, mode_t, size_t, ssize_t};
 use std::ffi::CStr;
 use std::sync::atomic::Ordering;
+use towline_client::{Error, File};
+use towline_wire::Attr;
 
 /// Returns a path of the program; `EFAULT` for an invalid address.
 unsafe fn text<'a>(path: *const c_char) -> Result<&'a [u8], i32> {
@@ -20,6 +22,14 @@ unsafe fn text<'a>(path: *const c_char) -> Result<&'a [u8], i32> {
     }
     // SAFETY: the address is valid, so the program passes a C string.
     Ok(unsafe { CStr::from_ptr(path) }.to_bytes())
+}
+
+/// Makes a name, and tells what is known of names.
+fn create(at: &At, make: impl FnOnce(&File, &[u8]) -> Result<Attr, Error>) -> Result<Attr, i32> {
+    let change = Change::begin(at.mount);
+    let made = at.with(make).map_err(|error| change.failed(error))?;
+    change.created(at, &made);
+    Ok(made)
 }
 
 pub(crate) unsafe fn mkdir(path: *const c_char, mode: mode_t) -> c_int {
@@ -31,7 +41,7 @@ pub(crate) unsafe fn mkdirat(at: c_int, path: *const c_char, mode: mode_t) -> c_
     // SAFETY: the program passes valid arguments.
     let local = |at, path| unsafe { real::mkdirat(at, path, mode) };
     let remote = |at: &At| {
-        at.with(|base, path| base.make_directory(path, start::with_umask(mode))).map(|_| 0)
+        create(at, |base, path| base.make_directory(path, start::with_umask(mode))).map(|_| 0)
     };
     // SAFETY: the program passes valid arguments.
     unsafe { by_path(at, path, false, local, remote) }
@@ -58,7 +68,7 @@ unsafe fn mknodat_by(
     let kind = if mode & libc::S_IFMT == 0 { libc::S_IFREG } else { mode & libc::S_IFMT };
     let remote = |at: &At| {
         let mode = kind | start::with_umask(mode);
-        let made = at.with(|base, path| base.make_node(path, mode, device))?;
+        let made = create(at, |base, path| base.make_node(path, mode, device))?;
         if kind == libc::S_IFIFO {
             fifos::made(at.mount, made.identity());
         }
@@ -127,9 +137,9 @@ pub(crate) unsafe fn unlinkat(at: c_int, path: *const c_char, flags: c_int) -> c
             return Err(if directory { libc::EBUSY } else { libc::EISDIR });
         }
         let removing = Removing::new(at, directory);
-        let before = known::changes();
-        at.with(|base, path| base.unlink(path, directory))?;
-        removed(at, before, directory);
+        let change = Change::begin(at.mount);
+        at.with(|base, path| base.unlink(path, directory)).map_err(|e| change.failed(e))?;
+        change.removed(at, directory);
         removing.done();
         Ok(0)
     };
@@ -192,10 +202,13 @@ pub(crate) unsafe fn renameat2(
         };
         let remote = |from: &At, to: &At| {
             let moving = Moving::new(from, to);
-            from.with(|base, path| {
+            let change = Change::begin(from.mount);
+            let renamed = from.with(|base, path| {
                 let renamed = to.with(|new_base, new| Ok(base.rename(path, new_base, new, flags)));
                 renamed.unwrap_or_else(|error| Err(towline_wire::Errno(error as _).into()))
-            })?;
+            });
+            renamed.map_err(|error| change.failed(error))?;
+            change.renamed(from, to, flags);
             moving.done(flags & libc::RENAME_EXCHANGE != 0);
             Ok(0)
         };
@@ -232,11 +245,13 @@ pub(crate) unsafe fn linkat(
             let local = |at, path| real::linkat(libc::AT_FDCWD, elsewhere, at, path, 0);
             let remote = |to: &At| {
                 only(libc::AT_SYMLINK_FOLLOW | libc::AT_EMPTY_PATH, flags)?;
-                crate::remote::with(open, |file| {
+                let change = Change::begin(to.mount);
+                let linked = crate::remote::with(open, |file| {
                     let linked = to.with(|base, path| Ok(file.link(b"", false, base, path)));
                     linked.unwrap_or_else(|error| Err(towline_wire::Errno(error as _).into()))
-                })
-                .map(|_| 0)
+                });
+                change.linked(to, &linked.map_err(|error| change.failed(error))?);
+                Ok(0)
             };
             return by_path(to_at, to, false, local, remote);
         }
@@ -245,11 +260,13 @@ pub(crate) unsafe fn linkat(
         };
         let remote = |from: &At, to: &At| {
             only(libc::AT_SYMLINK_FOLLOW | libc::AT_EMPTY_PATH, flags)?;
-            from.with(|base, path| {
+            let change = Change::begin(to.mount);
+            let linked = from.with(|base, path| {
                 let linked = to.with(|new_base, new| Ok(base.link(path, follow, new_base, new)));
                 linked.unwrap_or_else(|error| Err(towline_wire::Errno(error as _).into()))
-            })
-            .map(|_| 0)
+            });
+            change.linked(to, &linked.map_err(|error| change.failed(error))?);
+            Ok(0)
         };
         pairs::run((from_at, from), (to_at, to), Kind::Link { follow }, local, remote)
     }
@@ -269,7 +286,7 @@ pub(crate) unsafe fn symlinkat(target: *const c_char, at: c_int, path: *const c_
         if target.is_empty() {
             return Err(libc::ENOENT);
         }
-        at.with(|base, path| base.symlink(path, target)).map(|_| 0)
+        create(at, |base, path| base.symlink(path, target)).map(|_| 0)
     };
     // SAFETY: the program passes valid arguments.
     unsafe { by_path(at, path, false, local, remote) }
@@ -339,7 +356,7 @@ pub(crate) unsafe fn readlinkat(
             if room == 0 {
                 return Err(libc::EINVAL);
             }
-            give_link(&at.with(|base, path| base.read_link(path))?, to, room)
+            give_link(&known::read_link(at)?, to, room)
         };
         by_path(at, path, false, local, remote)
     }
@@ -453,6 +470,12 @@ pub(crate) unsafe fn realpath(path: *const c_char, to: *mut c_char) -> *mut c_ch
             crate::guard::set_errno(errno);
         }
         let resolved = inside(|| {
+            if named.is_none()
+                && let Some(at) = place::find_inside(path)
+                && let Some(resolved) = place::resolved(&at)
+            {
+                return resolved.map(Ok);
+            }
             let mut full = match &named {
                 // Resolved from the name of the open file, not from the file itself.
                 Some(At { directory: Some(open), path, .. }) => {

@@ -7,7 +7,6 @@ use crate::table::real;
 use crate::{known, remote, start, written};
 use libc::{c_char, c_int, c_long, c_uint, stat64, statfs64, statvfs64};
 use std::sync::atomic::Ordering;
-use towline_client::{Error, File};
 use towline_wire::request::open_flag;
 use towline_wire::{Attr, StatFs, Timestamp};
 
@@ -266,15 +265,6 @@ pub(crate) unsafe fn euidaccess(path: *const c_char, mode: c_int) -> c_int {
     unsafe { faccessat(libc::AT_FDCWD, path, mode, libc::AT_EACCESS) }
 }
 
-/// Checks the access to a path. For a link itself, the link is opened first: the request follows links.
-fn check_access(base: &File, path: &[u8], mode: u32, follow: bool) -> Result<(), Error> {
-    if follow {
-        return base.access(path, mode);
-    }
-    let flags = open_flag::of_this_machine(libc::O_PATH | libc::O_NOFOLLOW);
-    base.open(path, flags, 0)?.access(b"", mode)
-}
-
 pub(crate) unsafe fn faccessat(at: c_int, path: *const c_char, mode: c_int, flags: c_int) -> c_int {
     const KNOWN: c_int = libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH | libc::AT_EACCESS;
     // SAFETY: the program passes valid arguments.
@@ -293,7 +283,7 @@ pub(crate) unsafe fn faccessat(at: c_int, path: *const c_char, mode: c_int, flag
             path,
             follow,
             |at, path| real::faccessat(at, path, mode, flags),
-            |at| at.with(|base, path| check_access(base, path, mode as u32, follow)).map(|()| 0),
+            |at| known::access(at, mode as u32, follow).map(|()| 0),
         )
     }
 }
