@@ -10,7 +10,7 @@ use crate::{ahead, behind, closing, fresh, guard, known, limits, opened, own, pr
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::time::{Duration, Instant};
-use towline_client::{Client, Error, File, Lock, Options, Transport};
+use towline_client::{Client, Connection, Error, File, Lock, Options, Transport};
 use towline_instance::{Locked, MOUNTS_MAX, Root, Taken};
 use towline_wire::Attr;
 use towline_wire::request::{lock, open_flag};
@@ -81,7 +81,7 @@ fn connect(mount: usize, process: u32) -> Result<&'static Client, i32> {
         None => {
             std::panic::set_hook(Box::new(|_| {}));
             crate::vfork::meets();
-            connected(transport)?
+            connected(mount, transport)?
         }
     };
     let (user, group) = identity();
@@ -139,15 +139,19 @@ pub(crate) fn waiter(mount: usize) -> Result<Client, i32> {
         Transport::Nearest(host, port) => Transport::Tcp(host.clone(), *port),
         other => other.clone(),
     };
-    let client = connected(&transport)?;
+    let client = connected(mount, &transport)?;
     let (user, group) = identity();
     client.act_as(user, group);
     Ok(client)
 }
 
-/// Connects to a server that was there when the run began. If it is away, retries for as long as after a
-/// lost connection. Signals are handled between the attempts.
-fn connected(transport: &Transport) -> Result<Client, i32> {
+/// Goes on with a connection that the keeper has made for this process, or connects to a server that was there when
+/// the run began. If it is away, retries for as long as after a lost connection. Signals are handled between the
+/// attempts.
+fn connected(mount: usize, transport: &Transport) -> Result<Client, i32> {
+    if let Some(client) = guard::masked(|| handed_over(mount, transport)) {
+        return Ok(client);
+    }
     let mut pause = Duration::from_millis(5);
     let began = Instant::now();
     loop {
@@ -161,6 +165,15 @@ fn connected(transport: &Transport) -> Result<Client, i32> {
         towline_net::pause(pause);
         pause = (pause * 2).min(Duration::from_millis(500));
     }
+}
+
+/// Returns a client over a connection of the keeper's. Its peer takes it for one of the keeper's user.
+fn handed_over(mount: usize, transport: &Transport) -> Option<Client> {
+    if identity().0 != rustix::process::geteuid().as_raw() {
+        return None;
+    }
+    let (bytes, socket) = crate::holder::connection(start::server(mount))?;
+    Client::over(Connection::from_parts(transport, &bytes, socket)?, options()).ok()
 }
 
 fn options() -> Options {
