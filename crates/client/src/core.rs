@@ -214,15 +214,20 @@ pub(crate) struct Core {
 
 impl Core {
     pub(crate) fn connect(transport: &Transport, options: Options) -> Result<Arc<Self>, Error> {
-        let mut random = [0; 8];
-        let _ = rustix::rand::getrandom(&mut random[..], rustix::rand::GetRandomFlags::empty());
-        let client = u64::from_le_bytes(random);
+        let client = client_number();
         let near = options.nearer_after == 0 || !may_move(transport);
-        let greeted = greet(transport, near, client, (0, 0), &options);
-        let Greeted { link, welcome } = greeted.map_err(|failure| match failure {
-            Failure::Final(error) => error,
-            Failure::Io(error) => connection_error(transport, "cannot connect", &error),
-        })?;
+        let greeted = begin(transport, near, client, &options)?;
+        Ok(Self::over(greeted, transport, near, client, options))
+    }
+
+    /// Goes on with a session that has just begun.
+    pub(crate) fn over(
+        Greeted { link, welcome }: Greeted,
+        transport: &Transport,
+        near: bool,
+        client: u64,
+        options: Options,
+    ) -> Arc<Self> {
         let slots = usize::from(welcome.slots).clamp(2, SLOTS_MAX);
         let memories = Memories::of(&link, options.hide);
         let link = Arc::new(link);
@@ -261,7 +266,7 @@ impl Core {
             sleepers: 0,
             times: Times::default(),
         };
-        Ok(Arc::new(Self {
+        Arc::new(Self {
             transport: transport.clone(),
             options,
             client,
@@ -275,7 +280,7 @@ impl Core {
             counters: Counters::default(),
             listings: Listings::default(),
             seen: AtomicU64::new(0),
-        }))
+        })
     }
 
     pub(crate) fn remember(
@@ -502,6 +507,26 @@ impl Core {
     pub(crate) fn times(&self) -> Times {
         self.state.lock().times
     }
+}
+
+/// Connects and begins a session; `near` as for [`greet`].
+pub(crate) fn begin(
+    transport: &Transport,
+    near: bool,
+    client: u64,
+    options: &Options,
+) -> Result<Greeted, Error> {
+    greet(transport, near, client, (0, 0), options).map_err(|failure| match failure {
+        Failure::Final(error) => error,
+        Failure::Io(error) => connection_error(transport, "cannot connect", &error),
+    })
+}
+
+/// Returns a random number for a client.
+pub(crate) fn client_number() -> u64 {
+    let mut random = [0; 8];
+    let _ = rustix::rand::getrandom(&mut random[..], rustix::rand::GetRandomFlags::empty());
+    u64::from_le_bytes(random)
 }
 
 /// The server, as in a URL.

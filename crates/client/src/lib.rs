@@ -16,6 +16,7 @@
 
 mod borrow;
 mod client;
+mod connection;
 mod convert;
 mod core;
 mod disk;
@@ -34,6 +35,7 @@ mod vectored;
 mod watching;
 
 pub use client::{Client, Options, PlaceOf, Priority};
+pub use connection::Connection;
 pub use disk::{Disk, DiskInfo, ExtentKind, ZeroHow};
 pub use disks::Durability;
 pub use error::Error;

@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::brittle::{Brittle, Gate, answer, ask, config_of, peer_on};
+use common::brittle::{Brittle, Gate, answer, ask, config_of, greeted_on, peer_on};
 use common::{Raw, eventually, hello, message, request};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -12,7 +12,7 @@ use towline_net::address::Address;
 use towline_server::{Export, ExportKind, OwnStore, Server};
 use towline_store::FileStore;
 use towline_wire::request::{lock, open_flag};
-use towline_wire::{Errno, Header, Hello, Kind, Request};
+use towline_wire::{Errno, Header, Hello, Kind, Request, Welcome};
 
 /// The number of the process that ends.
 const PROCESS: u64 = 7;
@@ -92,6 +92,34 @@ fn report(keeper: &mut Raw) {
     assert_eq!(header.slot, 1);
 }
 
+/// Says, with this request of slot 2, which process has got a session.
+fn hand_over(peer: &mut Raw, sequence: u32, to: &Welcome, process: u64) -> Result<u64, Errno> {
+    let Welcome { session, secret, .. } = *to;
+    peer.send(&request(2, sequence, &[Request::HandOver { session, secret, process }], 0));
+    answer(peer)
+}
+
+/// Nobody can say that of the sessions of others, or whom it does not know.
+#[test]
+fn only_a_session_of_the_family_without_a_process_is_handed_over() {
+    let world = World::new(false);
+    let begun = |family, process| greeted_on(0, world.port, &Hello { family, process, ..hello() });
+    let ((mut keeper, _), (_ready, ready)) = (begun(FAMILY, 0), begun(FAMILY, 0));
+    let ((mut stranger, _), (mut alone, itself)) = (begun(FAMILY + 1, 0), begun(0, 0));
+    let (_other, other) = begun(FAMILY, PROCESS + 1);
+    assert_eq!(hand_over(&mut stranger, 1, &ready, PROCESS), Err(Errno::ENOENT));
+    assert_eq!(hand_over(&mut alone, 1, &ready, PROCESS), Err(Errno::ENOENT));
+    assert_eq!(hand_over(&mut alone, 2, &itself, PROCESS), Err(Errno::ENOENT));
+    let guessed = Welcome { secret: ready.secret ^ 1, ..ready };
+    assert_eq!(hand_over(&mut keeper, 1, &guessed, PROCESS), Err(Errno::ENOENT));
+    assert_eq!(hand_over(&mut keeper, 2, &ready, 0), Err(Errno::EINVAL));
+    assert_eq!(hand_over(&mut keeper, 3, &other, PROCESS), Err(Errno::EBUSY));
+    assert_eq!(hand_over(&mut keeper, 4, &ready, PROCESS), Ok(0));
+    assert_eq!(hand_over(&mut keeper, 5, &ready, PROCESS), Ok(0), "as after a lost connection");
+    assert_eq!(hand_over(&mut keeper, 6, &ready, PROCESS + 1), Err(Errno::EBUSY));
+    world.server.stop();
+}
+
 #[test]
 fn a_killed_process_has_its_locks_until_threads_have_done_its_writes() {
     for (may_hang, core) in [(false, 0), (false, 1), (true, 0), (true, 1)] {
@@ -119,8 +147,20 @@ fn a_killed_process_has_its_locks_until_threads_have_done_its_writes() {
 
 #[test]
 fn a_killed_process_has_its_locks_until_its_requests_are_read() {
+    has_its_locks_until_its_requests_are_read(false);
+}
+
+/// So it is with a session that begins without a process, although the server has read nothing of it yet.
+#[test]
+fn a_session_that_was_handed_over_is_its_processs() {
+    has_its_locks_until_its_requests_are_read(true);
+}
+
+fn has_its_locks_until_its_requests_are_read(is_handed_over: bool) {
     let world = World::new(false);
-    let mut process = world.peer(0, FAMILY, PROCESS);
+    let named = if is_handed_over { 0 } else { PROCESS };
+    let hello = Hello { family: FAMILY, process: named, ..hello() };
+    let (mut process, welcome) = greeted_on(0, world.port, &hello);
     let mut blocking = world.peer(0, 0, 0);
     let mut keeper = world.peer(1, FAMILY, 0);
     let mut stranger = world.peer(1, 0, 0);
@@ -136,6 +176,9 @@ fn a_killed_process_has_its_locks_until_its_requests_are_read() {
     eventually("the core waits", || gate.knocks.load(Ordering::Relaxed) > 0);
     process.send(&writing(0, 4, handle));
     drop(process);
+    if is_handed_over {
+        hand_over(&mut keeper, 1, &welcome, PROCESS).unwrap();
+    }
     report(&mut keeper);
     let lock = locking(others, lock::PROCESS);
     assert_eq!(ask(&mut stranger, 3, &[lock]), Err(Errno::EAGAIN));

@@ -6,7 +6,7 @@
 mod common;
 
 use common::{CREATE, Raw, counter, eventually, hello, hello_message, request, setup};
-use towline_client::{Client, Errno, File, Lock, Options, Transport};
+use towline_client::{Client, Connection, Errno, File, Lock, Options, Transport};
 use towline_server::EngineWish;
 use towline_wire::reply::parse_results;
 use towline_wire::request::lock::{EXCLUSIVE, FLOCK, OPEN_FILE, PROCESS, SHARED, UNLOCK};
@@ -51,6 +51,49 @@ fn a_file_outlives_the_session_that_opened_it() {
         assert_eq!(other.stat().unwrap_err().errno(), Errno::EBADF);
         let _ = other.into_handle();
         second.close();
+    }
+}
+
+/// As when one process has connected, and another one needs a connection.
+#[test]
+fn a_session_that_was_begun_for_another_process_goes_on_there() {
+    let setup = setup(EngineWish::Automatic);
+    let observer = setup.client();
+    for transport in &setup.transports[..2] {
+        let keeper = member(transport);
+        let root = keeper.attach(b"dir").unwrap();
+        let file = root.open(b"handed", CREATE, 0o600).unwrap();
+        let (inode, handle) = (file.attr().identity(), file.into_handle());
+        let mut options = Options::default();
+        options.family = 0x5eed;
+        for is_cut in [false, true] {
+            let connection = Connection::begin(transport, &options).unwrap();
+            assert!(!connection.is_lost() && keeper.hand_over(&connection, 7));
+            let (bytes, socket) = connection.to_parts().unwrap();
+            let passed = || socket.try_clone_to_owned().unwrap();
+            assert!(Connection::from_parts(transport, &bytes[1..], passed()).is_none());
+            let there = Connection::from_parts(transport, &bytes, passed()).unwrap();
+            if is_cut {
+                rustix::net::shutdown(socket, rustix::net::Shutdown::Both).unwrap();
+                assert!(there.is_lost());
+            }
+            drop(connection);
+            let mut own = options.clone();
+            own.process = 7;
+            let client = Client::over(there, own).unwrap();
+            assert_eq!(client.boot_epoch(), keeper.boot_epoch());
+            let file = File::from_handle(&client, handle, b"dir", b"handed", CREATE, inode);
+            file.write_at(b"handed", 0).unwrap();
+            file.lock(&whole(PROCESS, 7), false).unwrap();
+            let _ = file.into_handle();
+            client.close();
+        }
+        let unused = Connection::begin(transport, &options).unwrap();
+        unused.close();
+        keeper.close_handle(handle);
+        drop(root);
+        keeper.close();
+        eventually("a session is left", || counter(&observer, "sessions") == 1);
     }
 }
 

@@ -21,6 +21,7 @@ pub mod memory;
 pub mod notes;
 pub mod pager;
 pub mod program;
+pub mod ready;
 mod state;
 mod trap;
 pub mod userfault;
@@ -50,7 +51,8 @@ pub const SOCKETS: &str = "s";
 /// Socket of the pager, which fills mappings as their pages are touched.
 pub const PAGER: &str = "pager";
 /// Socket of the keeper. Processes send it their number, with a pidfd of themselves, before they take
-/// record locks, and [questions](watches::Ask) when they want to watch files.
+/// record locks, and questions when they want to watch files ([`watches::Ask`]) or a connection
+/// ([`ready::Want`]).
 pub const KEEPER: &str = "keeper";
 /// Folder of the shadows of watched files; created on demand.
 pub const SHADOWS: &str = "w";

@@ -3,6 +3,7 @@
 
 use crate::behind::{Behind, Counts};
 use crate::layout::{BETWEEN_AT, CONFIG_AT, MAGIC, STATE_BYTES as BYTES};
+use crate::ready::Stock;
 use crate::{COUNTED_MAX, Config, ENTRIES, Entry, MOUNTS_MAX, Root, STATE};
 use std::fs::File;
 use std::io;
@@ -42,6 +43,8 @@ struct Head {
     behind: [Counts; MOUNTS_MAX],
     /// Handle, `Attr::identity` and boot epoch of each mount's directory, once the run has begun.
     roots: [[AtomicU64; 3]; MOUNTS_MAX],
+    /// See [`State::stock`].
+    stock: [AtomicU32; MOUNTS_MAX],
     /// One bit per entry, set if it is taken.
     used: [AtomicU64; WORDS],
     /// Processes with record locks that are about to execute a program; zero: free.
@@ -311,6 +314,20 @@ impl State {
     #[must_use]
     pub fn behind(&self, mount: usize) -> Behind<'_> {
         Behind::new(&self.head().behind[mount % MOUNTS_MAX])
+    }
+
+    /// Returns which connections the keeper has ready for processes, by the number of the first mount of a server.
+    #[must_use]
+    pub fn stock(&self, mount: usize) -> Stock {
+        let word = self.head().stock.get(mount);
+        Stock::of_word(word.map_or(0, |word| word.load(Ordering::Relaxed)))
+    }
+
+    /// Changes that; does nothing if the number is too large.
+    pub fn set_stock(&self, mount: usize, stock: Stock) {
+        if let Some(word) = self.head().stock.get(mount) {
+            word.store(stock.to_word(), Ordering::Relaxed);
+        }
     }
 
     /// Nonzero once a process of the run has mapped a remote file shared.

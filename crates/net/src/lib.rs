@@ -31,8 +31,8 @@ pub use payload::Payload;
 pub use queue::{Flushed, SENDFILE_BYTES_MIN, SendQueue, Telling};
 pub use shm::{Doorbell, SHM_BYTES, ShmLink, ShmSide};
 pub use socket::{
-    MOMENT, PeerCredentials, Wait, pause, peer_closed, peer_credentials, receive_descriptors,
-    send_descriptors,
+    MOMENT, PeerCredentials, Wait, network_namespace, pause, peer_closed, peer_credentials,
+    receive_descriptors, send_descriptors,
 };
 pub use spin::{Spin, look_often};
 pub use target::Target;

@@ -86,6 +86,21 @@ pub fn peer_credentials(socket: BorrowedFd<'_>) -> io::Result<PeerCredentials> {
     Ok(PeerCredentials { process: Pid::from_raw(found.pid), uid: found.uid, gid: found.gid })
 }
 
+/// Returns a number that stands for the network namespace of a socket of any kind, until the machine is restarted;
+/// `None` before Linux 5.14.
+#[must_use]
+pub fn network_namespace(socket: BorrowedFd<'_>) -> Option<u64> {
+    let mut cookie = 0u64;
+    let mut length = size_of::<u64>() as libc::socklen_t;
+    let (level, name) = (libc::SOL_SOCKET, libc::SO_NETNS_COOKIE);
+    // SAFETY: the kernel writes at most `length` bytes to the number.
+    let result = unsafe {
+        let to = (&raw mut cookie).cast();
+        libc::getsockopt(socket.as_raw_fd(), level, name, to, &raw mut length)
+    };
+    (result == 0).then_some(cookie)
+}
+
 /// Interval between checks where a program has forbidden itself to wait.
 pub const MOMENT: Duration = Duration::from_millis(1);
 
@@ -309,4 +324,19 @@ pub fn receive_descriptors(
         return Err(rustix::io::Errno::MFILE.into());
     }
     Ok((received.bytes, descriptors))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+    use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn sockets_of_all_kinds_of_a_process_are_in_one_network_namespace() {
+        let (one, other) = UnixStream::pair().unwrap();
+        let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
+        let found = [one.as_fd(), other.as_fd(), tcp.as_fd()].map(network_namespace);
+        assert!(found.iter().all(|cookie| *cookie == found[0]), "{found:?}");
+    }
 }

@@ -13,7 +13,7 @@ use crate::{
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::time::{Duration, Instant};
-use towline_client::{Client, Error, File, Lock, Options, Transport};
+use towline_client::{Client, Connection, Error, File, Lock, Options, Transport};
 use towline_instance::{Locked, MOUNTS_MAX, Root, Taken};
 use towline_wire::Attr;
 use towline_wire::request::{lock, open_flag};
@@ -84,11 +84,7 @@ fn connect(mount: usize, process: u32) -> Result<&'static Client, i32> {
         None => {
             std::panic::set_hook(Box::new(|_| {}));
             crate::vfork::meets();
-            let began = Instant::now();
-            let client = connected(transport)?;
-            // One trip to connect, and one for the greeting.
-            known::took(mount, began.elapsed() / 2);
-            client
+            connected(mount, transport)?
         }
     };
     let (user, group) = identity();
@@ -147,20 +143,29 @@ pub(crate) fn waiter(mount: usize) -> Result<Client, i32> {
         Transport::Nearest(host, port) => Transport::Tcp(host.clone(), *port),
         other => other.clone(),
     };
-    let client = connected(&transport)?;
+    let client = connected(mount, &transport)?;
     let (user, group) = identity();
     client.act_as(user, group);
     Ok(client)
 }
 
-/// Connects to a server that was there when the run began. If it is away, retries for as long as after a
-/// lost connection. Signals are handled between the attempts.
-fn connected(transport: &Transport) -> Result<Client, i32> {
+/// Goes on with a connection that the keeper has made for this process, or connects to a server that was there when
+/// the run began. If it is away, retries for as long as after a lost connection. Signals are handled between the
+/// attempts.
+fn connected(mount: usize, transport: &Transport) -> Result<Client, i32> {
+    if let Some(client) = guard::masked(|| handed_over(mount, transport)) {
+        return Ok(client);
+    }
     let mut pause = Duration::from_millis(5);
     let began = Instant::now();
     loop {
+        let asked = Instant::now();
         match guard::masked(|| Client::connect(transport, options())) {
-            Ok(client) => return Ok(client),
+            Ok(client) => {
+                // One trip to connect, and one for the greeting.
+                known::took(mount, asked.elapsed() / 2);
+                return Ok(client);
+            }
             // There is no server, or it is just ending. Any other error is not due to a restart.
             Err(Error::Connection { errno, .. })
                 if AWAY.contains(&i32::from(errno.0)) && began.elapsed() < options().reconnect => {}
@@ -169,6 +174,15 @@ fn connected(transport: &Transport) -> Result<Client, i32> {
         towline_net::pause(pause);
         pause = (pause * 2).min(Duration::from_millis(500));
     }
+}
+
+/// Returns a client over a connection of the keeper's. Its peer takes it for one of the keeper's user.
+fn handed_over(mount: usize, transport: &Transport) -> Option<Client> {
+    if identity().0 != rustix::process::geteuid().as_raw() {
+        return None;
+    }
+    let (bytes, socket) = crate::holder::connection(start::server(mount))?;
+    Client::over(Connection::from_parts(transport, &bytes, socket)?, options()).ok()
 }
 
 fn options() -> Options {

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use towline_session::Session;
 use towline_session::files::{Files, SharedFiles, later_epoch};
+use towline_wire::Errno;
 
 /// Set in the number that owns a family's locks, which is the family's own, to tell it from sessions, whose
 /// numbers are small.
@@ -30,6 +31,8 @@ struct Family {
 
 struct Member {
     session: u64,
+    secret: u64,
+    /// Zero: none, or it is named later.
     process: u64,
     reports_ends: bool,
 }
@@ -54,9 +57,32 @@ impl Families {
             Family { files: Arc::new(Mutex::new(files)), members: Vec::new() }
         };
         let family = families.entry(number).or_insert_with(new);
-        let Session { id, process, reports_ends, .. } = *session;
-        family.members.push(Member { session: id, process, reports_ends });
+        let Session { id, secret, process, reports_ends, .. } = *session;
+        family.members.push(Member { session: id, secret, process, reports_ends });
         family.files.clone()
+    }
+
+    /// Notes which process has got a session, known by number and secret, of the family that has these files.
+    pub(crate) fn hand_over(
+        &self,
+        files: &SharedFiles,
+        session: (u64, u64),
+        process: u64,
+    ) -> Result<(), Errno> {
+        if process == 0 {
+            return Err(Errno::EINVAL);
+        }
+        let families = &mut self.state.lock().families;
+        let family = families.values_mut().find(|family| Arc::ptr_eq(&family.files, files));
+        let is_it = |member: &&mut Member| (member.session, member.secret) == session;
+        let members = family.into_iter().flat_map(|family| &mut family.members);
+        let member = { members }.find(is_it).ok_or(Errno::ENOENT)?;
+        // Sent again after a lost connection, it changes nothing.
+        if ![0, process].contains(&member.process) {
+            return Err(Errno::EBUSY);
+        }
+        member.process = process;
+        Ok(())
     }
 
     /// Returns the sessions of a process in the family that has these files.
@@ -123,5 +149,34 @@ mod tests {
         let epoch = families.epoch();
         assert_eq!(leave(&Session::new(6, 0, epoch)), (Some(6), false));
         assert_eq!(families.epoch(), epoch + 1);
+    }
+
+    #[test]
+    fn a_session_without_a_process_is_handed_to_one() {
+        let families = Families::new(1);
+        let joined = |family, id, process| {
+            let mut session = Session::new(id, id + 100, 1);
+            (session.family, session.process) = (true, process);
+            session.files = families.join(family, &session);
+            session
+        };
+        let (keeper, ready, other) = (joined(7, 1, 0), joined(7, 2, 0), joined(7, 3, 9));
+        let stranger = joined(8, 4, 0);
+        let hand_over = |by: &Session, session: &Session, process| {
+            families.hand_over(&by.files, (session.id, session.secret), process)
+        };
+        assert_eq!(hand_over(&keeper, &ready, 0), Err(Errno::EINVAL));
+        assert_eq!(hand_over(&stranger, &ready, 5), Err(Errno::ENOENT), "another family's");
+        assert_eq!(hand_over(&Session::new(5, 0, 1), &ready, 5), Err(Errno::ENOENT), "no family");
+        let guessed = families.hand_over(&keeper.files, (ready.id, ready.secret + 1), 5);
+        assert_eq!(guessed, Err(Errno::ENOENT));
+        assert!(families.sessions_of(5, &keeper.files).is_empty());
+        assert_eq!(hand_over(&keeper, &ready, 5), Ok(()));
+        assert_eq!(hand_over(&keeper, &ready, 5), Ok(()), "asked again");
+        assert_eq!(hand_over(&keeper, &ready, 6), Err(Errno::EBUSY));
+        assert_eq!(hand_over(&keeper, &other, 5), Err(Errno::EBUSY));
+        assert_eq!(families.sessions_of(5, &keeper.files), [2]);
+        families.leave(&ready);
+        assert_eq!(hand_over(&keeper, &ready, 5), Err(Errno::ENOENT));
     }
 }

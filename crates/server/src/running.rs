@@ -214,6 +214,12 @@ impl Core {
                 return Some(running);
             }
             Step::EndProcess(owner) => self.end_process(owner, (session, slot, running.sequence)),
+            Step::HandOver(handed, secret, process) => {
+                let files = &served.session.files;
+                let done = self.shared.families.hand_over(files, (handed, secret), process);
+                running.compound.handed_over(done);
+                return Some(running);
+            }
             Step::Reclaimed => {
                 served.session.reclaiming = false;
                 self.shared.returned(session);

@@ -78,6 +78,9 @@ pub enum Step {
     /// Release the locks of this process once all that it has sent is carried out; then call
     /// [`Compound::process_ended`].
     EndProcess(Owner),
+    /// Note that a session of the family, with this number and secret, belongs to this process from now on; then
+    /// call [`Compound::handed_over`].
+    HandOver(u64, u64, u64),
     /// Note that the client has reopened and relocked everything it wants, then run again.
     Reclaimed,
     /// Events in this queue, for a request with this turn: call [`EventQueue::wait`], then run again.

@@ -86,6 +86,7 @@ fn requests() -> Vec<Vec<Request<'static>>> {
         vec![Inquire { what: 1 }],
         vec![Watch { handle: ROOT, mask: event::ALL }],
         vec![Bind { handle: ROOT + 1, bound: 1 }],
+        vec![HandOver { session: 2, secret: 3, process: 7 }],
         vec![Unlink { base: ROOT, flags: 0, path: b"f" }],
         vec![Events { seen: 0 }],
         vec![Close { handle: ROOT + 1 }],

@@ -5,7 +5,7 @@ use crate::codec::{Field, ProtocolError, Reader};
 /// First bytes of the body of a hello and a welcome, to recognize peers that speak another protocol.
 pub const MAGIC: u64 = 0x454e_494c_574f_5431; // "1TOWLINE" as little-endian bytes
 /// Version of the protocol. It changes with every change of the wire format, as there is no release yet.
-pub const VERSION: u16 = 9;
+pub const VERSION: u16 = 10;
 
 /// Features that a lane asks for.
 pub mod want {
@@ -94,7 +94,8 @@ structure! {
         /// the number belongs to the family. Zero: the session has its own open files.
         pub family: u64,
         /// The process of the family whose requests the session carries, by its number as an owner of locks:
-        /// when its end is reported ([`crate::Request::ProcessEnded`]), they come first. Zero: none.
+        /// when its end is reported ([`crate::Request::ProcessEnded`]), they come first. Zero: none, or one
+        /// that is named later ([`crate::Request::HandOver`]).
         pub process: u64,
     }
 }

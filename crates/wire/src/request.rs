@@ -490,5 +490,16 @@ messages! {
             /// Nonzero: it is closed then. Zero: not, whichever session has said so.
             bound: u8,
         }
+        /// Says which process has got a session of the family that began without one: its requests come before
+        /// a `ProcessEnded` that follows in the session of this request. Fails with `EBUSY` if the session is
+        /// another process's.
+        49 HandOver {
+            /// Number of the session.
+            session: u64,
+            /// Its secret.
+            secret: u64,
+            /// The process, by its number as an owner of locks; not zero.
+            process: u64,
+        }
     }
 }

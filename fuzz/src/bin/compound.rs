@@ -84,6 +84,9 @@ fn run(mut compound: Compound, context: &mut Context<'_>, locks: &mut Locks) {
                 locks.release(owner);
                 compound.process_ended();
             }
+            Step::HandOver(session, ..) => {
+                compound.handed_over(if session % 2 == 0 { Ok(()) } else { Err(towline_wire::Errno::ENOENT) });
+            }
             Step::Reclaimed => {}
             Step::Events(queue, turn) => {
                 assert!(queue.wait(turn, Box::new(|| {})), "nobody else asks, and nothing happens");

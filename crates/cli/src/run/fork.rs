@@ -167,6 +167,7 @@ impl Program {
             if gathers {
                 // Files closed in the meantime are seen afterwards.
                 limit = Some(&GATHER);
+                wait.extend(keeper.iter().flat_map(|keeper| keeper.questions()));
             } else {
                 wait.extend(keeper.iter().flat_map(|keeper| keeper.events()));
             }

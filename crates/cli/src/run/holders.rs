@@ -1,7 +1,7 @@
 //! Watches the processes that have record locks with pidfds, which report their end. A server sees a killed
 //! process only as a lost connection, which may come back, and keeps its locks for a while.
 //!
-//! Processes that want to watch files send their questions to the same socket.
+//! Processes that want to watch files, or a connection, send their questions to the same socket.
 
 use super::directory::RunDirectory;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -10,6 +10,7 @@ use rustix::process::{PidfdFlags, getpid, pidfd_open};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use towline_instance::KEEPER;
+use towline_instance::ready::Want;
 use towline_instance::watches::{ASK_BYTES_MAX, Ask};
 use towline_net::{Wait, receive_descriptors};
 
@@ -20,6 +21,8 @@ pub(super) struct Holders {
     known: Vec<(u32, OwnedFd)>,
     /// Questions, each with the descriptor that its answer is written to.
     asks: Vec<(Ask, OwnedFd)>,
+    /// As above.
+    wants: Vec<(Want, OwnedFd)>,
 }
 
 /// Returns true if the kernel reports the ends of processes (Linux 5.3).
@@ -33,13 +36,18 @@ impl Holders {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None)?;
         rustix::net::bind(&socket, &SocketAddrUnix::new(directory.path().join(KEEPER))?)?;
-        Ok(Self { socket, known: Vec::new(), asks: Vec::new() })
+        Ok(Self { socket, known: Vec::new(), asks: Vec::new(), wants: Vec::new() })
     }
 
     /// Returns the descriptors that become readable when a process registers, asks or ends.
     pub(super) fn events(&self) -> impl Iterator<Item = PollFd<'_>> {
-        let all = self.known.iter().map(|(_, fd)| fd).chain([&self.socket]);
-        all.map(|fd| PollFd::new(fd, PollFlags::IN))
+        let known = self.known.iter().map(|(_, fd)| PollFd::new(fd, PollFlags::IN));
+        known.chain([self.event()])
+    }
+
+    /// Returns the one of them that becomes readable when a process registers or asks.
+    pub(super) fn event(&self) -> PollFd<'_> {
+        PollFd::new(&self.socket, PollFlags::IN)
     }
 
     /// Returns the numbers of the processes that have ended since the last call.
@@ -65,6 +73,11 @@ impl Holders {
         std::mem::take(&mut self.asks)
     }
 
+    /// Returns the questions for connections that had arrived then.
+    pub(super) fn wants(&mut self) -> Vec<(Want, OwnedFd)> {
+        std::mem::take(&mut self.wants)
+    }
+
     fn meet(&mut self) {
         let mut packet = [0; ASK_BYTES_MAX];
         while let Ok((count, fds)) = receive_descriptors(self.socket.as_fd(), &mut packet, Wait::No)
@@ -77,6 +90,8 @@ impl Holders {
                     crate::descriptors::raise_limit();
                 }
                 self.known.push((u32::from_ne_bytes(number), fd));
+            } else if let Some(want) = Want::parse(&packet[..count]) {
+                self.wants.push((want, fd));
             } else if let Some(ask) = Ask::parse(&packet[..count]) {
                 self.asks.push((ask, fd));
             }

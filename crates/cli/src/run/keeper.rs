@@ -12,6 +12,7 @@ use super::leftovers::Leftovers;
 use super::lost::Losses;
 use super::pager::Pager;
 use super::reach::Notices;
+use super::ready::Ready;
 use super::servers::by_server;
 use super::source::Opened;
 use super::watches::Watches;
@@ -36,7 +37,7 @@ const SETTLING: u32 = 50;
 /// How often to look for them while a program waits for them.
 const AWAITED: Timespec = Timespec { tv_sec: 0, tv_nsec: 300_000 };
 
-/// How often to retry watching for closed files after that has failed.
+/// How often to retry watching for closed files after that has failed, and to look for unused connections.
 const AGAIN: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
 
 /// How often, at most, to check for entries that processes have left.
@@ -91,6 +92,8 @@ pub(super) struct Keeper {
     /// `None`: locks of killed processes stay until their sessions end, and programs cannot watch files.
     holders: Option<Holders>,
     watches: Watches,
+    /// For the servers that are far.
+    ready: Vec<Arc<Ready>>,
     /// By mount number.
     clients: Vec<Client>,
     connections: Connections,
@@ -121,6 +124,7 @@ impl Keeper {
         directory: &RunDirectory,
         state: Arc<State>,
         servers: Vec<(Client, Url)>,
+        ready: Vec<Arc<Ready>>,
     ) -> Self {
         let placeholders = directory.placeholders();
         let events = watch(&placeholders).inspect_err(|error| {
@@ -151,6 +155,7 @@ impl Keeper {
             pager: pager.ok(),
             holders: holders.ok(),
             watches,
+            ready,
             clients,
             connections,
             losses,
@@ -176,6 +181,11 @@ impl Keeper {
         events.chain(holders).chain(pager).chain(self.connections.events())
     }
 
+    /// Returns the one of them that becomes readable when a process may be waiting for an answer.
+    pub(super) fn questions(&self) -> impl Iterator<Item = PollFd<'_>> {
+        self.holders.iter().map(Holders::event)
+    }
+
     /// Returns the maximum time to wait before the next [`Keeper::work`].
     pub(super) fn limit(&self) -> Option<&'static Timespec> {
         if self.awaited.is_some() {
@@ -184,7 +194,9 @@ impl Keeper {
         if self.settling > 0 || !self.lingering.is_empty() || !self.written.is_empty() {
             return Some(&SETTLE);
         }
-        self.events.is_none().then_some(&AGAIN)
+        let is_waiting =
+            self.events.is_none() || self.ready.iter().any(|ready| ready.has_surplus());
+        is_waiting.then_some(&AGAIN)
     }
 
     /// Closes files that were left, and lets the pager meet processes that have mapped files. Returns true if
@@ -225,6 +237,14 @@ impl Keeper {
         for question in self.holders.as_mut().map(Holders::asks).unwrap_or_default() {
             self.watches.ask(question);
         }
+        for (want, socket) in self.holders.as_mut().map(Holders::wants).unwrap_or_default() {
+            if let Some(ready) = self.ready.iter().find(|ready| ready.is_of(want.mount))
+                && let Some(client) = self.clients.get(want.mount as usize)
+            {
+                ready.answer(client, want, &socket);
+            }
+        }
+        self.ready.iter().for_each(|ready| ready.tidy());
         while let Some(Ok(event)) = reader.as_mut().map(inotify::Reader::next) {
             has_worked = true;
             let gone = match event.file_name() {
@@ -357,6 +377,7 @@ impl Keeper {
         self.work();
         self.leftovers.finish();
         self.watches.stop();
+        self.ready.iter().for_each(|ready| ready.stop());
         self.state.keep(false);
         // Closing the queue takes the kernel about 10 ms. Nobody has to wait for that: it happens when this
         // process ends.
@@ -461,7 +482,7 @@ mod tests {
         directory.fill().unwrap();
         let path = directory.path().as_os_str().as_bytes();
         let state = Arc::new(State::prepare(path, &Config::default()).unwrap().map().unwrap());
-        let keeper = Keeper::start(&directory, Arc::clone(&state), Vec::new());
+        let keeper = Keeper::start(&directory, Arc::clone(&state), Vec::new(), Vec::new());
         (directory, state, keeper)
     }
 

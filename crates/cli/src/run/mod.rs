@@ -21,6 +21,7 @@ mod pager;
 mod pending;
 mod program;
 mod reach;
+mod ready;
 mod servers;
 pub(crate) mod signals;
 mod source;
@@ -35,6 +36,7 @@ pub(crate) use fork::close_all_inherited;
 use keeper::Keeper;
 use program::Command;
 use reach::Reach;
+use ready::Ready;
 use rustix::process::Pid;
 use rustix::thread::set_thread_groups;
 use std::ffi::{OsStr, OsString};
@@ -43,6 +45,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Component, Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Instant;
 use summary::Format;
 use towline_client::{Client, File, Options, Transport, Url};
 use towline_instance::behind::Queue;
@@ -281,10 +284,11 @@ impl Run {
             self.served.as_deref().map(|served| embedded(served, &self.directory)).transpose()?;
         let mut met = Vec::new();
         for url in urls.map_err(Failure::new)? {
-            met.push(meet(url, self.family, &met)?);
+            met.push(meet(url, self.family, state, &met)?);
         }
         let servers = met.iter().map(|one| (one.client.clone(), one.url.clone())).collect();
-        let keeper = Keeper::start(&self.directory, Arc::clone(state), servers);
+        let ready = met.iter_mut().filter_map(|one| one.ready.take()).collect();
+        let keeper = Keeper::start(&self.directory, Arc::clone(state), servers, ready);
         let roots = met.iter().map(|one| Root {
             handle: one.root.handle(),
             inode: one.root.attr().identity(),
@@ -405,14 +409,17 @@ struct Met {
     client: Client,
     /// The remote directory; stays open for the whole run.
     root: File,
+    /// For the first mount of a server that may be far.
+    ready: Option<Arc<Ready>>,
 }
 
 /// Connects to the server of a URL, or uses the session with it in `met`, and opens the remote directory.
-fn meet(url: Url, family: u64, met: &[Met]) -> Outcome<Met> {
+fn meet(url: Url, family: u64, state: &Arc<State>, met: &[Met]) -> Outcome<Met> {
     let about = |failure: towline_client::Error| Failure::from(failure).about(&url);
     let known = met.iter().find(|one| one.url.transport == url.transport);
-    let client = match known {
-        Some(known) => known.client.clone(),
+    let began = Instant::now();
+    let (client, ready) = match known {
+        Some(known) => (known.client.clone(), None),
         None => {
             let mut options = Options::default();
             options.family = family;
@@ -420,15 +427,20 @@ fn meet(url: Url, family: u64, met: &[Met]) -> Outcome<Met> {
             // Unless there are large mappings, this client sends few requests: for the prefix, and what the
             // keeper closes.
             options.nearer_after = 24;
-            Client::connect(&url.transport, options).map_err(about)?
+            let ready = Ready::start(&url.transport, family, state, met.len());
+            (Client::connect(&url.transport, options).map_err(about)?, ready)
         }
     };
+    let note = |began: Instant| ready.iter().for_each(|ready| ready.note(began.elapsed()));
+    note(began);
+    let began = Instant::now();
     // The parent of the prefix is local, whatever the parent of that directory on the server is.
     let root = client.attach(&url.root()).map_err(|error| match url.path.is_empty() {
         true => no_export(error, &url, &client).about(&url),
         false => about(error),
     })?;
-    Ok(Met { url, client, root })
+    note(began);
+    Ok(Met { url, client, root, ready })
 }
 
 /// Becomes the program; or, if something has to be printed at its end, starts it and waits for it. Returns

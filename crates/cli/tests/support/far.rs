@@ -1,5 +1,5 @@
-//! A proxy that makes a server look far away, without a clock: it holds answers back until enough requests are
-//! under way together. Who waits for one answer before making the next request never gets there.
+//! A proxy that makes a server look far away: its answers to the first messages take long, and others are held back until
+//! enough requests are under way together. Who waits for one answer before making the next request never gets there.
 
 use super::{TOWLINE, World};
 use std::io::{Read, Write};
@@ -10,6 +10,9 @@ use std::time::Duration;
 use towline_wire::limits::HEADER_BYTES;
 use towline_wire::request::parse_compound;
 use towline_wire::{Header, Kind, Request};
+
+/// How much longer it takes to connect, and to attach an export.
+const BEGINNING: Duration = Duration::from_millis(20);
 
 /// Tells which requests are meant.
 pub(crate) type Meant = fn(&[Request<'_>]) -> bool;
@@ -56,7 +59,8 @@ impl Far {
         let (server, shared) = (world.address().to_owned(), state.clone());
         std::thread::spawn(move || {
             for near in listener.incoming().map(Result::unwrap) {
-                let far = TcpStream::connect(&server).unwrap();
+                // Fails while the server is away.
+                let Ok(far) = TcpStream::connect(&server) else { continue };
                 near.set_nodelay(true).unwrap();
                 far.set_nodelay(true).unwrap();
                 let (near, far) = (Arc::new(near), Arc::new(far));
@@ -101,8 +105,15 @@ impl State {
             if from.read_exact(&mut rest).is_err() {
                 break;
             }
+            if parsed.kind == Kind::Hello {
+                std::thread::sleep(BEGINNING);
+            }
             if parsed.kind == Kind::Request {
-                self.count(&parse_compound(&rest[..body]).unwrap());
+                let requests = parse_compound(&rest[..body]).unwrap();
+                if matches!(requests[..], [Request::Attach { .. }, ..]) {
+                    std::thread::sleep(BEGINNING);
+                }
+                self.count(&requests);
             }
             if to.write_all(&[&header[..], &rest].concat()).is_err() {
                 break;
@@ -113,8 +124,10 @@ impl State {
 
     fn count(&self, requests: &[Request<'_>]) {
         let mut counts = self.counts.lock().unwrap();
-        let is_waited_for =
-            !matches!(requests, [Request::Close { .. }] | [Request::Bind { bound: 0, .. }]);
+        let is_waited_for = !matches!(
+            requests,
+            [Request::Close { .. }] | [Request::Bind { bound: 0, .. }] | [Request::HandOver { .. }]
+        );
         counts.requests += usize::from(is_waited_for);
         counts.meant += usize::from((self.meant)(requests));
         self.changed.notify_all();

@@ -59,16 +59,31 @@ impl Core {
             state.closing.push(closing);
             return;
         }
-        if let Some(messages) = self.fill_close(&mut state, closing) {
+        if let Some(messages) = self.fill_unanswered(&mut state, &closing.request()) {
             state.queues = true;
             drop(state);
             self.out.lock().queue(messages);
         }
     }
 
-    /// Takes a slot for a close and returns its message; `None` if there is no slot.
-    fn fill_close(&self, state: &mut State, closing: Closing) -> Option<Messages> {
-        let slot = self.fill(state, &[closing.request()], Buffer::none(), Buffer::none())?;
+    /// Tells the server which process goes on with a session, before whatever this client asks for later. Returns
+    /// false if that cannot be sent now.
+    pub(crate) fn hand_over_session(&self, (session, secret): (u64, u64), process: u64) -> bool {
+        let mut state = self.state.lock();
+        let request = Request::HandOver { session, secret, process };
+        // Not among those that are pending, which are sent in any order.
+        let messages = match state.dead {
+            None => self.fill_unanswered(&mut state, &request),
+            Some(_) => None,
+        };
+        drop(state);
+        messages.map(|messages| self.send_all(messages)).is_some()
+    }
+
+    /// Takes a slot for a request whose answer nobody waits for, and returns its message; `None` if there is no slot.
+    fn fill_unanswered(&self, state: &mut State, request: &Request<'_>) -> Option<Messages> {
+        let request = std::slice::from_ref(request);
+        let slot = self.fill(state, request, Buffer::none(), Buffer::none())?;
         let found = &mut state.slots[usize::from(slot.slot)];
         found.abandoned = true;
         Some(Messages::of(found.out(slot.slot), state.lane))
@@ -83,7 +98,9 @@ impl Core {
                 return;
             }
             let Some(closing) = state.next_closing() else { return };
-            let Some(messages) = self.fill_close(&mut state, closing) else { return };
+            let Some(messages) = self.fill_unanswered(&mut state, &closing.request()) else {
+                return;
+            };
             drop(state);
             self.send_all(messages);
         }

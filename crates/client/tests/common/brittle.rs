@@ -307,13 +307,19 @@ pub(crate) fn config_of(store: Brittle, listen: Address, cores: usize) -> Config
 
 /// A peer of a server with two cores that says hello like this, and whose session lives on core `core`.
 pub(crate) fn peer_on(core: u64, port: u16, hello: &Hello) -> Raw {
+    greeted_on(core, port, hello).0
+}
+
+/// As [`peer_on`], with the server's answer.
+pub(crate) fn greeted_on(core: u64, port: u16, hello: &Hello) -> (Raw, Welcome) {
     loop {
         let mut peer = Raw::connect(port);
         peer.send(&hello_message(hello));
         let (_, body) = peer.receive().unwrap();
+        let welcome = Welcome::parse(&body).unwrap();
         // Connections are distributed to the cores in turn.
-        if Welcome::parse(&body).unwrap().session % 2 == core {
-            return peer;
+        if welcome.session % 2 == core {
+            return (peer, welcome);
         }
     }
 }

@@ -42,6 +42,14 @@ impl Compound {
         self.result(&Reply::Done {});
     }
 
+    /// Takes the outcome of [`super::Step::HandOver`]; run again afterwards.
+    pub fn handed_over(&mut self, outcome: Result<(), Errno>) {
+        match outcome {
+            Ok(()) => self.result(&Reply::Done {}),
+            Err(errno) => self.fail(errno),
+        }
+    }
+
     #[allow(clippy::too_many_arguments)] // the fields of one wire structure
     pub(super) fn lock_of(
         &self,

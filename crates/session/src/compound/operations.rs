@@ -387,6 +387,9 @@ impl Compound {
                     process: true,
                 })));
             }
+            Request::HandOver { session, secret, process } => {
+                return Ok(Some(Step::HandOver(session, secret, process)));
+            }
             Request::Access { base, mode, path } => {
                 let opened = self.at(context, base)?;
                 opened.store.access(caller, (&*opened.file, path), mode)?;

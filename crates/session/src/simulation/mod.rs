@@ -218,6 +218,7 @@ impl Server {
                 | Step::Lock(..)
                 | Step::TestLock(..)
                 | Step::EndProcess(_)
+                | Step::HandOver(..)
                 | Step::Elsewhere(_)
                 | Step::Events(..) => panic!("none asked for"),
             }

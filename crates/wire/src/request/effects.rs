@@ -33,6 +33,7 @@ impl Request<'_> {
             // A file watched twice reports each event once, and events are sent again until the
             // client has seen them.
             Self::Watch { .. } | Self::Events { .. } | Self::Bind { .. } => false,
+            Self::HandOver { .. } => false,
             Self::DiskWrite { .. } | Self::DiskZero { .. } | Self::DiskTrim { .. } => true,
             Self::DiskFlush { .. } | Self::DiskResize { .. } => true,
             Self::DiskList { .. }
