@@ -12,6 +12,7 @@ mod ahead;
 mod alloc;
 mod behind;
 mod between;
+mod cache;
 mod closing;
 mod common;
 mod demand;

@@ -4,7 +4,7 @@ use super::resolve::Tree;
 use crate::FREED_BYTES_MAX;
 use rustix::fs::{AtFlags, Statx, StatxFlags, StatxTimestamp};
 use std::os::fd::AsFd;
-use towline_wire::attr::FILE_SYSTEM_SHIFT;
+use towline_wire::attr::{FILE_SYSTEM_SHIFT, QUIET_SECONDS, attr_flag};
 use towline_wire::{Attr, Errno, Timestamp};
 
 /// The fields requested from `statx(2)`.
@@ -75,8 +75,16 @@ impl Tree {
     /// Converts attributes to the form of the protocol.
     pub(super) fn attr_of(&self, stat: &Statx) -> Attr {
         let file_system = file_system(identity_of(stat).0, self.device);
-        Attr { flags: u32::from(file_system) << FILE_SYSTEM_SHIFT, ..attr_of(stat) }
+        let quiet =
+            if is_quiet(stat) && self.foreign.get().is_none() { attr_flag::QUIET } else { 0 };
+        Attr { flags: u32::from(file_system) << FILE_SYSTEM_SHIFT | quiet, ..attr_of(stat) }
     }
+}
+
+/// Returns true if the last change is long ago, by the clock from which the kernel takes the times of files.
+fn is_quiet(stat: &Statx) -> bool {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
+    now.tv_sec.saturating_sub(stat.stx_ctime.tv_sec) > QUIET_SECONDS
 }
 
 fn attr_of(stat: &Statx) -> Attr {
