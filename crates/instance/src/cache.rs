@@ -24,6 +24,8 @@ use towline_wire::attr::{TYPE_FILE, attr_flag};
 pub const BLOCK_BYTES: usize = 4096;
 /// Length of a checksum in the table.
 const SUM_BYTES: usize = 4;
+/// How long the version of an open file counts after it has arrived, if the run changes nothing meanwhile.
+pub const VALID: Duration = Duration::from_millis(100);
 /// Longest file that is kept, in bytes; beyond that offsets would overflow.
 const SIZE_MAX: u64 = 1 << 60;
 /// Number of blocks that are looked at together.

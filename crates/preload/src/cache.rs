@@ -9,7 +9,7 @@
 //! Only what is opened for reading alone is looked up and kept. The first bytes of a file come with opening it
 //! (`opened.rs`); files that are not longer are not kept.
 
-use crate::ahead::{self, VALID};
+use crate::ahead;
 use crate::descriptors::{Open, Own};
 use crate::known::{self, Asked, lock};
 use crate::opened::FIRST_BYTES;
@@ -18,8 +18,8 @@ use std::io;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
-use towline_client::{File, Url};
-use towline_instance::cache::{Cached, Version};
+use towline_client::File;
+use towline_instance::cache::{Cached, VALID, Version};
 use towline_wire::Attr;
 
 /// Maximum number of open files that are looked up; each one may have a descriptor.
@@ -100,7 +100,7 @@ pub(crate) fn closed(mount: usize, handle: u64) {
 /// Returns what tells the server and export of a mount from others.
 fn server(mount: usize) -> Option<Vec<u8>> {
     let url = start::mounts().get(mount)?.url()?;
-    Some(Url { path: Vec::new(), ..url.clone() }.to_string().into_bytes())
+    Some(url.of_export().to_string().into_bytes())
 }
 
 fn forget(mount: usize, handle: u64) {

@@ -1,15 +1,17 @@
-//! The directory in which programs keep what they read (`--cache`, `instance::cache`), and its limit.
+//! The cache of file contents (`--cache`, `instance::cache`): the limit of its directory, and what the keeper reads
+//! for mappings of programs.
 
 use crate::report::{Failure, Outcome};
 use std::fs::DirBuilder;
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use towline_client::{Error, File, Url};
 use towline_instance::State;
-use towline_instance::cache::trim;
+use towline_instance::cache::{Cached, VALID, Version, trim};
 
 /// How often to look how much was kept.
 const LOOK: Duration = Duration::from_secs(2);
@@ -78,6 +80,81 @@ impl Folder {
         if let Err(error) = trim(&self.path, self.limit) {
             log::warn!("cannot keep the cache within its limit: {}: {error}", self.path.display());
         }
+    }
+}
+
+/// What is kept of a file that a program has mapped and cannot write.
+pub(super) struct Contents {
+    state: Arc<State>,
+    /// Names server and export.
+    server: Vec<u8>,
+    /// `None` once the file has another version.
+    cached: Mutex<Option<(Arc<Cached>, Confirmed)>>,
+}
+
+/// When the server has last told the version, and the number of changes of the run before that.
+#[derive(Clone, Copy)]
+struct Confirmed {
+    when: Instant,
+    changes: u64,
+}
+
+impl Contents {
+    /// Returns what is kept of an open file, or `None` if the run has no cache or the file may not be kept.
+    pub(super) fn of(state: &Arc<State>, url: &Url, file: &File) -> Option<Self> {
+        let directory = state.config()?.cache;
+        if directory.is_empty() {
+            return None;
+        }
+        let server = url.of_export().to_string().into_bytes();
+        let contents = Self { state: Arc::clone(state), server, cached: Mutex::default() };
+        let (version, confirmed) = contents.ask(file)?;
+        let cached = Arc::new(Cached::open(&directory, version?, Ok).ok()?);
+        *contents.cached.lock().unwrap_or_else(PoisonError::into_inner) = Some((cached, confirmed));
+        Some(contents)
+    }
+
+    fn changes(&self) -> u64 {
+        self.state.changes().load(Ordering::Acquire)
+    }
+
+    /// Asks the server for the version of the file; `None` if it does not answer.
+    fn ask(&self, file: &File) -> Option<(Option<Version>, Confirmed)> {
+        let changes = self.changes();
+        let version = Version::of(&self.server, &file.stat().ok()?);
+        Some((version, Confirmed { when: Instant::now(), changes }))
+    }
+
+    /// Returns the cached file if the remote one still has that version.
+    fn confirmed(&self, file: &File) -> Option<Arc<Cached>> {
+        let mut known = self.cached.lock().unwrap_or_else(PoisonError::into_inner);
+        let (cached, confirmed) = known.as_mut()?;
+        if confirmed.changes != self.changes() || confirmed.when.elapsed() >= VALID {
+            match self.ask(file) {
+                Some((version, now)) if version == Some(cached.version()) => *confirmed = now,
+                _ => *known = None,
+            }
+        }
+        known.as_ref().map(|(cached, _)| Arc::clone(cached))
+    }
+
+    /// Reads the file, from the cache as far as it is there.
+    ///
+    /// # Errors
+    /// As [`File::read_at`].
+    pub(super) fn read_at(&self, file: &File, to: &mut [u8], offset: u64) -> Result<usize, Error> {
+        let Some(cached) = self.confirmed(file) else { return file.read_at(to, offset) };
+        let done = cached.read_at(to, offset);
+        self.state.from_cache().fetch_add(done as u64, Ordering::Relaxed);
+        let (rest, at) = (&mut to[done..], offset.saturating_add(done as u64));
+        if rest.is_empty() || at >= cached.size() {
+            return Ok(done);
+        }
+        let count = file.read_at(rest, at)?;
+        // If it cannot be kept, for example as the disk is full, it is read again next time.
+        let kept = cached.store(&rest[..count], at).unwrap_or(0);
+        self.state.to_cache().fetch_add(kept, Ordering::Relaxed);
+        Ok(done + count)
     }
 }
 
