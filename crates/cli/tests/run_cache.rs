@@ -16,7 +16,8 @@ use std::process::{Command, Output, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 use support::{TOWLINE, noise};
-use towline_server::Server;
+use towline_net::address::Address;
+use towline_server::{Config, Export, ExportKind, Server};
 
 /// A block of the cache.
 const BLOCK: usize = 4096;
@@ -106,6 +107,44 @@ fn cksum(data: &[u8]) -> String {
     std::io::Write::write_all(&mut child.stdin.take().unwrap(), data).unwrap();
     let output = child.wait_with_output().unwrap();
     String::from_utf8(output.stdout).unwrap().trim_end().to_owned()
+}
+
+/// Also what is read page by page, as the program touches it.
+#[test]
+fn mapped_files_are_kept() {
+    if !support::have("python3") {
+        return;
+    }
+    let world = World::new();
+    let contents = noise(1 << 20, 1);
+    world.store.put("f", &contents);
+    let script = "python3 -c 'import mmap, sys; file = open(sys.argv[1], \"rb\"); \
+                  sys.stdout.buffer.write(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)[:])' $AT/f";
+    for round in 0..2 {
+        let output = world.output(script);
+        assert!(output.stdout == contents, "{} bytes", output.stdout.len());
+        let read = world.store.read();
+        assert!(round == 0 || read <= 2 * FIRST, "{read} bytes were read again");
+    }
+}
+
+/// A file that has just been changed may be changing.
+#[test]
+fn what_was_changed_lately_is_not_kept() {
+    let mut world = World::new();
+    let served = world.folder.path().join("served");
+    fs::create_dir(&served).unwrap();
+    let contents = noise(1 << 20, 1);
+    fs::write(served.join("f"), &contents).unwrap();
+    if let Some(server) = world.server.take() {
+        server.stop();
+    }
+    let listen = vec![Address::Unix(world.folder.path().join("socket"))];
+    let exports = vec![Export::new("q", ExportKind::Directory(served))];
+    let config = Config { exports, listen, cores: 1, ..Config::default() };
+    world.server = Some(Server::start(&config).unwrap());
+    world.reads("f", &contents);
+    assert_eq!(world.cached(), [] as [PathBuf; 0]);
 }
 
 #[test]

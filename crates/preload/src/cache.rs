@@ -9,11 +9,14 @@
 //! Only what is opened for reading alone is looked up and kept. The first bytes of a file come with opening it
 //! (`opened.rs`); files that are not longer are not kept.
 
+mod gathered;
+
 use crate::ahead;
 use crate::descriptors::{Open, Own};
 use crate::known::{self, Asked, lock};
 use crate::opened::FIRST_BYTES;
 use crate::{own, remote, start};
+use gathered::{Gathered, Piece};
 use std::io;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
@@ -24,8 +27,6 @@ use towline_wire::Attr;
 
 /// Maximum number of open files that are looked up; each one may have a descriptor.
 const FILES_MAX: usize = 64;
-/// What is read in shorter pieces is gathered before it is kept.
-const GATHERED_BYTES: usize = 64 * 1024;
 
 static FILES: Mutex<Vec<Known>> = Mutex::new(Vec::new());
 
@@ -46,19 +47,6 @@ enum Place {
     Here(Arc<Cached>),
     /// It cannot be opened or written.
     Nowhere,
-}
-
-/// Bytes that follow each other in the file.
-#[derive(Default)]
-struct Gathered {
-    from: u64,
-    bytes: Vec<u8>,
-}
-
-impl Gathered {
-    fn end(&self) -> u64 {
-        self.from + self.bytes.len() as u64
-    }
 }
 
 /// Called in a process that uses its parent's memory or has the parent's descriptors no more: starts empty and leaves
@@ -188,24 +176,11 @@ pub(crate) fn read_at(open: Open, target: &mut [u8], offset: u64) -> Result<usiz
 }
 
 /// Keeps what was read; what is short only together with what follows.
-fn keep(open: Open, mount: usize, cached: &Arc<Cached>, data: &[u8], at: u64) {
-    let is_gathered = with(mount, open.handle, |files, place| {
-        let gathered = &mut files[place].gathered;
-        if gathered.end() != at {
-            gathered.bytes.clear();
-            gathered.from = at;
-        }
-        let fits = data.len() < GATHERED_BYTES && gathered.bytes.try_reserve(data.len()).is_ok();
-        if fits {
-            gathered.bytes.extend_from_slice(data);
-        }
-        let is_end = gathered.end() == cached.size();
-        fits.then_some(gathered.bytes.len() >= GATHERED_BYTES || is_end)
-    });
-    match is_gathered {
-        Some(Some(false)) => {}
-        Some(Some(true)) => keep_gathered(mount, open.handle),
-        _ => store(mount, open.handle, cached, data, at),
+fn keep(open: Open, mount: usize, cached: &Cached, data: &[u8], at: u64) {
+    let ends = at + data.len() as u64 >= cached.size();
+    let whole = with(mount, open.handle, |files, place| files[place].gathered.add(at, data, ends));
+    for Piece { from, bytes } in whole.into_iter().flatten().flatten() {
+        store(mount, open.handle, cached, &bytes, from);
     }
 }
 
@@ -214,13 +189,11 @@ fn keep_gathered(mount: usize, handle: u64) {
     let gathered = with(mount, handle, |files, place| {
         let file = &mut files[place];
         match &file.place {
-            Place::Here(cached) => Some((Arc::clone(cached), std::mem::take(&mut file.gathered))),
+            Place::Here(cached) => file.gathered.take().map(|piece| (Arc::clone(cached), piece)),
             _ => None,
         }
     });
-    if let Some(Some((cached, Gathered { from, bytes }))) = gathered
-        && !bytes.is_empty()
-    {
+    if let Some(Some((cached, Piece { from, bytes }))) = gathered {
         store(mount, handle, &cached, &bytes, from);
     }
 }

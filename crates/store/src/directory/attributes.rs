@@ -114,3 +114,24 @@ fn attr_of(stat: &Statx) -> Attr {
 fn timestamp(time: StatxTimestamp) -> Timestamp {
     Timestamp::new(time.tv_sec, time.tv_nsec)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_quiet_a_minute_after_its_last_change() {
+        let file = tempfile::tempfile().unwrap();
+        let mut stat = stat_file(&file).unwrap();
+        assert!(!is_quiet(&stat));
+        stat.stx_ctime.tv_sec -= QUIET_SECONDS - 5;
+        assert!(!is_quiet(&stat));
+        stat.stx_ctime.tv_sec -= 7;
+        assert!(is_quiet(&stat));
+        // A clock that was set back.
+        stat.stx_ctime.tv_sec = i64::MAX;
+        assert!(!is_quiet(&stat));
+        stat.stx_ctime.tv_sec = i64::MIN;
+        assert!(is_quiet(&stat));
+    }
+}
