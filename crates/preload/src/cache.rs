@@ -120,7 +120,7 @@ fn find(open: Open, mount: usize) -> Option<(Arc<Cached>, Asked)> {
     if let Some(cached) = cached {
         return Some((cached, asked));
     }
-    let hide = |fd| own::hide(fd, Own::Connection).map_err(io::Error::from_raw_os_error);
+    let hide = |fd| own::hide_if_room(fd, Own::Connection).map_err(io::Error::from_raw_os_error);
     let cached = Cached::open(directory, version, hide).ok().map(Arc::new);
     let _ = with(mount, open.handle, |files, place| {
         files[place].place = cached.clone().map_or(Place::Nowhere, Place::Here);

@@ -59,6 +59,16 @@ pub(crate) fn hide(fd: OwnedFd, what: Own) -> Result<OwnedFd, i32> {
     Ok(unsafe { OwnedFd::from_raw_fd(own) })
 }
 
+/// Like [`hide`], for optional descriptors, as [`duplicate_if_room`].
+///
+/// # Errors
+/// As [`duplicate`].
+pub(crate) fn hide_if_room(fd: OwnedFd, what: Own) -> Result<OwnedFd, i32> {
+    let own = duplicate_if_room(fd.as_raw_fd(), what)?;
+    // SAFETY: as above.
+    Ok(unsafe { OwnedFd::from_raw_fd(own) })
+}
+
 /// Closes one of our descriptors, which is no longer in use.
 pub(crate) fn close(fd: i32) {
     // First, as another thread may get the number at once.
