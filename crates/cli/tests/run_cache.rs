@@ -221,6 +221,105 @@ fn the_cache_keeps_its_limit() {
     assert!(!world.cached().is_empty());
 }
 
+/// As without a cache, where the end of a file is not remembered.
+#[test]
+fn what_was_appended_is_seen_at_once() {
+    if !support::have("python3") {
+        return;
+    }
+    let world = World::new();
+    let (before, after) = (noise(200_000, 1), noise(200_100, 1));
+    world.store.put("f", &before);
+    world.reads("f", &before);
+    let script = "exec python3 -c 'import os, sys; \
+                  file = os.open(sys.argv[1], os.O_RDONLY); os.pread(file, 100_000, 100_000); \
+                  print(flush=True); sys.stdin.readline(); \
+                  sys.stdout.buffer.write(os.pread(file, 1000, 200_000))' $AT/f";
+    let mut command = world.run("1G", script);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut reader = command.spawn().unwrap();
+    let mut output = reader.stdout.take().unwrap();
+    output.read_exact(&mut [0]).unwrap();
+    world.store.put("f", &after);
+    std::io::Write::write_all(&mut reader.stdin.take().unwrap(), b"\n").unwrap();
+    let mut read = Vec::new();
+    output.read_to_end(&mut read).unwrap();
+    assert!(read == after[200_000..], "{} bytes", read.len());
+    assert!(reader.wait().unwrap().success());
+}
+
+/// The limits of a program are for what it does itself.
+#[test]
+fn programs_keep_their_limits() {
+    let world = World::new();
+    let contents = noise(300_000, 1);
+    world.store.put("f", &contents);
+    let output = world.output("ulimit -f 100; dd if=$AT/f bs=100k status=none");
+    assert!(output.stdout == contents, "{} bytes", output.stdout.len());
+    if !support::have("python3") {
+        return;
+    }
+    let script = "ulimit -n 64; exec python3 -c 'import os, sys; \
+                  files = [os.open(sys.argv[1], os.O_RDONLY) for _ in range(50)]; \
+                  print(sum(len(os.pread(file, 50_000, 100_000)) for file in files for _ in range(2)))' $AT/f";
+    let output = world.output(script);
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "5000000\n");
+}
+
+/// Also when a program asks for them later.
+#[test]
+fn direct_reads_ask_the_server() {
+    if !support::have("python3") {
+        return;
+    }
+    let world = World::new();
+    let contents = noise(1 << 20, 1);
+    world.store.put("f", &contents);
+    world.reads("f", &contents);
+    world.store.read();
+    let script = "exec python3 -c 'import fcntl, mmap, os, sys; \
+                  file = os.open(sys.argv[1], os.O_RDONLY); to = mmap.mmap(-1, 512 << 10); \
+                  fcntl.fcntl(file, fcntl.F_SETFL, os.O_DIRECT); \
+                  os.preadv(file, [to], 512 << 10); sys.stdout.buffer.write(to[:])' $AT/f";
+    let output = world.output(script);
+    assert!(output.stdout == contents[512 << 10..], "{} bytes", output.stdout.len());
+    assert!(world.store.read() >= 512 << 10, "it came from the cache");
+}
+
+/// More files than the cache keeps open.
+#[test]
+fn many_open_files_are_kept() {
+    if !support::have("python3") {
+        return;
+    }
+    let world = World::new();
+    let contents = noise(20 * 40 * 1024, 1);
+    world.store.put("f", &contents);
+    let script = "exec python3 -c 'import os, sys; \
+                  files = [os.open(sys.argv[1], os.O_RDONLY) for _ in range(20)]; \
+                  [sys.stdout.buffer.write(os.pread(file, 40 << 10, place * 40 << 10)) \
+                  for place, file in enumerate(files)]; \
+                  [os.close(file) for file in files]' $AT/f";
+    for round in 0..2 {
+        let output = world.output(script);
+        assert!(output.stdout == contents, "{} bytes", output.stdout.len());
+        let read = world.store.read();
+        assert!(round == 0 || read <= 20 * FIRST, "{read} bytes were read again");
+    }
+}
+
+#[test]
+fn the_directory_of_the_cache_may_be_removed() {
+    let world = World::new();
+    let contents = noise(300_000, 1);
+    world.store.put("f", &contents);
+    let script = format!("cat $AT/f > /dev/null; rm -r {}; cat $AT/f", world.cache().display());
+    let output = world.output(&script);
+    assert!(output.stdout == contents, "{} bytes", output.stdout.len());
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!told.contains("WARN"), "{told}");
+}
+
 #[test]
 fn the_report_tells_what_came_from_the_cache() {
     let world = World::new();

@@ -74,6 +74,11 @@ impl Version {
     fn data_at(&self) -> u64 {
         (self.blocks() * SUM_BYTES as u64).next_multiple_of(BLOCK_BYTES as u64)
     }
+
+    /// Returns where the last block ends.
+    fn end(&self) -> u64 {
+        self.data_at() + self.size
+    }
 }
 
 /// FNV-1a.
@@ -211,7 +216,8 @@ impl Cached {
     }
 
     /// Keeps the whole blocks of `data`, which is what the remote file has from `offset` on. Returns how many bytes
-    /// these are.
+    /// these are: none if the cached file may become longer than this process may write files (`RLIMIT_FSIZE`), as
+    /// `SIGXFSZ` would end a program that only reads.
     ///
     /// # Errors
     /// Those of the system calls: then part of the blocks is not kept.
@@ -223,7 +229,9 @@ impl Cached {
         let skipped = usize::try_from(start - offset).unwrap_or(usize::MAX).min(data.len());
         let data = &data[skipped..];
         let data = &data[..self.whole(start, data.len())];
-        if data.is_empty() {
+        let limit = rustix::process::getrlimit(rustix::process::Resource::Fsize).current;
+        let is_allowed = limit.is_none_or(|limit| self.version.end() <= limit);
+        if data.is_empty() || !is_allowed {
             return Ok(0);
         }
         write_all(&self.file, data, self.version.data_at() + start)?;
@@ -255,11 +263,15 @@ fn write_all(file: impl AsFd, mut data: &[u8], mut at: u64) -> io::Result<()> {
 /// bytes that they occupy now.
 ///
 /// # Errors
-/// If the directory cannot be listed. A file that cannot be removed stays.
+/// If the directory cannot be listed; but it may have been removed. A file that cannot be removed stays.
 pub fn trim(directory: &Path, limit: u64) -> io::Result<u64> {
     use std::os::unix::fs::MetadataExt;
     let mut all: Vec<(SystemTime, u64, PathBuf)> = Vec::new();
-    for entry in std::fs::read_dir(directory)? {
+    let entries = match std::fs::read_dir(directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(0),
+        entries => entries?,
+    };
+    for entry in entries {
         let entry = entry?;
         // Nothing else is removed, whatever directory somebody has named.
         if !is_ours(entry.file_name().as_bytes()) {

@@ -16,7 +16,7 @@ use crate::descriptors::{Open, Own};
 use crate::known::{self, Asked, lock};
 use crate::opened::FIRST_BYTES;
 use crate::{own, remote, start};
-use gathered::{Gathered, Piece};
+use gathered::{Gathered, LONG_BYTES, Piece};
 use std::io;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
@@ -25,8 +25,10 @@ use towline_client::File;
 use towline_instance::cache::{Cached, VALID, Version};
 use towline_wire::Attr;
 
-/// Maximum number of open files that are looked up; each one may have a descriptor.
+/// Maximum number of open files that are looked up.
 const FILES_MAX: usize = 64;
+/// Maximum number of their cached files that are open: the program may need the descriptors.
+const HELD_MAX: usize = 8;
 
 static FILES: Mutex<Vec<Known>> = Mutex::new(Vec::new());
 
@@ -42,7 +44,7 @@ struct Known {
 }
 
 enum Place {
-    /// Not opened yet.
+    /// Not open.
     Unknown,
     Here(Arc<Cached>),
     /// It cannot be opened or written.
@@ -59,7 +61,7 @@ pub(crate) fn leave_to_parent() {
 
 /// Called when a file has been opened.
 pub(crate) fn opened(mount: usize, handle: u64, flags: i32, attr: &Attr, asked: Asked) {
-    const WRITES: i32 = libc::O_ACCMODE | libc::O_PATH | libc::O_DIRECT | libc::O_TRUNC;
+    const WRITES: i32 = libc::O_ACCMODE | libc::O_PATH | libc::O_TRUNC;
     if directory().is_none() {
         return;
     }
@@ -106,7 +108,7 @@ fn with<T>(mount: usize, handle: u64, work: impl FnOnce(&mut Vec<Known>, usize) 
 }
 
 /// Returns the cached file of an open one, and when its version was asked for.
-fn find(open: Open, mount: usize) -> Option<(Arc<Cached>, Asked)> {
+fn find(mount: usize, handle: u64) -> Option<(Arc<Cached>, Asked)> {
     let directory = directory()?;
     let find = |files: &mut Vec<Known>, place: usize| {
         let file = &files[place];
@@ -116,14 +118,21 @@ fn find(open: Open, mount: usize) -> Option<(Arc<Cached>, Asked)> {
             Place::Nowhere => None,
         }
     };
-    let (cached, version, asked) = with(mount, open.handle, find)??;
+    let (cached, version, asked) = with(mount, handle, find)??;
     if let Some(cached) = cached {
         return Some((cached, asked));
     }
-    let hide = |fd| own::hide_if_room(fd, Own::Connection).map_err(io::Error::from_raw_os_error);
+    let hide = |fd| own::hide_if_ample(fd, Own::Connection).map_err(io::Error::from_raw_os_error);
     let cached = Cached::open(directory, version, hide).ok().map(Arc::new);
-    let _ = with(mount, open.handle, |files, place| {
+    let _ = with(mount, handle, |files, place| {
         files[place].place = cached.clone().map_or(Place::Nowhere, Place::Here);
+        let is_held = |file: &Known| matches!(file.place, Place::Here(_));
+        let mut held = (0..files.len()).filter(|other| is_held(&files[*other]));
+        if held.clone().count() > HELD_MAX
+            && let Some(other) = held.find(|other| *other != place)
+        {
+            files[other].place = Place::Unknown;
+        }
     });
     cached.map(|cached| (cached, asked))
 }
@@ -146,24 +155,23 @@ fn confirm(open: Open, mount: usize, version: Version) -> bool {
 /// Reads an open file at an offset.
 pub(crate) fn read_at(open: Open, target: &mut [u8], offset: u64) -> Result<usize, i32> {
     let mount = open.entry.mount.load(Ordering::Relaxed) as usize;
-    let Some((cached, asked)) = find(open, mount) else {
+    let found = if ahead::is_followed(open) { find(mount, open.handle) } else { None };
+    let Some((cached, asked)) = found else { return ahead::read_at(open, target, offset) };
+    // The end of a file is not remembered, as in `ahead.rs`.
+    if offset >= cached.size() {
         return ahead::read_at(open, target, offset);
-    };
+    }
     let mut done = cached.read_at(target, offset);
-    let is_end = |done: usize| offset.saturating_add(done as u64) >= cached.size();
-    if (done > 0 || is_end(0))
-        && !asked.is_younger(VALID)
-        && !confirm(open, mount, cached.version())
-    {
+    if done > 0 && !asked.is_younger(VALID) && !confirm(open, mount, cached.version()) {
         return ahead::read_at(open, target, offset);
     }
     if let Some(state) = start::state() {
         state.from_cache().fetch_add(done as u64, Ordering::Relaxed);
     }
-    if done == target.len() || is_end(done) {
+    let at = offset + done as u64;
+    if done == target.len() || at == cached.size() {
         return Ok(done);
     }
-    let at = offset + done as u64;
     match ahead::read_at(open, &mut target[done..], at) {
         Ok(count) => {
             keep(open, mount, &cached, &target[done..done + count], at);
@@ -176,24 +184,25 @@ pub(crate) fn read_at(open: Open, target: &mut [u8], offset: u64) -> Result<usiz
 }
 
 /// Keeps what was read; what is short only together with what follows.
-fn keep(open: Open, mount: usize, cached: &Cached, data: &[u8], at: u64) {
-    let ends = at + data.len() as u64 >= cached.size();
-    let whole = with(mount, open.handle, |files, place| files[place].gathered.add(at, data, ends));
-    for Piece { from, bytes } in whole.into_iter().flatten().flatten() {
-        store(mount, open.handle, cached, &bytes, from);
+fn keep(open: Open, mount: usize, cached: &Cached, data: &[u8], mut at: u64) {
+    // In parts, as it is copied: a program may read very many bytes at once.
+    let parts = (data.len() / LONG_BYTES).max(1);
+    for part in data.chunks(data.len().div_ceil(parts).max(1)) {
+        let ends = at + part.len() as u64 >= cached.size();
+        let add = |files: &mut Vec<Known>, place: usize| files[place].gathered.add(at, part, ends);
+        for Piece { from, bytes } in with(mount, open.handle, add).into_iter().flatten().flatten() {
+            store(mount, open.handle, cached, &bytes, from);
+        }
+        at += part.len() as u64;
     }
 }
 
 /// Keeps what has been gathered of a file.
 fn keep_gathered(mount: usize, handle: u64) {
-    let gathered = with(mount, handle, |files, place| {
-        let file = &mut files[place];
-        match &file.place {
-            Place::Here(cached) => file.gathered.take().map(|piece| (Arc::clone(cached), piece)),
-            _ => None,
-        }
-    });
-    if let Some(Some((cached, Piece { from, bytes }))) = gathered {
+    let piece = with(mount, handle, |files, place| files[place].gathered.take()).flatten();
+    if let Some(Piece { from, bytes }) = piece
+        && let Some((cached, _)) = find(mount, handle)
+    {
         store(mount, handle, &cached, &bytes, from);
     }
 }

@@ -59,12 +59,12 @@ pub(crate) fn hide(fd: OwnedFd, what: Own) -> Result<OwnedFd, i32> {
     Ok(unsafe { OwnedFd::from_raw_fd(own) })
 }
 
-/// Like [`hide`], for optional descriptors, as [`duplicate_if_room`].
+/// Like [`hide`], for descriptors that nothing depends on: where the limit is low, the program gets all numbers.
 ///
 /// # Errors
 /// As [`duplicate`].
-pub(crate) fn hide_if_room(fd: OwnedFd, what: Own) -> Result<OwnedFd, i32> {
-    let own = duplicate_if_room(fd.as_raw_fd(), what)?;
+pub(crate) fn hide_if_ample(fd: OwnedFd, what: Own) -> Result<OwnedFd, i32> {
+    let own = above(LEAST[0], fd.as_raw_fd(), what).unwrap_or(Err(libc::EMFILE))?;
     // SAFETY: as above.
     Ok(unsafe { OwnedFd::from_raw_fd(own) })
 }

@@ -87,7 +87,7 @@ pub mod attr_flag {
     /// or may not have some.
     pub const NO_XATTRS: u32 = 1;
     /// [`super::Attr::change`] stands for the contents: the last change was at least [`super::QUIET_SECONDS`]
-    /// ago, on a local file system of the server. If clear, the file may be changing.
+    /// ago, on a file system that notes the time of each. If clear, the file may be changing.
     ///
     /// The kernel sets the time of a change when a write begins, and for stores to mapped pages only once until
     /// these are written back, half a minute later. So contents that were read shortly after a change may be

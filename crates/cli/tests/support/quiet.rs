@@ -15,10 +15,13 @@ use towline_store::{
 use towline_wire::attr::{TYPE_DIRECTORY, TYPE_FILE, attr_flag};
 use towline_wire::{Attr, Errno, StatFs};
 
+/// Number of changes, and contents.
+type Contents = (u64, Arc<Vec<u8>>);
+
 /// A directory of files that can only be read.
 #[derive(Default)]
 pub(crate) struct Quiet {
-    files: Mutex<BTreeMap<Vec<u8>, (u64, Arc<Vec<u8>>)>>,
+    files: Mutex<BTreeMap<Vec<u8>, Contents>>,
     read: AtomicU64,
 }
 

@@ -3,7 +3,7 @@
 use towline_instance::cache::BLOCK_BYTES;
 
 /// What is shorter is not put into the cache yet.
-const LONG_BYTES: usize = 64 * 1024;
+pub(crate) const LONG_BYTES: usize = 64 * 1024;
 
 /// Bytes of a file.
 #[derive(Debug, PartialEq, Eq)]
