@@ -374,6 +374,7 @@ fn make_state(path: &Path, library: &Path, prefix: &[u8], url: &[u8]) -> Option<
     config.push_word(u64::from_ne_bytes(random) | 1)?;
     config.push_word(0)?;
     config.push_piece(library.get().strip_suffix(b"\0")?)?;
+    config.push_piece(b"")?;
     config.push_word(1)?;
     config.push_piece(prefix)?;
     config.push_piece(url)?;

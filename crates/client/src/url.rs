@@ -110,6 +110,12 @@ impl Url {
         Ok(Self { transport, export: decode(export), path: decode(path.trim_start_matches('/')) })
     }
 
+    /// Returns the URL of the whole export.
+    #[must_use]
+    pub fn of_export(&self) -> Self {
+        Self { path: Vec::new(), ..self.clone() }
+    }
+
     /// Returns the argument for [`crate::Client::attach`] that makes this directory the root:
     /// export and path.
     #[must_use]

@@ -31,6 +31,8 @@ pub struct Config {
     pub report: bool,
     /// The library to preload.
     pub library: Vec<u8>,
+    /// The directory of the [cache](crate::cache); empty: none.
+    pub cache: Vec<u8>,
     /// Prefixes.
     pub mounts: Vec<Mount>,
 }
@@ -47,6 +49,7 @@ impl Config {
         out.extend_from_slice(&self.family.to_ne_bytes());
         out.extend_from_slice(&u64::from(self.report).to_ne_bytes());
         bytes(&mut out, &self.library);
+        bytes(&mut out, &self.cache);
         out.extend_from_slice(&(self.mounts.len() as u64).to_ne_bytes());
         for mount in &self.mounts {
             bytes(&mut out, &mount.prefix);
@@ -63,6 +66,7 @@ impl Config {
         let family = reader.number()?;
         let report = reader.number()? != 0;
         let library = reader.bytes()?.to_vec();
+        let cache = reader.bytes()?.to_vec();
         let count = usize::try_from(reader.number()?).ok()?;
         if count > crate::MOUNTS_MAX {
             return None;
@@ -75,7 +79,7 @@ impl Config {
                 device: reader.number()?,
             });
         }
-        Some(Self { family, report, library, mounts })
+        Some(Self { family, report, library, cache, mounts })
     }
 }
 
@@ -103,8 +107,13 @@ mod tests {
     #[test]
     fn a_configuration_survives_a_round_trip() {
         let mount = Mount { prefix: b"/data".to_vec(), url: "towline://h/x".to_owned(), device: 3 };
-        let config =
-            Config { family: 9, report: true, library: b"/l".to_vec(), mounts: vec![mount; 2] };
+        let config = Config {
+            family: 9,
+            report: true,
+            library: b"/l".to_vec(),
+            cache: b"/c".to_vec(),
+            mounts: vec![mount; 2],
+        };
         let bytes = config.to_bytes();
         assert_eq!(Config::parse(&bytes), Some(config));
         for cut in 0..bytes.len() {

@@ -13,6 +13,7 @@
 //! numbers are still checked before use.
 
 pub mod behind;
+pub mod cache;
 mod config;
 mod entry;
 mod layout;

@@ -61,6 +61,9 @@ struct Head {
     closed: AtomicU64,
     /// See [`State::note_name`].
     names: [AtomicU64; NAME_WORDS],
+    /// See [`State::from_cache`] and [`State::to_cache`].
+    from_cache: AtomicU64,
+    to_cache: AtomicU64,
 }
 
 /// Number of words in the set of names of working directories.
@@ -494,6 +497,18 @@ impl State {
     #[must_use]
     pub fn has_closed(&self, asked: u64) -> bool {
         self.head().closed.load(Ordering::Acquire) >= asked
+    }
+
+    /// Number of bytes that programs have read from the [cache](crate::cache).
+    #[must_use]
+    pub fn from_cache(&self) -> &AtomicU64 {
+        &self.head().from_cache
+    }
+
+    /// Number of bytes that programs have put into the cache.
+    #[must_use]
+    pub fn to_cache(&self) -> &AtomicU64 {
+        &self.head().to_cache
     }
 
     /// Returns true while `towline run` learns of closed placeholders and frees their entries.

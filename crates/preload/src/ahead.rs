@@ -70,8 +70,8 @@ pub(crate) fn forget(mount: usize, handle: u64) {
     }
 }
 
-/// Returns true if the kernel would read ahead, too.
-fn is_followed(open: Open) -> bool {
+/// Returns true if the kernel would read ahead, and keep what was read.
+pub(crate) fn is_followed(open: Open) -> bool {
     let is_direct = open.entry.flags.load(Ordering::Relaxed) & libc::O_DIRECT as u32 != 0;
     !is_direct && open.entry.mode.load(Ordering::Relaxed) & libc::S_IFMT == libc::S_IFREG
 }

@@ -103,6 +103,11 @@ impl Asked {
     fn is_valid(self, now: Self) -> bool {
         self.changes == now.changes && now.when.saturating_duration_since(self.when) < VALID
     }
+
+    /// Returns true if the run has changed nothing since, and it was less than `age` ago.
+    pub(crate) fn is_younger(self, age: Duration) -> bool {
+        self.changes == changes() && self.when.elapsed() < age
+    }
 }
 
 /// A path that led to an open directory.

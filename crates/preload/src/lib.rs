@@ -12,6 +12,7 @@ mod ahead;
 mod alloc;
 mod behind;
 mod between;
+mod cache;
 mod changed;
 mod closing;
 mod common;

@@ -4,10 +4,10 @@
 //! It is used only for a moment ([`VALID_OPENED`]) and until any process of the run changes something or
 //! takes a lock, see `known.rs`.
 
-use crate::ahead;
 use crate::descriptors::Open;
 use crate::known::{self, Asked, changes, lock};
 use crate::place::At;
+use crate::{ahead, cache};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -191,6 +191,7 @@ pub(crate) fn listing(mount: usize, handle: u64) -> Option<(Vec<DirEntry>, bool)
 /// Forgets the data of a file that is closed.
 pub(crate) fn closed(mount: usize, handle: u64) {
     ahead::forget(mount, handle);
+    cache::closed(mount, handle);
     if let Some(mut kept) = lock(&OPENED)
         && let Some(place) = kept.place(mount, handle)
     {
@@ -206,7 +207,7 @@ pub(crate) fn read_at(open: Open, target: &mut [u8], offset: u64) -> Result<usiz
     if ends || done == target.len() {
         return Ok(done);
     }
-    match ahead::read_at(open, &mut target[done..], offset + done as u64) {
+    match cache::read_at(open, &mut target[done..], offset + done as u64) {
         Err(_) if done > 0 => Ok(done),
         Ok(more) => {
             if more > 0 && done + more < target.len() {

@@ -59,6 +59,16 @@ pub(crate) fn hide(fd: OwnedFd, what: Own) -> Result<OwnedFd, i32> {
     Ok(unsafe { OwnedFd::from_raw_fd(own) })
 }
 
+/// Like [`hide`], for descriptors that nothing depends on: where the limit is low, the program gets all numbers.
+///
+/// # Errors
+/// As [`duplicate`].
+pub(crate) fn hide_if_ample(fd: OwnedFd, what: Own) -> Result<OwnedFd, i32> {
+    let own = above(LEAST[0], fd.as_raw_fd(), what).unwrap_or(Err(libc::EMFILE))?;
+    // SAFETY: as above.
+    Ok(unsafe { OwnedFd::from_raw_fd(own) })
+}
+
 /// Closes one of our descriptors, which is no longer in use.
 pub(crate) fn close(fd: i32) {
     // First, as another thread may get the number at once.

@@ -8,7 +8,7 @@ use crate::descriptors::{self, Open, Own};
 use crate::hooks::lost;
 use crate::start::{self, Target};
 use crate::{
-    ahead, behind, closing, fresh, guard, known, limits, opened, own, process, walk, written,
+    ahead, behind, cache, closing, fresh, guard, known, limits, opened, own, process, walk, written,
 };
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
@@ -268,6 +268,7 @@ pub(crate) fn let_go() {
     }
     HAS_PROCESS_LOCKS.store(false, Ordering::Relaxed);
     ahead::leave_to_parent();
+    cache::leave_to_parent();
     walk::leave_to_parent();
     closing::disown();
     fresh::disown();

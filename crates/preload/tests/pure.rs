@@ -1,6 +1,8 @@
 //! Unit tests of modules that neither call libc nor are called by programs. Within the library itself they
 //! would run in a program whose libc it replaces.
 
+#[path = "../src/cache/gathered.rs"]
+mod gathered;
 #[path = "../src/hash.rs"]
 mod hash;
 #[path = "../src/languages.rs"]

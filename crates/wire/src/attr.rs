@@ -86,7 +86,17 @@ pub mod attr_flag {
     /// The file has no extended attributes. Set only in listings that ask for it; if clear, the file may
     /// or may not have some.
     pub const NO_XATTRS: u32 = 1;
+    /// [`super::Attr::change`] stands for the contents: the last change was at least [`super::QUIET_SECONDS`]
+    /// ago, on a file system that notes the time of each. If clear, the file may be changing.
+    ///
+    /// The kernel sets the time of a change when a write begins, and for stores to mapped pages only once until
+    /// these are written back, half a minute later. So contents that were read shortly after a change may be
+    /// older or newer than its number.
+    pub const QUIET: u32 = 2;
 }
+
+/// See [`attr_flag::QUIET`].
+pub const QUIET_SECONDS: i64 = 60;
 
 /// Lowest bit of [`Attr::file_system`] in [`Attr::flags`].
 pub const FILE_SYSTEM_SHIFT: u32 = 16;

@@ -319,7 +319,7 @@ impl<'a> Process<'a> {
         let (client, url) = self.run.servers.get(opened.mount as usize).ok_or_else(gone)?;
         let name = || self.run.mappings.join(memory::name(opened.mount, opened.inode));
         let memory = is_shared.then(|| Memory::open(name())).transpose()?;
-        Ok((Source::kept(&opened, client, url), memory))
+        Ok((Source::kept(&opened, client, url, &self.run.state), memory))
     }
 
     /// Removes this memory from the ranges that map files.
@@ -390,9 +390,8 @@ fn fill(
     let memory = range.memory.clone();
     let _turn = memory.as_ref().map(|memory| memory.turn()).transpose()?;
     let (source, asked) = (range.source.clone(), Instant::now());
-    let read = read_around(buffer, (page - start) as usize, |to, at| {
-        source.with(|file| file.read_at(to, offset + at))
-    })?;
+    let read =
+        read_around(buffer, (page - start) as usize, |to, at| source.read_at(to, offset + at))?;
     range.pattern.read(start, length, asked.elapsed());
     let end = read.end.next_multiple_of(page_bytes());
     buffer[read.end..end].fill(0);

@@ -7,6 +7,7 @@
 //! plain command lines never get here: `launch` does the same, and comes back only as the keeper ([`keep`]).
 
 mod behind;
+mod cache;
 mod connections;
 mod directory;
 mod faults;
@@ -31,6 +32,7 @@ mod watches;
 use crate::demo::start_server;
 use crate::remote::no_export;
 use crate::report::{Failure, Outcome, Report};
+use crate::serve::parse_bytes;
 use directory::{Library, RunDirectory};
 pub(crate) use fork::close_all_inherited;
 use keeper::Keeper;
@@ -68,6 +70,7 @@ Examples:
   towline run --at /data=towline://host/data -- tar xf /data/src.tar -C /data/build
   towline run --at /d=towline://host/data --report -- make -C /d/project -j2
   towline run --serve ./dir --at /d -- python3 train.py --input /d
+  towline run --cache 50G --at /data=towline://host/data -- python3 train.py --input /data
 
 Exit status: that of the program, which towline becomes, so also its end by a signal (with --report, 128
 and the signal's number); 125 when Towline failed, 126 or 127 when the program cannot be executed or found.";
@@ -92,6 +95,13 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FORMAT", num_args = 0..=1, require_equals = true,
           default_missing_value = "text")]
     report: Option<Format>,
+    /// Keep contents of files that programs read, at most this much for all runs of the user (bytes, or with
+    /// K, M, G, T). A file is read from there as long as its server says that it has not changed.
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    cache: Option<u64>,
+    /// Directory of the cache [default: towline in $XDG_CACHE_HOME or ~/.cache].
+    #[arg(long, value_name = "DIR", requires = "cache")]
+    cache_dir: Option<PathBuf>,
     /// Program and its arguments.
     #[arg(required = true, last = true, value_name = "COMMAND")]
     command: Vec<OsString>,
@@ -168,6 +178,8 @@ fn start(args: &Args) -> Outcome<u8> {
     if reach == Reach::Refused {
         return Ok(STATUS_NOT_EXECUTABLE);
     }
+    let cache =
+        args.cache.map(|limit| cache::Folder::new(args.cache_dir.as_deref(), limit)).transpose()?;
     let library = Library::new()?;
     let mut random = [0; 8];
     rustix::rand::getrandom(&mut random[..], rustix::rand::GetRandomFlags::empty())
@@ -176,6 +188,9 @@ fn start(args: &Args) -> Outcome<u8> {
         family: u64::from_le_bytes(random) | 1,
         report: args.report.is_some(),
         library: library.path().as_os_str().as_bytes().to_vec(),
+        cache: cache
+            .as_ref()
+            .map_or(Vec::new(), |cache| cache.path().as_os_str().as_bytes().to_vec()),
         mounts: mounts(&prefixes),
     };
     let state =
@@ -199,7 +214,8 @@ fn start(args: &Args) -> Outcome<u8> {
             crate::log_to_standard_error(crate::LOGGED_OF_RUN);
             let urls = Ok(prefixes.into_iter().map(|(_, url)| url).collect());
             let served = args.serve.clone();
-            Run { served, directory, state, family: config.family }.keep(&program, urls, mapped);
+            Run { served, cache, directory, state, family: config.family }
+                .keep(&program, urls, mapped);
             drop(library);
             std::process::exit(0);
         }
@@ -232,13 +248,15 @@ pub(crate) fn keep(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
     crate::log_to_standard_error(crate::LOGGED_OF_RUN);
     let urls = config.mounts.iter().map(|mount| Url::parse(&mount.url)).collect();
     let directory = RunDirectory::left(directory);
-    Run { served: None, directory, state, family: config.family }.keep(&program, urls, mapped);
+    let (served, cache) = (None, None);
+    Run { served, cache, directory, state, family: config.family }.keep(&program, urls, mapped);
     ExitCode::SUCCESS
 }
 
 /// What the keeper starts with.
 struct Run {
     served: Option<PathBuf>,
+    cache: Option<cache::Folder>,
     directory: RunDirectory,
     state: Prepared,
     family: u64,
@@ -266,8 +284,14 @@ impl Run {
         // Otherwise the file system of this directory could not be unmounted even after the programs have left
         // it. All paths that are used from here on are absolute.
         let _ = rustix::process::chdir("/");
+        if let Some(cache) = &self.cache {
+            cache.watch(&state);
+        }
         program.keep_until_end(Some(&mut keeper), &others, &self.state);
         keeper.stop();
+        if let Some(cache) = &self.cache {
+            cache.trim(&state);
+        }
         for Met { client, root, .. } in met {
             drop(root);
             client.close();

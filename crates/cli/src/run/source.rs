@@ -1,6 +1,8 @@
 //! Open files of a run's programs, as the keeper uses them.
 
+use super::cache::Contents;
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use towline_client::{Client, Error, Url};
 use towline_instance::{Entry, State, Taken, memory};
@@ -91,18 +93,35 @@ pub(super) struct Source {
     client: Client,
     handle: u64,
     pub(super) is_writable: bool,
+    contents: Option<Contents>,
 }
 
 impl Source {
     pub(super) fn of(opened: &Opened, client: &Client) -> Self {
         let (mount, handle, is_writable) = (opened.mount, opened.handle, opened.is_writable());
-        Self { mount, client: client.clone(), handle, is_writable }
+        Self { mount, client: client.clone(), handle, is_writable, contents: None }
     }
 
     /// For a file that the keeper closes: its client finds it again after a restart of the server.
-    pub(super) fn kept(opened: &Opened, client: &Client, url: &Url) -> Self {
+    pub(super) fn kept(opened: &Opened, client: &Client, url: &Url, state: &Arc<State>) -> Self {
         opened.make_known(client, url);
-        Self::of(opened, client)
+        let source = Self::of(opened, client);
+        if opened.may_write() {
+            return source;
+        }
+        let contents = source.with(|file| Ok(Contents::of(state, url, file)));
+        Self { contents: contents.unwrap_or_default(), ..source }
+    }
+
+    /// Reads the file.
+    ///
+    /// # Errors
+    /// Those of the read.
+    pub(super) fn read_at(&self, to: &mut [u8], offset: u64) -> io::Result<usize> {
+        self.with(|file| match &self.contents {
+            Some(contents) => contents.read_at(file, to, offset),
+            None => file.read_at(to, offset),
+        })
     }
 
     /// Uses the file.

@@ -38,6 +38,8 @@ struct Summary {
     /// Number of times that each file was opened.
     files: BTreeMap<String, u64>,
     slipped: BTreeMap<(Slip, String), u64>,
+    /// Bytes read from the cache and put into it, if there is one.
+    cached: Option<[u64; 2]>,
 }
 
 /// The kinds of things that slip through.
@@ -118,6 +120,10 @@ fn gather(directory: &Path) -> std::io::Result<Summary> {
     summary.answered =
         counted(state.trapped(), |number| Some(syscalls::Sysno::new(number)?.name().to_owned()));
     summary.kernels = state.passed().load(Ordering::Relaxed);
+    if state.config().is_some_and(|config| !config.cache.is_empty()) {
+        let bytes = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        summary.cached = Some([bytes(state.from_cache()), bytes(state.to_cache())]);
+    }
     Ok(summary)
 }
 
@@ -157,6 +163,7 @@ impl Summary {
             "functions": self.functions,
             "system_calls": { "answered": self.answered, "kernel": self.kernels },
             "files": self.files,
+            "cache": self.cached.map(|[read, stored]| json!({ "read": read, "stored": stored })),
             "slipped": slipped,
         })
     }
@@ -191,6 +198,9 @@ impl Summary {
         if most.len() > FILES_MAX {
             let more = most.len() - FILES_MAX;
             let _ = writeln!(out, "    and {more} more; --report=json lists all");
+        }
+        if let Some([read, stored]) = self.cached {
+            let _ = writeln!(out, "  bytes read from the cache: {read}; put into it: {stored}");
         }
         if self.slipped.is_empty() {
             out.push_str("  nothing is known to have bypassed interception\n");

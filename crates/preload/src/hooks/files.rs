@@ -9,7 +9,7 @@ use crate::opened::{self, First, Opened};
 use crate::place::{self, At, Last};
 use crate::table::real;
 use crate::walk::{self, Found, How};
-use crate::{behind, fresh, own, pool, remote, start, written};
+use crate::{behind, cache, fresh, own, pool, remote, start, written};
 use libc::{c_char, c_int, c_uint, c_ulong, mode_t};
 use std::ffi::CStr;
 use std::sync::atomic::Ordering;
@@ -112,6 +112,7 @@ pub(crate) fn open_remote(at: &At, flags: c_int, mode: mode_t) -> Result<c_int, 
     }
     let Found { attr, listing, when, changes, arrived, how, .. } = found;
     let end = None;
+    cache::opened(mount, handle, flags, &attr, Asked { when: arrived, changes });
     opened::keep(at, Opened { mount, handle, when, arrived, changes, attr, data, listing, end });
     let path = place::tidy(&at.below());
     let new = New {

@@ -4,7 +4,7 @@ use super::resolve::Tree;
 use crate::FREED_BYTES_MAX;
 use rustix::fs::{AtFlags, Statx, StatxFlags, StatxTimestamp};
 use std::os::fd::AsFd;
-use towline_wire::attr::FILE_SYSTEM_SHIFT;
+use towline_wire::attr::{FILE_SYSTEM_SHIFT, QUIET_SECONDS, attr_flag};
 use towline_wire::{Attr, Errno, Timestamp};
 
 /// The fields requested from `statx(2)`.
@@ -75,8 +75,36 @@ impl Tree {
     /// Converts attributes to the form of the protocol.
     pub(super) fn attr_of(&self, stat: &Statx) -> Attr {
         let file_system = file_system(identity_of(stat).0, self.device);
-        Attr { flags: u32::from(file_system) << FILE_SYSTEM_SHIFT, ..attr_of(stat) }
+        let is_told = self.tells_changes && file_system == 0;
+        let quiet = if is_told && is_quiet(stat) { attr_flag::QUIET } else { 0 };
+        Attr { flags: u32::from(file_system) << FILE_SYSTEM_SHIFT | quiet, ..attr_of(stat) }
     }
+}
+
+/// File systems on which each change of a file sets its time of change to the kernel's time, and on which a file keeps
+/// its inode number (`f_type`, `statfs(2)`). Elsewhere the time is that of the contents and can be set (vfat, exFAT),
+/// or comes with an image, which another one may replace whose files have the same times, lengths and inode numbers
+/// (squashfs, EROFS, ISO 9660; so also overlays); or contents change without it (stores to mapped pages on tmpfs, the
+/// kernel's own files, other machines).
+const TELL_CHANGES: [u32; 6] = [
+    0xef53,      // ext2, ext3, ext4
+    0x5846_5342, // XFS
+    0x9123_683e, // Btrfs
+    0xf2f5_2010, // F2FS
+    0xca45_1a4e, // bcachefs
+    0x2fc1_2fc1, // ZFS
+];
+
+/// Returns true if files of the file system of `root` have times by which all changes can be told ([`TELL_CHANGES`]).
+pub(super) fn tells_changes(root: impl AsFd) -> Result<bool, Errno> {
+    let kind = rustix::fs::fstatfs(root).map_err(errno)?.f_type as u32;
+    Ok(TELL_CHANGES.contains(&kind))
+}
+
+/// Returns true if the last change is long ago, by the clock from which the kernel takes the times of files.
+fn is_quiet(stat: &Statx) -> bool {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
+    now.tv_sec.saturating_sub(stat.stx_ctime.tv_sec) > QUIET_SECONDS
 }
 
 fn attr_of(stat: &Statx) -> Attr {
@@ -105,4 +133,48 @@ fn attr_of(stat: &Statx) -> Attr {
 
 fn timestamp(time: StatxTimestamp) -> Timestamp {
     Timestamp::new(time.tv_sec, time.tv_nsec)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+
+    #[test]
+    fn a_file_is_quiet_a_minute_after_its_last_change() {
+        let file = tempfile::tempfile().unwrap();
+        let mut stat = stat_file(&file).unwrap();
+        assert!(!is_quiet(&stat));
+        stat.stx_ctime.tv_sec -= QUIET_SECONDS - 5;
+        assert!(!is_quiet(&stat));
+        stat.stx_ctime.tv_sec -= 7;
+        assert!(is_quiet(&stat));
+        // A clock that was set back.
+        stat.stx_ctime.tv_sec = i64::MAX;
+        assert!(!is_quiet(&stat));
+        stat.stx_ctime.tv_sec = i64::MIN;
+        assert!(is_quiet(&stat));
+    }
+
+    /// What the kernel's own file systems, and those of images, say does not stand for the contents.
+    #[test]
+    fn files_are_quiet_only_where_their_time_of_change_tells_changes() {
+        use crate::directory::DirectoryStore;
+        use crate::{Caller, FileStore};
+        let quiet = |root: &str, name: &[u8]| {
+            let store = DirectoryStore::new(std::path::Path::new(root), false).unwrap();
+            let caller = Caller { uid: 0, gid: 0, groups: Arc::new([]), enforce: false };
+            let attr = store.stat(&caller, (&*store.root().unwrap(), name), true).unwrap();
+            attr.flags & attr_flag::QUIET != 0
+        };
+        assert!(!quiet("/proc", b""));
+        assert!(!quiet("/", b"proc"), "on another file system than the export");
+        let here = env!("CARGO_MANIFEST_DIR");
+        let old = stat_name(rustix::fs::CWD, format!("{here}/Cargo.toml").as_bytes()).unwrap();
+        let root = rustix::fs::open(here, rustix::fs::OFlags::PATH, rustix::fs::Mode::empty());
+        assert_eq!(
+            quiet(here, b"Cargo.toml"),
+            is_quiet(&old) && tells_changes(root.unwrap()).unwrap()
+        );
+    }
 }

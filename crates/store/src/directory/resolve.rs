@@ -29,6 +29,8 @@ pub(super) struct Tree {
     pub(super) root_identity: (u64, u64),
     /// Device of the whole export; this tree may be a directory in it.
     pub(super) device: u64,
+    /// Whether files on that device have a time of change with each change of their contents.
+    pub(super) tells_changes: bool,
     /// The identity that the server runs as.
     pub(super) server: Arc<ServerIdentity>,
     /// Whether all changes fail.

@@ -1,6 +1,6 @@
 //! The store: operations on names beneath the root.
 
-use super::attributes::{errno, frees_much, identity_of, stat_file};
+use super::attributes::{errno, frees_much, identity_of, stat_file, tells_changes};
 use super::changes;
 use super::copy::copy_between;
 use super::identity::{Acting, ServerIdentity};
@@ -98,10 +98,15 @@ impl DirectoryStore {
     ) -> Result<Arc<Self>, Errno> {
         let stat = stat_file(&root)?;
         let root_identity = identity_of(&stat);
+        let (device, tells_changes) = match &whole {
+            Some(whole) => (whole.tree.device, whole.tree.tells_changes),
+            None => (root_identity.0, tells_changes(&root)?),
+        };
         let tree = Arc::new(Tree {
             root: root.clone(),
             root_identity,
-            device: whole.as_ref().map_or(root_identity.0, |whole| whole.tree.device),
+            device,
+            tells_changes,
             server,
             read_only,
             known: Known::default(),
