@@ -36,6 +36,9 @@ WORKLOADS = {
     "write 1M (128M)": "dd if=/dev/zero of=$D/new/w bs=1M count=128 conv=fsync",
     "append 2000 lines": "exec >> $D/new/log; for n in $(seq 2000); do echo line $n; done",
     "append by >> 200": "for n in $(seq 200); do echo line $n >> $D/new/log; done",
+    "cat 20 files": "for n in $(seq 0 19); do /bin/cat $D/tree/part0/sub0/file$n > /dev/null; done",
+    "compile 8 C files": "cd $D/new; for n in $(seq 10); do echo \"int f$n(int);\" > h$n.h; done; for n in $(seq 8); do "
+    "for h in $(seq 10); do echo \"#include \\\"h$h.h\\\"\"; done > c$n.c; cc -c c$n.c; done",
     "read 4K (32M)": "dd if=$D/big of=/dev/null bs=4k count=8192",
     "read 1M (128M)": "dd if=$D/big of=/dev/null bs=1M",
     "cp in (128M)": "cp $L/big $D/new/big",
