@@ -1,5 +1,5 @@
 //! Connections to far servers that are made before processes need them. A process that gets one sends its first
-//! request two round trips earlier (`preload/remote.rs`).
+//! request two round trips earlier (`preload/remote/sessions.rs`).
 //!
 //! The first connection is made while the keeper makes its own. There are more once a second process has asked.
 
