@@ -50,15 +50,20 @@ impl Version {
     /// regular file, or may just be changing.
     #[must_use]
     pub fn of(server: &[u8], attr: &Attr) -> Option<Self> {
+        Self::at(hash(server), attr)
+    }
+
+    fn at(server: u64, attr: &Attr) -> Option<Self> {
         let is_quiet = attr.flags & attr_flag::QUIET != 0;
         let is_fit = attr.file_type() == TYPE_FILE && is_quiet && attr.size <= SIZE_MAX;
-        let version = Self {
-            server: hash(server),
-            identity: attr.identity(),
-            change: attr.change,
-            size: attr.size,
-        };
-        is_fit.then_some(version)
+        let (identity, change, size) = (attr.identity(), attr.change, attr.size);
+        is_fit.then_some(Self { server, identity, change, size })
+    }
+
+    /// Returns true if a file of the same server that has these attributes now is still of this version.
+    #[must_use]
+    pub fn is_still(&self, attr: &Attr) -> bool {
+        Self::at(self.server, attr) == Some(*self)
     }
 
     fn name(&self) -> String {

@@ -21,7 +21,7 @@ use std::io;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
-use towline_client::File;
+use towline_client::{File, Url};
 use towline_instance::cache::{Cached, VALID, Version};
 use towline_wire::Attr;
 
@@ -69,7 +69,9 @@ pub(crate) fn opened(mount: usize, handle: u64, flags: i32, attr: &Attr, asked: 
     if flags & WRITES != 0 || attr.size <= FIRST_BYTES as u64 {
         return;
     }
-    let Some(version) = server(mount).and_then(|server| Version::of(&server, attr)) else { return };
+    let url = start::mounts().get(mount).and_then(|target| target.url());
+    let version = |url: &Url| Version::of(url.of_export().to_string().as_bytes(), attr);
+    let Some(version) = url.and_then(version) else { return };
     if let Some(mut files) = lock(&FILES) {
         if files.len() == FILES_MAX {
             files.remove(0);
@@ -85,12 +87,6 @@ pub(crate) fn closed(mount: usize, handle: u64) {
         keep_gathered(mount, handle);
         forget(mount, handle);
     }
-}
-
-/// Returns what tells the server and export of a mount from others.
-fn server(mount: usize) -> Option<Vec<u8>> {
-    let url = start::mounts().get(mount)?.url()?;
-    Some(url.of_export().to_string().into_bytes())
 }
 
 fn forget(mount: usize, handle: u64) {
@@ -140,10 +136,7 @@ fn find(mount: usize, handle: u64) -> Option<(Arc<Cached>, Asked)> {
 /// Asks whether the file still has this version; forgets it otherwise.
 fn confirm(open: Open, mount: usize, version: Version) -> bool {
     let changes = known::changes();
-    let is_same = remote::with(open, File::stat).is_ok_and(|attr| {
-        server(mount).and_then(|server| Version::of(&server, &attr)) == Some(version)
-    });
-    if !is_same {
+    if !remote::with(open, File::stat).is_ok_and(|attr| version.is_still(&attr)) {
         forget(mount, open.handle);
         return false;
     }

@@ -101,12 +101,16 @@ impl Asked {
 
     /// Returns true if the answer may still be used.
     fn is_valid(self, now: Self) -> bool {
-        self.changes == now.changes && now.when.saturating_duration_since(self.when) < VALID
+        self.is_within(VALID, now)
     }
 
     /// Returns true if the run has changed nothing since, and it was less than `age` ago.
     pub(crate) fn is_younger(self, age: Duration) -> bool {
-        self.changes == changes() && self.when.elapsed() < age
+        self.is_within(age, Self::now())
+    }
+
+    fn is_within(self, age: Duration, now: Self) -> bool {
+        self.changes == now.changes && now.when.saturating_duration_since(self.when) < age
     }
 }
 
@@ -166,9 +170,12 @@ impl Known {
 
     /// Returns the place of a directory, unless the path may lead elsewhere by now.
     fn current(&self, key: Key<'_>, now: Asked) -> Option<usize> {
-        let place = self.find(key)?;
-        let is_old = self.directories[place].path(key).is_some_and(|path| path.is_old(now));
-        (!is_old).then_some(place)
+        self.find(key).filter(|place| self.is_current(*place, key, now))
+    }
+
+    /// Returns false if this is the path of the directory at `place`, and may lead elsewhere by now.
+    fn is_current(&self, place: usize, key: Key<'_>, now: Asked) -> bool {
+        !self.directories[place].path(key).is_some_and(|path| path.is_old(now))
     }
 
     fn find(&self, key: Key<'_>) -> Option<usize> {
@@ -233,8 +240,7 @@ impl Known {
             return None;
         }
         let place = self.find(key).unwrap_or_else(|| self.add(None, key));
-        let is_old = self.directories[place].path(key).is_some_and(|path| path.is_old(asked));
-        (!is_old).then_some(place)
+        self.is_current(place, key, asked).then_some(place)
     }
 
     /// Keeps what is known of a name.

@@ -15,8 +15,8 @@
 
 use crate::guard::{self, checked, inside, mask};
 use crate::{
-    ALLOCATOR, ahead, cache, demand, descriptors, hooks, known, opened, process, remote, start,
-    stdio, walk, working, written,
+    ALLOCATOR, demand, descriptors, hooks, known, opened, process, remote, start, stdio, working,
+    written,
 };
 use std::arch::naked_asm;
 use std::ffi::{c_char, c_int, c_void};
@@ -194,10 +194,7 @@ extern "C" fn in_child() {
     ALLOCATOR.set_aside();
     known::leave_to_parent();
     opened::leave_to_parent();
-    ahead::leave_to_parent();
-    cache::leave_to_parent();
     written::leave_to_parent();
-    walk::leave_to_parent();
     working::leave_to_parent();
     demand::disown();
     remote::disown();

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
-use towline_client::{Error, File, Url};
+use towline_client::{Attr, Error, File, Url};
 use towline_instance::State;
 use towline_instance::cache::{Cached, VALID, Version, trim};
 
@@ -86,8 +86,6 @@ impl Folder {
 /// What is kept of a file that a program has mapped and cannot write.
 pub(super) struct Contents {
     state: Arc<State>,
-    /// Names server and export.
-    server: Vec<u8>,
     /// `None` once the file has another version.
     cached: Mutex<Option<(Arc<Cached>, Confirmed)>>,
 }
@@ -99,6 +97,19 @@ struct Confirmed {
     changes: u64,
 }
 
+impl Confirmed {
+    /// Asks the server for the attributes of a file; `None` if it does not answer.
+    fn ask(state: &State, file: &File) -> Option<(Attr, Self)> {
+        let changes = state.changes().load(Ordering::Acquire);
+        let attr = file.stat().ok()?;
+        Some((attr, Self { when: Instant::now(), changes }))
+    }
+
+    fn is_valid(self, state: &State) -> bool {
+        self.changes == state.changes().load(Ordering::Acquire) && self.when.elapsed() < VALID
+    }
+}
+
 impl Contents {
     /// Returns what is kept of an open file, or `None` if the run has no cache or the file may not be kept.
     pub(super) fn of(state: &Arc<State>, url: &Url, file: &File) -> Option<Self> {
@@ -106,32 +117,20 @@ impl Contents {
         if directory.is_empty() {
             return None;
         }
-        let server = url.of_export().to_string().into_bytes();
-        let contents = Self { state: Arc::clone(state), server, cached: Mutex::default() };
-        let (version, confirmed) = contents.ask(file)?;
-        let cached = Arc::new(Cached::open(&directory, version?, Ok).ok()?);
-        *contents.cached.lock().unwrap_or_else(PoisonError::into_inner) = Some((cached, confirmed));
-        Some(contents)
-    }
-
-    fn changes(&self) -> u64 {
-        self.state.changes().load(Ordering::Acquire)
-    }
-
-    /// Asks the server for the version of the file; `None` if it does not answer.
-    fn ask(&self, file: &File) -> Option<(Option<Version>, Confirmed)> {
-        let changes = self.changes();
-        let version = Version::of(&self.server, &file.stat().ok()?);
-        Some((version, Confirmed { when: Instant::now(), changes }))
+        let (attr, confirmed) = Confirmed::ask(state, file)?;
+        let version = Version::of(url.of_export().to_string().as_bytes(), &attr)?;
+        let cached = Arc::new(Cached::open(&directory, version, Ok).ok()?);
+        let cached = Mutex::new(Some((cached, confirmed)));
+        Some(Self { state: Arc::clone(state), cached })
     }
 
     /// Returns the cached file if the remote one still has that version.
     fn confirmed(&self, file: &File) -> Option<Arc<Cached>> {
         let mut known = self.cached.lock().unwrap_or_else(PoisonError::into_inner);
         let (cached, confirmed) = known.as_mut()?;
-        if confirmed.changes != self.changes() || confirmed.when.elapsed() >= VALID {
-            match self.ask(file) {
-                Some((version, now)) if version == Some(cached.version()) => *confirmed = now,
+        if !confirmed.is_valid(&self.state) {
+            match Confirmed::ask(&self.state, file) {
+                Some((attr, now)) if cached.version().is_still(&attr) => *confirmed = now,
                 _ => *known = None,
             }
         }

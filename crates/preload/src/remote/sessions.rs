@@ -34,6 +34,7 @@ const AWAY: [i32; 5] = [libc::ECONNREFUSED, libc::ECONNRESET, libc::ENOENT, libc
 static SESSIONS: [AtomicPtr<Session>; MOUNTS_MAX] =
     [const { AtomicPtr::new(std::ptr::null_mut()) }; MOUNTS_MAX];
 static CONNECTING: Mutex<()> = Mutex::new(());
+
 /// Returns the session for a mount, and connects if there is none. All requests of this process begin here,
 /// after what the run has written behind.
 pub(crate) fn client(mount: usize) -> Result<&'static Client, i32> {
