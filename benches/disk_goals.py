@@ -368,8 +368,11 @@ def clients(bench):
         fair = []
 
         def one(s):
-            done = bench.load(s, "--size", "64K", "--clients", 184, *more, secs=2 * bench.secs)
-            if s.name == "towline":
+            is_ours = s.name == "towline"
+            # Ours long enough that every client gets hundreds of turns, of which some take 20 ms.
+            secs = max(4, bench.secs) if is_ours else 2 * bench.secs
+            done = bench.load(s, "--size", "64K", "--clients", 184, *more, secs=secs)
+            if is_ours:
                 fair.append(done["slowest"] / done["fastest"])
             return done["bytes_per_s"] / 1e9
         found = dict(zip((s.name for s in systems), bench.medians(*(lambda s=s: one(s) for s in systems))))

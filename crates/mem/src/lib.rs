@@ -7,6 +7,7 @@
 //! reads them in place.
 
 mod aggregate;
+mod copy;
 mod huge;
 mod lending;
 mod page;

@@ -10,8 +10,10 @@ mod limits;
 mod local;
 pub(crate) mod nbd_client;
 mod paper;
+mod processes;
 mod processor;
 mod raw;
+mod raw_clients;
 mod result;
 mod several;
 mod shared;
@@ -34,6 +36,7 @@ Examples:
   towline bench file --server /srv/data --op scan_stat --again        the same without a server
   towline bench net --kind tcp --request 60 --reply 4140 --pin 0,1
   towline bench net --stream --sendfile /srv/data/big
+  towline bench net --procs 184 --reply 65536 --sendfile /srv/data/big
   towline bench limits
   towline bench disk --nbd 127.0.0.1:10809 --export img --size 4K --depth 32 --random
   towline bench disk --server towline://127.0.0.1/img --size 4K --depth 32 --random --write

@@ -6,7 +6,8 @@
 
 use super::SECS;
 use super::processor::{self, Pinned, end_with_parent};
-use super::result::{Measured, summary};
+use super::raw_clients;
+use super::result::{Measured, monotonic, summary};
 use super::shared::{self, End};
 use crate::report::say;
 use crate::serve::parse_bytes;
@@ -14,7 +15,7 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 use std::fs::File;
 use std::io;
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -57,12 +58,18 @@ pub(crate) struct Args {
     /// of 1 MiB under way fills 4M, which is evicted from the processor's caches sooner than 256K.
     #[arg(long, value_name = "N", value_parser = parse_bytes, default_value = "256K", requires = "stream")]
     pub(super) into: u64,
-    /// With --stream: send pages of this file with sendfile instead.
-    #[arg(long, value_name = "FILE", requires = "stream")]
+    /// Send pages of this file with sendfile, as a stream or as replies.
+    #[arg(long, value_name = "FILE")]
     pub(super) sendfile: Option<PathBuf>,
+    /// Client processes with a connection each. The far end has a thread for each processor.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(super) procs: usize,
     /// Run as the far end; a measurement starts it by itself.
     #[arg(long, hide = true)]
     pub(super) far: bool,
+    /// Run as one of several client processes, over the socket that is at this address.
+    #[arg(long, hide = true)]
+    pub(super) near: Option<SocketAddr>,
 }
 
 /// The channels to send bytes over.
@@ -107,7 +114,9 @@ impl Args {
             stream: false,
             into: PIECE_BYTES as u64,
             sendfile: None,
+            procs: 1,
             far: false,
+            near: None,
         }
     }
 
@@ -136,6 +145,16 @@ impl Args {
                     .into(),
             );
         }
+        if self.kind.shares_memory() && self.sendfile.is_some() {
+            return Err("--sendfile is for sockets".into());
+        }
+        if !(1..=raw_clients::PROCS_MAX).contains(&self.procs) {
+            return Err(format!("--procs: expected 1 to {}", raw_clients::PROCS_MAX));
+        }
+        let plain = self.kind == Kind::Tcp && !self.stream && !self.spin && self.pin.is_empty();
+        if self.procs > 1 && !plain {
+            return Err("--procs is for requests over TCP, without --spin and --pin".into());
+        }
         if self.kind == Kind::Futex && self.spin {
             return Err("--kind futex always sleeps; use --kind shm to spin".into());
         }
@@ -148,7 +167,12 @@ pub(super) fn run(args: &Args) -> Result<(), String> {
     if args.far {
         return far_end(args).map_err(|error| format!("far end: {error}"));
     }
-    say(summary(&[measure(args)?]))
+    if let Some(address) = args.near {
+        return raw_clients::near_end(args, address);
+    }
+    args.check()?;
+    let results = if args.procs > 1 { raw_clients::measure(args)? } else { vec![measure(args)?] };
+    say(summary(&results))
 }
 
 /// Runs one measurement.
@@ -186,18 +210,71 @@ pub(super) fn measure(args: &Args) -> Result<Measured, String> {
         measured.read_bytes = measured.operations * PIECE_BYTES as u64;
         return Ok(measured);
     }
+    ask(&near, args, args.secs).map_err(failed)
+}
+
+/// Sends requests and waits for the reply to each.
+pub(super) fn ask(socket: &OwnedFd, args: &Args, secs: f64) -> io::Result<Measured> {
     let (request, mut reply) = (vec![1; args.request], vec![0; args.reply]);
-    repeat(args.secs, || {
-        send(&near, &request)?;
-        receive(&near, &mut reply, args.spin)
-    })
-    .map_err(failed)
+    let mut measured = repeat(secs, || {
+        send(socket, &request)?;
+        receive(socket, &mut reply, args.spin)
+    })?;
+    measured.read_bytes = measured.operations * args.reply as u64;
+    measured.written_bytes = measured.operations * args.request as u64;
+    Ok(measured)
+}
+
+/// Answers requests, one after the other.
+pub(super) struct Answers {
+    spin: bool,
+    request: Vec<u8>,
+    reply: Vec<u8>,
+    file: Option<File>,
+    length: u64,
+    offset: u64,
+}
+
+impl Answers {
+    /// # Errors
+    /// The file to send cannot be opened, or is shorter than a reply.
+    pub(super) fn new(args: &Args) -> io::Result<Self> {
+        let file = args.sendfile.as_ref().map(File::open).transpose()?;
+        let length = file.as_ref().map_or(Ok(0), |file| file.metadata().map(|data| data.len()))?;
+        if file.is_some() && length < args.reply as u64 {
+            return Err(io::Error::new(
+                io::ErrorKind::UnexpectedEof,
+                format!("the file to send has {length} bytes, fewer than a reply"),
+            ));
+        }
+        let (request, reply) = (vec![0; args.request], vec![1; args.reply]);
+        Ok(Self { spin: args.spin, request, reply, file, length, offset: 0 })
+    }
+
+    /// Receives a request and sends the reply.
+    pub(super) fn one(&mut self, socket: &OwnedFd) -> io::Result<()> {
+        receive(socket, &mut self.request, self.spin)?;
+        let Some(file) = &self.file else { return send(socket, &self.reply) };
+        let bytes = self.reply.len() as u64;
+        if self.offset + bytes > self.length {
+            self.offset = 0;
+        }
+        let end = self.offset + bytes;
+        while self.offset < end {
+            let left = (end - self.offset) as usize;
+            if rustix::fs::sendfile(socket, file, Some(&mut self.offset), left)? == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Times `one` over and over. The first call is not counted, since the far end is still starting.
 fn repeat(secs: f64, mut one: impl FnMut() -> io::Result<()>) -> io::Result<Measured> {
     one()?;
     let mut measured = Measured::new();
+    measured.began = monotonic();
     let start = Instant::now();
     let end = start + Duration::from_secs_f64(secs);
     let mut now = start;
@@ -222,21 +299,18 @@ fn far_end(args: &Args) -> io::Result<()> {
             end.answer();
         }
     }
-    match &args.sendfile {
-        Some(path) => send_file(&given, &File::open(path)?),
-        None if args.stream => {
-            let piece = vec![1; PIECE_BYTES];
-            loop {
-                send(&given, &piece)?;
-            }
+    if !args.stream {
+        let mut answers = Answers::new(args)?;
+        loop {
+            answers.one(&given)?;
         }
-        None => {
-            let (mut request, reply) = (vec![0; args.request], vec![1; args.reply]);
-            loop {
-                receive(&given, &mut request, args.spin)?;
-                send(&given, &reply)?;
-            }
-        }
+    }
+    if let Some(path) = &args.sendfile {
+        return send_file(&given, &File::open(path)?);
+    }
+    let piece = vec![1; PIECE_BYTES];
+    loop {
+        send(&given, &piece)?;
     }
 }
 
@@ -287,13 +361,30 @@ fn pair(kind: Kind) -> io::Result<(OwnedFd, OwnedFd)> {
         let (near, far) = UnixStream::pair()?;
         return Ok((near.into(), far.into()));
     }
-    // Connect as Towline's servers and clients do. Otherwise the pacing of BBR would be measured.
-    let listener = Listener::bind(&Address::Tcp((Ipv4Addr::LOCALHOST, 0).into()))?;
-    let Listener::Tcp(listener, _) = &listener else { unreachable!("bound to TCP") };
-    let near = connect_stream(listener.local_addr()?, Duration::from_secs(5))?;
+    let listener = listen()?;
+    let near = connect(listener.local_addr()?)?;
+    Ok((near, accept(&listener)?))
+}
+
+// Connect as Towline's servers and clients do. Otherwise the pacing of BBR would be measured.
+
+pub(super) fn listen() -> io::Result<TcpListener> {
+    let listener = match &Listener::bind(&Address::Tcp((Ipv4Addr::LOCALHOST, 0).into()))? {
+        Listener::Tcp(listener, _) => listener.try_clone()?,
+        _ => unreachable!("bound to TCP"),
+    };
+    listener.set_nonblocking(false)?;
+    Ok(listener)
+}
+
+pub(super) fn connect(address: SocketAddr) -> io::Result<OwnedFd> {
+    Ok(connect_stream(address, Duration::from_secs(5))?.into())
+}
+
+pub(super) fn accept(listener: &TcpListener) -> io::Result<OwnedFd> {
     let (far, _) = listener.accept()?;
     far.set_nodelay(true)?;
-    Ok((near.into(), far.into()))
+    Ok(far.into())
 }
 
 /// The process at the far end, which is killed when dropped.
@@ -349,6 +440,13 @@ mod tests {
             ("x --kind shm --stream", false),
             ("x --stream --into 4M", true),
             ("x --stream --into 300K", false),
+            ("x --sendfile file", true),
+            ("x --sendfile file --kind futex", false),
+            ("x --procs 184", true),
+            ("x --procs 0", false),
+            ("x --procs 2 --kind unix", false),
+            ("x --procs 2 --stream", false),
+            ("x --procs 2 --pin 0,1", false),
             ("x --reply 0", false),
             ("x --secs nan", false),
             ("x --secs 0", false),

@@ -1,0 +1,78 @@
+//! `towline bench net --procs`: requests of many client processes without Towline. As with Towline, few threads
+//! answer them all.
+
+use super::processes;
+use super::processor::{self, end_with_parent};
+use super::raw::{Answers, Args, accept, ask, connect, listen};
+use super::result::Measured;
+use rustix::buffer::spare_capacity;
+use rustix::event::epoll;
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::OwnedFd;
+
+/// Most client processes.
+pub(super) const PROCS_MAX: usize = 10_000;
+
+/// Measures the requests of `args.procs` client processes together.
+pub(super) fn measure(args: &Args) -> Result<Vec<Measured>, String> {
+    let failed = |error: io::Error| format!("tcp: {error}");
+    let threads = processor::usable().len().clamp(1, args.procs);
+    let listener = listen().map_err(failed)?;
+    let address = listener.local_addr().map_err(failed)?;
+    // Also tells at once if there is nothing to send.
+    let answers = (0..threads).map(|_| Answers::new(args)).collect::<io::Result<Vec<_>>>();
+    let answers = answers.map_err(failed)?;
+    let procs = args.procs;
+    // These threads end with the process: when the measurement fails, too.
+    std::thread::spawn(move || far_end(&listener, procs, answers));
+    processes::together(procs, args.secs, |_, command| {
+        command.args(["bench", "net", "--near", &address.to_string()]);
+        command.args(["--request", &args.request.to_string(), "--reply", &args.reply.to_string()]);
+    })
+}
+
+/// Runs one of the client processes.
+pub(super) fn near_end(args: &Args, address: SocketAddr) -> Result<(), String> {
+    end_with_parent();
+    let socket = connect(address).map_err(|error| format!("tcp: {error}"))?;
+    processes::take_part(|secs| ask(&socket, args, secs).map_err(|error| format!("tcp: {error}")))
+}
+
+/// Accepts all connections and answers their requests, on as many threads as there are `answers`.
+fn far_end(listener: &TcpListener, procs: usize, answers: Vec<Answers>) {
+    let mut shares: Vec<Vec<OwnedFd>> = answers.iter().map(|_| Vec::new()).collect();
+    for number in 0..procs {
+        let Ok(socket) = accept(listener) else { return };
+        let threads = shares.len();
+        shares[number % threads].push(socket);
+    }
+    for (sockets, mut answers) in shares.into_iter().zip(answers) {
+        // If it fails, the connections are closed, which their clients report.
+        std::thread::spawn(move || serve(&sockets, &mut answers));
+    }
+}
+
+/// Answers the requests that come over these connections.
+fn serve(sockets: &[OwnedFd], answers: &mut Answers) -> io::Result<()> {
+    let ready = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+    for (number, socket) in sockets.iter().enumerate() {
+        let data = epoll::EventData::new_u64(number as u64);
+        epoll::add(&ready, socket, data, epoll::EventFlags::IN)?;
+    }
+    let mut events = Vec::with_capacity(256);
+    loop {
+        match epoll::wait(&ready, spare_capacity(&mut events), None) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        for event in events.drain(..) {
+            let socket = &sockets[event.data.u64() as usize];
+            if answers.one(socket).is_err() {
+                // Its client has measured enough, or reports the end of the connection.
+                epoll::delete(&ready, socket)?;
+                let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Both);
+            }
+        }
+    }
+}
