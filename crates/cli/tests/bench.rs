@@ -1,24 +1,56 @@
-//! `towline bench disk` measures what it claims to measure.
+//! `towline bench disk` and `net` measure what they claim to measure.
 #![allow(clippy::unwrap_used)] // a test that cannot go on should say where
 
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::process::Command;
 
-fn bench(arguments: &[&str]) -> String {
+fn run(arguments: &[&str]) -> std::process::Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_towline"));
-    let done = command.args(["bench", "disk"]).args(arguments).output().unwrap();
+    command.arg("bench").args(arguments).output().unwrap()
+}
+
+fn measured(arguments: &[&str]) -> String {
+    let done = run(arguments);
     let (out, err) =
         (String::from_utf8(done.stdout).unwrap(), String::from_utf8_lossy(&done.stderr));
     assert!(done.status.success(), "{arguments:?}: {err}");
     out
 }
 
+fn bench(arguments: &[&str]) -> String {
+    measured(&[&["disk"], arguments].concat())
+}
+
 fn refused(arguments: &[&str], expected: &str) {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_towline"));
-    let done = command.args(["bench", "disk"]).args(arguments).output().unwrap();
+    let done = run(&[&["disk"], arguments].concat());
     let text = String::from_utf8_lossy(&done.stderr).into_owned();
     assert!(!done.status.success() && text.contains(expected), "{arguments:?}: {text}");
+}
+
+#[test]
+fn raw_clients_get_whole_replies_from_a_file_or_memory() {
+    let mut file = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    // Two replies and a part of a third, which is never sent.
+    std::io::Write::write_all(&mut file, &[7; 250_000]).unwrap();
+    let path = file.path().to_str().unwrap();
+    let sizes = ["net", "--request", "53", "--reply", "100000", "--secs", "0.5"];
+    for more in
+        [&[][..], &["--procs", "3"], &["--sendfile", path], &["--procs", "3", "--sendfile", path]]
+    {
+        let out = measured(&[&sizes, more].concat());
+        let result: Value = serde_json::from_str(out.lines().last().unwrap()).unwrap();
+        let count = |name: &str| result[name].as_u64().unwrap();
+        assert!(count("ops") >= 1, "{more:?}: {out}");
+        assert_eq!(count("rbytes"), count("ops") * 100_000, "{more:?}: {out}");
+        assert_eq!((count("wbytes"), count("errors")), (count("ops") * 53, 0), "{more:?}: {out}");
+    }
+    for procs in ["1", "3"] {
+        let done = run(&["net", "--reply", "250001", "--procs", procs, "--sendfile", path]);
+        let text = String::from_utf8_lossy(&done.stderr);
+        assert_eq!(done.status.code(), Some(1), "{procs}: {text}");
+        assert!(text.contains("250000 bytes, fewer than a reply"), "{procs}: {text}");
+    }
 }
 
 #[test]
