@@ -357,6 +357,8 @@ def main():
     unknown = set(args.rows) - set(ROWS)
     if unknown:
         parser.error(f"no such row: {', '.join(sorted(unknown))}")
+    if not os.access(args.towline, os.X_OK):
+        parser.error(f"{os.path.normpath(args.towline)}: no such program; build it (cargo build --release) or name another (--towline)")
     bench, results = Bench(args), []
     print(f"| {'what':<50} | {'goal':<42} | {'reached':<28} | {'limit':<28} | met |")
     print(f"|{'-' * 52}|{'-' * 44}|{'-' * 30}|{'-' * 30}|-----|")
