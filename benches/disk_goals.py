@@ -408,6 +408,8 @@ def main():
     unknown = set(args.rows) - {row.__name__ for row in ROWS}
     if unknown or args.rounds < 1:
         parser.error(f"no such row: {', '.join(unknown)}" if unknown else "--rounds: at least 1")
+    if not os.access(args.towline, os.X_OK):
+        parser.error(f"{os.path.normpath(args.towline)}: no such program; build it (cargo build --release) or name another (--towline)")
     if args.boost:
         with open("/proc/self/autogroup", "w") as f:
             f.write("-10")
