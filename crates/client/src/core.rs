@@ -157,6 +157,8 @@ pub(crate) struct State {
     /// Set once messages have been queued to leave with others: from then on, threads that wait for
     /// an answer send what is queued.
     queues: bool,
+    /// The server said that it has shut down, so the lane ends.
+    shut_down: bool,
     /// Lanes use the nearest link that the transport allows, shared memory if possible.
     near: bool,
     session: u64,
@@ -248,6 +250,7 @@ impl Core {
             receiving: Some(Box::new(receiving)),
             memories,
             debts: 0,
+            shut_down: false,
             leaves: VecDeque::new(),
             link,
             lane: 0,

@@ -168,6 +168,51 @@ fn root_names(server: &Server, export: &str) -> Vec<Vec<u8>> {
         .collect()
 }
 
+/// What it did not answer it had not begun, and says so; so everything can be sent to the next one, which
+/// knows nothing of these requests.
+#[test]
+fn a_server_that_stops_and_starts_again_leaves_nothing_unknown() {
+    const APPEND: u32 = 0o2000;
+    let directory = TempDir::new().unwrap();
+    // Below the ports that the kernel gives to outgoing connections, see below.
+    let port = 15_000 + (std::process::id() % 5_000) as u16;
+    let mut config = config(directory.path(), port);
+    let socket = socket_of(directory.path());
+    config.listen.push(towline_net::address::Address::Unix(socket.clone()));
+    let mut server = Server::start(&config).unwrap();
+    let transports = [tcp(port), Transport::Unix(socket.clone()), Transport::Shm(socket)];
+    let over = AtomicBool::new(false);
+    // The last one serves until all threads have ended.
+    let _server = std::thread::scope(|scope| {
+        for (number, transport) in transports.iter().enumerate() {
+            let client = Client::connect(transport, Options::default()).unwrap();
+            for thread in 0..3 {
+                let (root, over) = (client.attach(b"dir").unwrap(), &over);
+                scope.spawn(move || {
+                    let log = format!("log{number}-{thread}");
+                    let file = root.open(log.as_bytes(), CREATE | APPEND, 0o600).unwrap();
+                    let mut written = 0u64;
+                    while !over.load(Ordering::Relaxed) {
+                        // Twice, it would exist.
+                        let name = format!("d{number}-{thread}-{written}");
+                        root.make_directory(name.as_bytes(), 0o700).unwrap();
+                        file.append(&written.to_le_bytes()).unwrap();
+                        written += 1;
+                    }
+                    assert_eq!(file.stat().unwrap().size, written * 8, "{log}");
+                });
+            }
+        }
+        for _ in 0..8 {
+            std::thread::sleep(Duration::from_millis(150));
+            server.stop();
+            server = Server::start(&config).unwrap();
+        }
+        over.store(true, Ordering::Relaxed);
+        server
+    });
+}
+
 const CHILD: &str = "TOWLINE_TEST_SERVER";
 
 /// Not a test in itself: the server that other tests kill.

@@ -377,6 +377,7 @@ impl Core {
                 return Err("a disk request failed because of a bug in the server".to_owned());
             }
             if self.drained() {
+                self.tell_of_end();
                 self.leave();
                 return Ok(());
             }

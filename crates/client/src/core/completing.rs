@@ -9,7 +9,7 @@ use parking_lot::MutexGuard;
 use std::sync::Arc;
 use towline_net::{Link, Payload, Sink, Target};
 use towline_wire::disk::checksum_bytes;
-use towline_wire::header::{data_flag, reply_flag, request_flag};
+use towline_wire::header::{data_flag, notice, reply_flag, request_flag};
 use towline_wire::limits::{
     AHEAD_MILLISECONDS, FRAGMENT_BYTES_MAX, GRANTS_MAX, INLINE_BYTES_MAX, SLOTS_MAX,
 };
@@ -198,11 +198,13 @@ impl Sink for Completing<'_, '_> {
         if header.kind == Kind::Reply {
             return self.reply(header, body);
         }
-        if header.kind == Kind::Notice {
-            return Ok(()); // a server that shuts down closes the lane, and the client then reconnects
-        }
         let core = self.core;
         let state = self.state.get_or_insert_with(|| core.state.lock());
+        if header.kind == Kind::Notice {
+            // The lane ends next, and the client then reconnects.
+            state.shut_down |= header.flags == notice::SHUTDOWN;
+            return Ok(());
+        }
         let Some(slot) = current(state, header) else { return Ok(()) };
         match header.kind {
             Kind::Data => {

@@ -1,5 +1,6 @@
 //! Replaces a lost lane and resends unanswered requests.
 
+use super::completing::Completing;
 use super::{Core, Outcome, Receiving, Slot, Status, connection_error, server_of};
 use crate::Error;
 use crate::borrow::Memories;
@@ -10,7 +11,7 @@ use smallvec::SmallVec;
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use towline_net::{Counters, Input};
+use towline_net::{Counters, Incoming, Input};
 use towline_wire::hello::resumed;
 use towline_wire::limits::HEADER_BYTES;
 use towline_wire::reply::parse_results;
@@ -54,6 +55,9 @@ impl Core {
                 cause,
             ));
         }
+        self.take_arrived(receiving);
+        let shut_down = io::Error::new(io::ErrorKind::ConnectionReset, "the server shut down");
+        let cause = if self.state.lock().shut_down { &shut_down } else { cause };
         let is_given_up = |outage: &Outage| outage.since.elapsed() >= self.options.reconnect;
         let last = receiving.outage.take().filter(|outage| outage.goes_on(Instant::now()));
         let mut outage = match last {
@@ -108,6 +112,19 @@ impl Core {
                 Err(Failure::Io(_)) => {}
             }
             self.pause(&mut outage, cause);
+        }
+    }
+
+    /// Takes what arrived before the lane was lost: sending on it may have failed first.
+    fn take_arrived(self: &Arc<Self>, receiving: &mut Receiving) {
+        let Receiving { input, scratch, link, .. } = receiving;
+        loop {
+            let (state, answers, bulk) = (None, Vec::new(), false);
+            let mut sink = Completing { core: self, link: &*link, state, answers, bulk };
+            let arrived = input.receive(link, scratch, None, &mut sink, &self.counters);
+            if !matches!(arrived, Ok(Incoming::Progress)) {
+                return;
+            }
         }
     }
 
@@ -248,6 +265,7 @@ impl Core {
         state.memories = Memories::of(&link, self.options.hide);
         state.debts = 0;
         state.leaves.clear();
+        let shut_down = std::mem::take(&mut state.shut_down);
         let link = Arc::new(link);
         (receiving.link, out.link) = (link.clone(), link.clone());
         state.link = link;
@@ -258,14 +276,15 @@ impl Core {
         numbers.sort_unstable_by_key(|number| state.slots[*number].order);
         for number in numbers {
             let slot = &mut state.slots[number];
+            // A request that no server has received or begun has not taken effect.
+            let unbegun = unsent[number] || shut_down && !slot.may_have_begun();
             slot.sending = 0;
             slot.indebted = false;
             if !matches!(slot.status, Status::Waiting) {
                 self.tell(state, number as u16);
                 continue;
             }
-            // A request that no server has received has not taken effect.
-            if welcome.resumed == resumed::NEW && !unsent[number] && !is_repeatable(&slot.message) {
+            if welcome.resumed == resumed::NEW && !unbegun && !is_repeatable(&slot.message) {
                 self.complete(state, number, Err(Error::Unknown));
                 continue;
             }

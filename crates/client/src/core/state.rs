@@ -17,6 +17,13 @@ impl Slot {
         matches!((&self.source, &self.target), (Buffer::Owned(_), Buffer::Owned(_)))
     }
 
+    /// True if a server that shut down in order and did not answer may still have begun the request,
+    /// see [`notice::SHUTDOWN`](towline_wire::header::notice::SHUTDOWN).
+    pub(super) fn may_have_begun(&self) -> bool {
+        let sent_data = self.granted > 0 || self.ahead > 0;
+        sent_data || requests_of(&self.message).is_none_or(|all| all.iter().any(Request::waits))
+    }
+
     /// A free slot.
     pub(super) fn fresh() -> Self {
         Self {

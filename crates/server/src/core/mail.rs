@@ -75,14 +75,6 @@ impl Core {
         }
         self.refusing.clear();
         self.shared.disks.shut_down();
-        let mut header = Header::new(Kind::Notice, 0, 0);
-        header.flags = towline_wire::header::notice::SHUTDOWN;
-        for index in 0..self.lanes.len() {
-            if let Some(lane) = &mut self.lanes[index] {
-                lane.send_header(&header);
-                self.dirty.push(index);
-            }
-        }
     }
 
     pub(super) fn drained(&self) -> bool {
@@ -91,5 +83,23 @@ impl Core {
         let running = self.sessions.all().any(|s| s.disks.is_busy() || s.is_at_work());
         let unsent = self.lanes.iter().flatten().any(|l| !l.out.is_empty());
         (!running && !unsent && !self.nbd.has_unanswered(&self.engine)) || since.elapsed() > DRAIN
+    }
+
+    /// Tells the clients that what they were not answered was not begun. Afterwards this core must begin
+    /// nothing.
+    pub(super) fn tell_of_end(&mut self) {
+        let mut header = Header::new(Kind::Notice, 0, 0);
+        header.flags = towline_wire::header::notice::SHUTDOWN;
+        for index in 0..self.lanes.len() {
+            let Some(lane) = &mut self.lanes[index] else { continue };
+            let served = lane.session.and_then(|id| self.sessions.get_mut(id));
+            let is_over = served.is_some_and(|s| !s.disks.is_busy() && !s.is_at_work());
+            // What is at work after all this time has begun, and stays unanswered.
+            if is_over && lane.out.is_empty() {
+                lane.send_header(&header);
+                self.dirty.push(index);
+            }
+        }
+        self.flush_dirty();
     }
 }

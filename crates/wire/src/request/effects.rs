@@ -75,6 +75,12 @@ impl Request<'_> {
         }
     }
 
+    /// Returns true if the operation may wait for what other clients do.
+    #[must_use]
+    pub fn waits(&self) -> bool {
+        matches!(self, Self::Lock { .. } | Self::Events { .. } | Self::ProcessEnded { .. })
+    }
+
     /// Returns the open files that the operation names; zero stands for none.
     #[must_use]
     pub fn handles(&self) -> [u64; 2] {
