@@ -88,7 +88,8 @@ fn geometry(info: &DiskInfo) -> Geometry {
         block_minimum: info.block_minimum,
         block_preferred: info.block_preferred,
         transfer_maximum: TRANSFER_BYTES_MAX,
-        read_only: info.read_only,
+        // The device stays what it is while the disk refuses changes for a time.
+        read_only: info.read_only && !info.failed,
         rotational: info.rotational,
         flush: true,
         fua: true,

@@ -27,6 +27,8 @@ pub struct DiskInfo {
     pub block_preferred: u32,
     /// The disk refuses changes.
     pub read_only: bool,
+    /// It refuses them only since a flush failed, until an operator acts.
+    pub failed: bool,
     /// Seeks take time, as on a spinning disk.
     pub rotational: bool,
     /// Identifies the contents: another number means other bytes, also after a restart of the
@@ -50,7 +52,8 @@ impl DiskInfo {
                     size,
                     block_minimum,
                     block_preferred,
-                    read_only: flags & disk_kind::READ_ONLY != 0,
+                    read_only: flags & (disk_kind::READ_ONLY | disk_kind::FAILED) != 0,
+                    failed: flags & disk_kind::FAILED != 0,
                     rotational: flags & disk_kind::ROTATIONAL != 0,
                     identity,
                     epoch,

@@ -179,15 +179,13 @@ impl Disks {
             log::warn!("disk \"{}\": cannot determine its size: {error}", disk.name);
         }
         let geometry = disk.geometry();
-        let failed = disk.has_failed();
-        let note = if failed { " (read-only since a flush failed)" } else { "" };
         Offer {
             name: disk.name.clone(),
-            description: format!("{}{note}", disk.description),
+            description: description(disk),
             size: geometry.size,
             block_minimum: geometry.block_minimum,
             block_preferred: geometry.block_preferred,
-            read_only: disk.read_only || failed,
+            read_only: disk.read_only || disk.has_failed(),
             rotational: geometry.rotational,
             zeroes_fast: true,
             whole_reads: self.fragment_bytes >= WHOLE_BYTES,
@@ -206,7 +204,7 @@ impl Disks {
         let mut names = Vec::new();
         for Active { disk, .. } in self.active.read().iter().skip(skip) {
             let before = names.len();
-            for text in [&disk.name, &disk.description] {
+            for text in [&disk.name, &description(disk)] {
                 names.extend(text.bytes().filter(|byte| *byte != 0));
                 names.push(0);
             }
@@ -222,6 +220,12 @@ impl Disks {
     pub(crate) fn shut_down(&self) {
         self.shutting_down.store(true, Ordering::Release);
     }
+}
+
+/// Returns what clients are told about a disk.
+fn description(disk: &Disk) -> String {
+    let note = if disk.has_failed() { " (read-only since a flush failed)" } else { "" };
+    format!("{}{note}", disk.description)
 }
 
 /// Returns true if the store that is open for an export also serves this one.

@@ -41,6 +41,8 @@ pub mod disk_kind {
     pub const READ_ONLY: u32 = 1;
     /// Seeks cost time.
     pub const ROTATIONAL: u32 = 2;
+    /// The server refuses changes since a flush failed, until an operator acts.
+    pub const FAILED: u32 = 4;
 }
 
 /// Which extents [`crate::Request::DiskStatus`] asks for.

@@ -383,6 +383,29 @@ fn a_flush_that_failed_is_told_after_a_restart_too() {
     theirs.flush().unwrap();
 }
 
+#[test]
+fn a_disk_that_refuses_changes_since_a_flush_failed_says_so() {
+    let store = Fragile::new();
+    let disks = own(store.clone());
+    let (writer, client) = (disks.client(), disks.client());
+    let (mine, theirs) = (writer.disk(b"own").unwrap(), client.disk(b"own").unwrap());
+    let told = |expected: bool| {
+        let info = theirs.refresh().unwrap();
+        assert_eq!((info.read_only, info.failed), (expected, expected));
+        assert_eq!(client.disk(b"own").unwrap().info().read_only, expected, "opened later");
+        let listed = client.disks().unwrap();
+        let (_, text) = listed.iter().find(|(name, _)| name == "own").unwrap();
+        assert_eq!(text.contains("since a flush failed"), expected, "{text}");
+    };
+    told(false);
+    mine.write_at(&[1; 512], 0).unwrap();
+    store.fails.store(true, Ordering::Relaxed);
+    assert_eq!(mine.flush().unwrap_err().errno(), Errno::EIO);
+    told(true);
+    disks.reload(store);
+    told(false);
+}
+
 /// Its success says nothing about the changes from before.
 #[test]
 fn a_flush_that_waits_while_the_disk_fails_and_is_forgiven() {

@@ -490,6 +490,9 @@ pub(super) fn description(disk: &Disk) -> Reply<'static> {
     if disk.read_only {
         flags |= disk_kind::READ_ONLY;
     }
+    if disk.has_failed() {
+        flags |= disk_kind::FAILED;
+    }
     if geometry.rotational {
         flags |= disk_kind::ROTATIONAL;
     }

@@ -20,6 +20,8 @@ use towline_store::{Now, ZeroHow};
 /// Reads of up to this many bytes in memory are answered at once, by a copy.
 const READ_NOW_BYTES_MAX: u64 = 32 * 1024;
 
+const BECAME_SHORTER: Refusal = Refusal { error: Error::Io, text: "the disk became shorter" };
+
 /// A request of an NBD client; the engine returns it with the outcome.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tag {
@@ -42,7 +44,7 @@ pub(super) struct Serving<'a> {
     pub(super) driver: CoreDriver<'a>,
     pub(super) statistics: &'a CoreStatistics,
     pub(super) shutting_down: bool,
-    /// Size of the disk in bytes, once a write of this turn has read it.
+    /// Size of the disk in bytes, once a request of this turn has read it.
     pub(super) size: Option<u64>,
     pub(super) arrived: Instant,
 }
@@ -88,6 +90,10 @@ impl Serving<'_> {
                 }
                 Now::WouldBlock => batch.truncate(before),
             }
+        }
+        // Once data is sent, a simple reply cannot tell of an error any more.
+        if self.form == Form::Simple && !self.has_room_for(request) {
+            return self.refuse(request, BECAME_SHORTER);
         }
         let tag = self.tag(Command::Read, request);
         let range = request.offset..request.offset + request.length;
@@ -181,7 +187,7 @@ impl Serving<'_> {
         } else if changes && self.disk.has_failed() {
             Some(Refusal { error: Error::Perm, text: "read-only since a flush failed" })
         } else if changes && !self.has_room_for(request) {
-            Some(Refusal { error: Error::Io, text: "the disk became shorter" })
+            Some(BECAME_SHORTER)
         } else {
             None
         }
@@ -211,7 +217,7 @@ impl Serving<'_> {
         }
     }
 
-    /// Returns true if the range of a change still lies inside the disk. Reads the size once for all requests
+    /// Returns true if the range of a request still lies inside the disk. Reads the size once for all requests
     /// that arrived together.
     fn has_room_for(&mut self, request: &Request) -> bool {
         let size = match self.size {
