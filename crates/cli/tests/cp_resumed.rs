@@ -225,6 +225,32 @@ fn parts_of_this_version_are_continued() {
     assert_eq!(fs::metadata(served.join("target")).unwrap().ino(), inode);
 }
 
+/// What is there of it could not be continued.
+#[test]
+fn the_part_of_a_source_that_became_shorter_is_removed() {
+    use rustix::process::{Pid, Signal, kill_process};
+    let world = World::new();
+    let (source, served) = (world.local("source"), world.local("served"));
+    fs::write(&source, noise(1 << 20, 3).repeat(150)).unwrap();
+    let server = Pid::from_raw(world.server_id() as i32).unwrap();
+    let part = served.join(".target.towline-part");
+    let mut copy = Command::new(TOWLINE);
+    copy.arg("cp").arg(&source).arg(world.url("dir/target")).stderr(Stdio::piped());
+    let mut copy = copy.spawn().unwrap();
+    wait_until("some of it is copied", || {
+        assert!(copy.try_wait().unwrap().is_none(), "faster than the test");
+        fs::metadata(&part).map_or(0, |m| m.len()) > 10 << 20
+    });
+    kill_process(server, Signal::STOP).unwrap();
+    fs::File::options().write(true).open(&source).unwrap().set_len(1 << 20).unwrap();
+    kill_process(server, Signal::CONT).unwrap();
+    let output = copy.wait_with_output().unwrap();
+    let complaint = String::from_utf8(output.stderr).unwrap();
+    assert!(complaint.contains("the source became shorter"), "{complaint}");
+    assert!(complaint.ends_with("; the incomplete copy was removed\n"), "{complaint}");
+    assert_eq!(names(&served), [""; 0]);
+}
+
 /// The kernel reports only once that it could not write something: that a second attempt succeeds says nothing.
 #[test]
 fn what_could_not_be_made_durable_is_not_gone_on_with() {
