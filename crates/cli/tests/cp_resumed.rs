@@ -9,7 +9,7 @@ use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
-use support::{TOWLINE, World, good, have, names, noise, set_mode, wait_until};
+use support::{TOWLINE, World, good, have, names, noise, run, set_mode, wait_until};
 
 #[test]
 fn a_killed_copy_leaves_no_half_file_and_goes_on() {
@@ -220,7 +220,11 @@ fn parts_of_this_version_are_continued() {
         return eprintln!("SKIPPED: no extended attributes here, so nothing is continued");
     }
     let inode = fs::metadata(&part).unwrap().ino();
-    good(&["cp", "--resume", source.to_str().unwrap(), &world.url("dir/target")]);
+    let target = world.url("dir/target");
+    let copy = run(&["cp", "--resume", "--progress", source.to_str().unwrap(), &target]);
+    let told = String::from_utf8(copy.stderr).unwrap();
+    assert!(told.starts_with("1 files, 2.0M bytes in "), "{told}");
+    assert!(told.ends_with(", 3.0M were there already\n"), "{told}");
     assert!(fs::read(served.join("target")).unwrap() == data);
     assert_eq!(fs::metadata(served.join("target")).unwrap().ino(), inode);
 }

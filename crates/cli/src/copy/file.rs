@@ -85,7 +85,7 @@ impl Files {
         if let Existing::There(there) = existing {
             check_replaceable(status, &there).map_err(|f| f.about(target))?;
             if self.resume && attributes::unchanged(status, &there) {
-                self.progress.bytes(status.attr.size);
+                self.progress.already(status.attr.size);
                 return Ok(());
             }
         }
@@ -258,7 +258,7 @@ impl Files {
             progress: &self.progress,
             interrupt: &self.interrupt,
         };
-        self.progress.bytes(transfer.from);
+        self.progress.already(transfer.from);
         let written = transfer.run().and_then(|()| match sparse || self.resume {
             // The source may end in a hole, and a continued part may be longer: pieces are not written in order.
             true => output.set_size(attr.size),
