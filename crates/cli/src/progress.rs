@@ -24,6 +24,9 @@ pub(crate) struct Progress {
     files: AtomicU64,
     bytes_total: AtomicU64,
     bytes: AtomicU64,
+    /// Bytes that were there already. They count neither as copied nor in the total, so that rate and time left
+    /// are those of the copy.
+    already: AtomicU64,
     line_ms: AtomicU64,
     summary: bool,
 }
@@ -44,6 +47,7 @@ impl Progress {
             files: AtomicU64::new(0),
             bytes_total: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
+            already: AtomicU64::new(0),
             line_ms: AtomicU64::new(LINE_MS),
             summary: forced && !quiet,
         }
@@ -61,9 +65,15 @@ impl Progress {
         self.refresh();
     }
 
-    /// Adds bytes of a file that are done: copied, a hole, or already there.
+    /// Adds bytes of a file that are done: copied, or a hole.
     pub(crate) fn bytes(&self, count: u64) {
         self.bytes.fetch_add(count, Ordering::Relaxed);
+        self.refresh();
+    }
+
+    /// Adds bytes of a file that were there already.
+    pub(crate) fn already(&self, count: u64) {
+        self.already.fetch_add(count, Ordering::Relaxed);
         self.refresh();
     }
 
@@ -81,15 +91,19 @@ impl Progress {
         if self.summary {
             let (files, bytes) = (read(&self.files), read(&self.bytes));
             let seconds = self.started.elapsed().as_secs_f64();
-            note(format_args!("{}", summary(files, bytes, seconds)));
+            note(format_args!("{}", summary(files, bytes, read(&self.already), seconds)));
         }
+    }
+
+    fn to_copy(&self) -> u64 {
+        read(&self.bytes_total).saturating_sub(read(&self.already))
     }
 
     fn refresh(&self) {
         match &self.show {
             Show::Nothing => (),
             Show::Bar(bar) => {
-                bar.set_length(read(&self.bytes_total));
+                bar.set_length(self.to_copy());
                 bar.set_position(read(&self.bytes));
                 let (files, total) = (read(&self.files), read(&self.files_total));
                 if total > 0 {
@@ -109,12 +123,13 @@ impl Progress {
         if now < due || self.line_ms.compare_exchange(due, next, order, order).is_err() {
             return;
         }
-        let (bytes, total) = (read(&self.bytes), read(&self.bytes_total));
+        let (bytes, total) = (read(&self.bytes), self.to_copy());
         let files = match read(&self.files_total) {
             0 => String::new(),
             total => format!("{}/{total} files, ", read(&self.files)),
         };
-        note(format_args!("{files}{}", rates(bytes, total, elapsed)));
+        let already = there_already(read(&self.already));
+        note(format_args!("{files}{}{already}", rates(bytes, total, elapsed)));
     }
 }
 
@@ -134,10 +149,15 @@ fn rates(bytes: u64, total: u64, elapsed: Duration) -> String {
     format!("{}/{} bytes, {}/s, {left:.0} s left", human(bytes), human(total), human(rate as u64))
 }
 
-fn summary(files: u64, bytes: u64, seconds: f64) -> String {
+fn summary(files: u64, bytes: u64, already: u64, seconds: f64) -> String {
     let rate = human((bytes as f64 / seconds.max(1e-9)) as u64);
     let files = if files > 0 { format!("{files} files, ") } else { String::new() };
-    format!("{files}{} bytes in {seconds:.2} s ({rate}/s)", human(bytes))
+    let already = there_already(already);
+    format!("{files}{} bytes in {seconds:.2} s ({rate}/s){already}", human(bytes))
+}
+
+fn there_already(bytes: u64) -> String {
+    if bytes > 0 { format!(", {} were there already", human(bytes)) } else { String::new() }
 }
 
 fn read(counter: &AtomicU64) -> u64 {
@@ -153,6 +173,17 @@ mod tests {
         let text = rates(1 << 20, 3 << 20, Duration::from_secs(2));
         assert_eq!(text, "1.0M/3.0M bytes, 512K/s, 4 s left");
         assert_eq!(rates(0, 0, Duration::ZERO), "0/0 bytes, 0/s, 0 s left");
-        assert_eq!(summary(2, 1024, 1.0), "2 files, 1.0K bytes in 1.00 s (1.0K/s)");
+        assert_eq!(summary(2, 1024, 0, 1.0), "2 files, 1.0K bytes in 1.00 s (1.0K/s)");
+    }
+
+    #[test]
+    fn what_was_there_already_is_not_copied() {
+        let progress = Progress::new(false, true);
+        progress.found(2, 3 << 20);
+        progress.already(1 << 20);
+        progress.bytes(1 << 20);
+        assert_eq!((read(&progress.bytes), progress.to_copy()), (1 << 20, 2 << 20));
+        let text = summary(2, 1024, 700 << 20, 1.0);
+        assert_eq!(text, "2 files, 1.0K bytes in 1.00 s (1.0K/s), 700M were there already");
     }
 }

@@ -477,6 +477,12 @@ fn every_command_has_help_with_examples_and_refuses_nonsense() {
         let attach = bad(1, &["attach", wrong]);
         assert!(attach.contains(wrong) && !attach.contains("/dev/ublk"), "{attach}");
     }
+    // Not the server.
+    let doubled = "towline://localhost:1//dir/x";
+    for command in [&["ls"][..], &["df"], &["stats"], &["disk", "info"], &["attach"]] {
+        let complaint = bad(1, &[command, &[doubled]].concat());
+        assert!(complaint.contains("no name of an export"), "{command:?}: {complaint}");
+    }
     let attach = bad(1, &["attach", "nbd://host:x/vm1"]);
     assert_eq!(attach.matches("nbd://host:x/vm1").count(), 1, "{attach}");
 }

@@ -660,9 +660,14 @@ fn progress_is_told_in_lines_where_there_is_no_terminal() {
     let source = world.local("source");
     fs::write(&source, noise(5000, 5)).unwrap();
     let (source, target) = (source.to_str().unwrap(), world.url("mem/source"));
-    let output = run(&["cp", "--progress", source, &target]);
+    let output = run(&["cp", "-p", "--progress", source, &target]);
     let told = String::from_utf8(output.stderr).unwrap();
-    assert!(told.starts_with("1 files, 4.9K bytes in "), "{told}");
+    assert!(told.starts_with("1 files, 4.9K bytes in ") && told.ends_with("/s)\n"), "{told}");
+    // What is not copied again makes no rate.
+    let output = run(&["cp", "--resume", "--progress", source, &target]);
+    let told = String::from_utf8(output.stderr).unwrap();
+    assert!(told.starts_with("1 files, 0 bytes in "), "{told}");
+    assert!(told.ends_with(" s (0/s), 4.9K were there already\n"), "{told}");
 }
 
 /// Thread stacks of this size make every start of a thread fail, as a limit on memory or threads does.

@@ -9,7 +9,7 @@ use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
-use support::{TOWLINE, World, good, have, names, noise, set_mode, wait_until};
+use support::{TOWLINE, World, good, have, names, noise, run, set_mode, wait_until};
 
 #[test]
 fn a_killed_copy_leaves_no_half_file_and_goes_on() {
@@ -220,9 +220,39 @@ fn parts_of_this_version_are_continued() {
         return eprintln!("SKIPPED: no extended attributes here, so nothing is continued");
     }
     let inode = fs::metadata(&part).unwrap().ino();
-    good(&["cp", "--resume", source.to_str().unwrap(), &world.url("dir/target")]);
+    let target = world.url("dir/target");
+    let copy = run(&["cp", "--resume", "--progress", source.to_str().unwrap(), &target]);
+    let told = String::from_utf8(copy.stderr).unwrap();
+    assert!(told.starts_with("1 files, 2.0M bytes in "), "{told}");
+    assert!(told.ends_with(", 3.0M were there already\n"), "{told}");
     assert!(fs::read(served.join("target")).unwrap() == data);
     assert_eq!(fs::metadata(served.join("target")).unwrap().ino(), inode);
+}
+
+/// What is there of it could not be continued.
+#[test]
+fn the_part_of_a_source_that_became_shorter_is_removed() {
+    use rustix::process::{Pid, Signal, kill_process};
+    let world = World::new();
+    let (source, served) = (world.local("source"), world.local("served"));
+    fs::write(&source, noise(1 << 20, 3).repeat(150)).unwrap();
+    let server = Pid::from_raw(world.server_id() as i32).unwrap();
+    let part = served.join(".target.towline-part");
+    let mut copy = Command::new(TOWLINE);
+    copy.arg("cp").arg(&source).arg(world.url("dir/target")).stderr(Stdio::piped());
+    let mut copy = copy.spawn().unwrap();
+    wait_until("some of it is copied", || {
+        assert!(copy.try_wait().unwrap().is_none(), "faster than the test");
+        fs::metadata(&part).map_or(0, |m| m.len()) > 10 << 20
+    });
+    kill_process(server, Signal::STOP).unwrap();
+    fs::File::options().write(true).open(&source).unwrap().set_len(1 << 20).unwrap();
+    kill_process(server, Signal::CONT).unwrap();
+    let output = copy.wait_with_output().unwrap();
+    let complaint = String::from_utf8(output.stderr).unwrap();
+    assert!(complaint.contains("the source became shorter"), "{complaint}");
+    assert!(complaint.ends_with("; the incomplete copy was removed\n"), "{complaint}");
+    assert_eq!(names(&served), [""; 0]);
 }
 
 /// The kernel reports only once that it could not write something: that a second attempt succeeds says nothing.

@@ -122,6 +122,24 @@ fn a_source_that_is_what_it_was_again() {
     assert!(done["from_earlier"].as_u64().unwrap() >= MIB, "{done}");
 }
 
+#[test]
+fn what_was_there_is_told_apart_from_what_was_copied() {
+    let place = Place::new();
+    place.killed(place.copy(false), "something is noted", || place.noted().len() > 12);
+    let mut copy = Command::new(TOWLINE);
+    let slow = format!("towline+unix:///slow?socket={}", place.path("socket").display());
+    copy.args(["disk", "copy", "--json", "--progress", "--resume"]).arg(slow);
+    copy.arg(place.path("target")).env("XDG_STATE_HOME", place.path("state"));
+    let done = copy.output().unwrap();
+    let told = String::from_utf8(done.stderr).unwrap();
+    let counts: Value = serde_json::from_slice(&done.stdout).unwrap();
+    let already = counts["from_earlier"].as_u64().unwrap() / MIB;
+    let copied = SIZE / MIB - already;
+    let summary = told.lines().last().unwrap();
+    assert!(already >= 10 && summary.starts_with(&format!("{copied}M bytes in ")), "{told}");
+    assert!(summary.ends_with(&format!(", {already}M were there already")), "{told}");
+}
+
 /// A hole is not read, since the extents report it.
 #[test]
 fn a_hole_that_is_filled_again() {

@@ -107,7 +107,11 @@ impl Url {
             _ => return Err(wrong("unknown scheme")),
         };
         let (export, path) = path.split_once('/').unwrap_or((path, ""));
-        Ok(Self { transport, export: decode(export), path: decode(path.trim_start_matches('/')) })
+        let path = path.trim_start_matches('/');
+        if export.is_empty() && !path.is_empty() {
+            return Err(wrong("no name of an export before the path (a doubled slash?)"));
+        }
+        Ok(Self { transport, export: decode(export), path: decode(path) })
     }
 
     /// Returns the URL of the whole export.
@@ -239,6 +243,10 @@ mod tests {
         let url = Url::parse("towline://host/data/%ff").unwrap();
         assert_eq!(url.transport, Transport::Nearest("host".into(), DEFAULT_PORT));
         assert_eq!(url.path, b"\xff");
+        for server in ["towline://host", "towline://host/", "towline+unix:///?socket=/s"] {
+            let url = Url::parse(server).unwrap();
+            assert!(url.export.is_empty() && url.path.is_empty(), "{server}");
+        }
     }
 
     #[test]
@@ -255,6 +263,9 @@ mod tests {
             "towline://fe80::1:7440/x",
             "towline+unix:///x",
             "towline+unix://h/x?socket=/s",
+            "towline://h:1//data/x",
+            "towline://h///x",
+            "towline+shm:////data?socket=/s",
         ] {
             let error = Url::parse(text).unwrap_err();
             assert!(error.contains(text) && error.contains("expected"), "{error}");

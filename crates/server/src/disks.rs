@@ -1,5 +1,6 @@
 //! The disks of a running server; replaced as a whole when the configuration is read again.
 
+use crate::complaints;
 use crate::config::{DiskExport, DiskKind};
 use crate::exports::in_time;
 use parking_lot::RwLock;
@@ -175,7 +176,9 @@ impl Disks {
     }
 
     fn offer(&self, disk: &Disk) -> Offer {
-        if let Err(error) = disk.store.refresh() {
+        if let Err(error) = disk.store.refresh()
+            && complaints::may_log()
+        {
             log::warn!("disk \"{}\": cannot determine its size: {error}", disk.name);
         }
         let geometry = disk.geometry();

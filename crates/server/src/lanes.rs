@@ -1,6 +1,7 @@
 //! Lanes and sessions of a core: how they begin and end.
 
 use crate::caller::peer_of;
+use crate::complaints;
 use crate::core::{Core, LANE_BELL_TOKENS, Protocol, REFUSING, REFUSING_TOLD, shm_link};
 use crate::grants::Served;
 use crate::handshake::{self, Rings};
@@ -109,7 +110,9 @@ impl Core {
         let token = index as u64;
         let watched = link.fd().map(|fd| self.reactor.watch(fd, token));
         if let Some(Err(error)) = watched {
-            log::warn!("cannot watch a connection: {error}");
+            if complaints::may_log() {
+                log::warn!("cannot watch a connection: {error}");
+            }
             self.free_lanes.push(index);
             return;
         }
@@ -293,7 +296,9 @@ impl Core {
             && self.lanes.get(index).is_some_and(Option::is_some)
         {
             self.statistics.protocol_errors.fetch_add(1, Ordering::Relaxed);
-            log::warn!("closing a connection whose peer broke the protocol: {error}");
+            if complaints::may_log() {
+                log::warn!("closing a connection whose peer broke the protocol: {error}");
+            }
         }
         if let Some(id) = self.lanes.get(index).and_then(|lane| lane.as_ref()?.session) {
             self.begin_all_of(id);

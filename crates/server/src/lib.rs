@@ -7,6 +7,7 @@
 #![cfg_attr(not(test), deny(clippy::print_stderr))]
 
 mod caller;
+mod complaints;
 mod config;
 mod core;
 mod disks;

@@ -6,6 +6,7 @@
 //! processes of a `towline run` are executed. A session holds back at most as many requests as it has slots,
 //! so memory is bounded.
 
+use crate::complaints;
 use crate::core::Core;
 use crate::priority::Turn;
 use rustix::process::Pid;
@@ -246,7 +247,9 @@ impl Core {
         }
         for kept in self.waiting.take_all(session) {
             // A malformed one could only end the lane, which ends anyway; the others still need it.
-            if let Err((_, error)) = self.try_kept(kept, false) {
+            if let Err((_, error)) = self.try_kept(kept, false)
+                && complaints::may_log()
+            {
                 log::warn!("a request that was held back breaks the protocol: {error}");
             }
         }

@@ -4,6 +4,7 @@
 //! A core that uses a local file system waits in the kernel and cannot be taken out of there. The thread can
 //! only log it, give new connections to other cores, and keep the shutdown from waiting for it.
 
+use crate::complaints;
 use crate::core::{Protocol, Shared};
 use crate::mailbox::Mail;
 use crate::server::StartError;
@@ -123,6 +124,7 @@ fn watch(shared: &Shared, stop: &OwnedFd, mounts: Option<&File>) {
         drop(fds);
         if looked.elapsed() >= LOOK {
             looked = Instant::now();
+            complaints::tell_left_out();
             for (index, (core, seen)) in shared.cores.iter().zip(&mut seen).enumerate() {
                 look_at(index, core, seen);
             }

@@ -85,7 +85,7 @@ impl Files {
         if let Existing::There(there) = existing {
             check_replaceable(status, &there).map_err(|f| f.about(target))?;
             if self.resume && attributes::unchanged(status, &there) {
-                self.progress.bytes(status.attr.size);
+                self.progress.already(status.attr.size);
                 return Ok(());
             }
         }
@@ -258,14 +258,15 @@ impl Files {
             progress: &self.progress,
             interrupt: &self.interrupt,
         };
-        self.progress.bytes(transfer.from);
+        self.progress.already(transfer.from);
         let written = transfer.run().and_then(|()| match sparse || self.resume {
             // The source may end in a hole, and a continued part may be longer: pieces are not written in order.
             true => output.set_size(attr.size),
             false => Ok(()),
         });
         if let Err(failure) = written.and_then(|()| output.settle()) {
-            return Err(keep_or_remove(failure, &part, &output, &stamp).about(target));
+            let failure = keep_or_remove(failure, &part, &output, &input, &stamp);
+            return Err(failure.about(target));
         }
         let finished = self.check(&input, &output, &attr, sparse).and_then(|()| {
             // Only a copy that took long has the stamp.
@@ -497,9 +498,17 @@ fn remove_own(part: &End, output: &Handle) -> bool {
     is_named(output, part).unwrap_or(false) && part.unlink().is_ok()
 }
 
-/// After a failure, keeps the part if it can be continued and otherwise removes it. The message says which.
-fn keep_or_remove(failure: Failure, part: &End, output: &Handle, stamp: &Stamp) -> Failure {
-    match part::done(stamp, output) {
+/// After a failure, keeps the part if it can be continued and otherwise removes it. The message says which. The
+/// copy of a source that has changed cannot.
+fn keep_or_remove(
+    failure: Failure,
+    part: &End,
+    output: &Handle,
+    input: &Handle,
+    stamp: &Stamp,
+) -> Failure {
+    let has_changed = input.attr().is_ok_and(|attr| Stamp::new(&attr) != *stamp);
+    match part::done(stamp, output).filter(|_| !has_changed) {
         // A file that is too large for the file system would fail again.
         Some(done) if done > 0 && !failure.is(Errno::EFBIG) => {
             let full = failure.is(Errno::ENOSPC) || failure.is(Errno::EDQUOT);

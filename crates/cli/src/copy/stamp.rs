@@ -3,6 +3,7 @@
 use towline_client::Attr;
 
 /// A version of a source.
+#[derive(PartialEq, Eq)]
 pub(super) struct Stamp {
     source: String,
 }

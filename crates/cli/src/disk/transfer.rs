@@ -182,10 +182,10 @@ impl<'a> Transfer<'a> {
                 false => {
                     self.take_back(&range)?;
                     self.zero(&range)?;
+                    self.progress.bytes(length);
                     Piece { offset: range.start, length, sum: None }
                 }
             };
-            self.progress.bytes(length);
             self.finish(piece)?;
         }
         Ok(())
@@ -224,6 +224,7 @@ impl<'a> Transfer<'a> {
         if let Some(piece) = earlier.filter(|piece| piece.length == length) {
             if self.is_there(&piece, buffer)? {
                 locked(&self.state).from_earlier += length;
+                self.progress.already(length);
                 return Ok(piece);
             }
             locked(&self.state).copied_again += length;
@@ -234,6 +235,7 @@ impl<'a> Transfer<'a> {
         }
         let sum = if is_zero(buffer) { None } else { Some(crc32c::crc32c(buffer)) };
         self.write(buffer, offset)?;
+        self.progress.bytes(length);
         Ok(Piece { offset, length, sum })
     }
 

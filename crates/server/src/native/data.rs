@@ -1,6 +1,7 @@
 //! The data of writes: granted when there is a buffer for it, and received into that buffer.
 
 use super::{Granted, Kind, Writing};
+use crate::complaints;
 use crate::core::{Core, Ticket};
 use crate::grants::{GRANTS_SCARCE, grant_message};
 use std::time::Instant;
@@ -254,10 +255,12 @@ impl Core {
         let Some(served) = self.sessions.get_mut(session) else { return };
         let Some(under) = served.disks.find(header.slot, header.sequence) else { return };
         let Kind::Write(write) = &mut under.kind else { return };
-        log::warn!(
-            "disk \"{}\": refused a write whose data does not match its checksums",
-            under.disk.name
-        );
+        if complaints::may_log() {
+            log::warn!(
+                "disk \"{}\": refused a write whose data does not match its checksums",
+                under.disk.name
+            );
+        }
         write.failed = Some(Errno::EBADMSG);
         // Their data will find no place.
         let unused = std::mem::take(&mut write.grants).len();

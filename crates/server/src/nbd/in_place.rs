@@ -5,6 +5,7 @@
 //! cannot gather), it says so after the first sends, and the lane gives up.
 
 use super::lane::{NbdLane, Phase};
+use crate::complaints;
 use crate::core::Core;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -52,7 +53,9 @@ impl Core {
         in_place.next += 1;
         let owner = lane.owner;
         if let Err(error) = self.reactor.send(token, socket, link.clone(), bytes) {
-            log::warn!("giving up sending in place: {error}");
+            if complaints::may_log() {
+                log::warn!("giving up sending in place: {error}");
+            }
             lane.out.returned(0, &self.statistics.counters);
             lane.out.allow_in_place(false);
             return self.mark(index);

@@ -4,6 +4,7 @@ use super::driver::{CoreDriver, Late};
 use super::in_place;
 use super::lane::{NbdLane, Phase};
 use super::serving::Serving;
+use crate::complaints;
 use crate::core::{Core, NBD_TOKENS, Ticket};
 use crate::waiting::client_of;
 use std::io;
@@ -57,7 +58,9 @@ impl Core {
         if let Some(Err(error)) =
             link.fd().map(|fd| self.reactor.watch(fd, NBD_TOKENS + index as u64))
         {
-            log::warn!("cannot watch a connection: {error}");
+            if complaints::may_log() {
+                log::warn!("cannot watch a connection: {error}");
+            }
             nbd.free.push(index);
             return;
         }
@@ -360,7 +363,10 @@ impl Core {
         match progress.ended {
             None => (Phase::Haggling(haggle), Ok(Reading::Goes)),
             Some(ended @ (Ended::Aborted | Ended::Refused(_))) => {
-                if let Ended::Refused(why) = ended {
+                if let Ended::Refused(why) = ended
+                    && log::log_enabled!(log::Level::Info)
+                    && complaints::may_log()
+                {
                     log::info!("hanging up on an NBD client: {why}");
                 }
                 lane.closing = true;
@@ -514,7 +520,9 @@ impl Core {
     pub(super) fn close_nbd(&mut self, index: usize, error: &io::Error) {
         if error.kind() == io::ErrorKind::InvalidData {
             self.statistics.protocol_errors.fetch_add(1, Ordering::Relaxed);
-            log::warn!("closing a connection whose NBD client broke the protocol: {error}");
+            if complaints::may_log() {
+                log::warn!("closing a connection whose NBD client broke the protocol: {error}");
+            }
             // What was answered before may still be sent.
             if let Some(Some(lane)) = self.nbd.lanes.get_mut(index) {
                 let _ = lane.flush(&self.statistics.counters);
