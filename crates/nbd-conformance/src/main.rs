@@ -97,6 +97,9 @@ fn run(arguments: &Arguments) -> Result<ExitCode, String> {
             let end = server.early_end(&status, "before any rule was tried");
             return Err(format!("{end}; before that: {problem}"));
         }
+        if target.is_denied() {
+            return Err(problem);
+        }
         eprintln!("nbd-conformance: {problem}");
     } else if target.usable() == 0 {
         let (export, block) = (&target.export, target.block());
