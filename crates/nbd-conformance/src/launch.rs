@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
-use crate::link::Link;
+use crate::link::{Broken, Link};
 use crate::uri::Address;
 
 /// Shell script that moves the listening socket from standard input to descriptor 3, as socket activation
@@ -38,8 +38,8 @@ pub struct Launched {
 }
 
 impl Launched {
-    /// Starts `command` and waits until it listens. Shows its standard error only if `verbose`, because a
-    /// server under test has much to complain about.
+    /// Starts `command` and waits until it listens or, on a socket passed to it, greets. Shows its standard
+    /// error only if `verbose`, because a server under test has much to complain about.
     ///
     /// # Errors
     /// An error message for the user.
@@ -61,7 +61,11 @@ impl Launched {
         let child = spawn(&words, listener.as_ref(), verbose).map_err(fail)?;
         let mut launched =
             Self { address, words, listener, verbose, timeout, child, _directory: directory };
-        launched.wait()?;
+        if launched.listener.is_some() {
+            launched.wait_for_greeting()?;
+        } else {
+            launched.wait_for_socket()?;
+        }
         Ok(launched)
     }
 
@@ -91,24 +95,50 @@ impl Launched {
         }
         self.child = spawn(&self.words, self.listener.as_ref(), self.verbose)
             .map_err(|error| format!("cannot start {} again: {error}", self.words[0]))?;
-        self.wait()
-    }
-
-    /// Waits until the server accepts connections.
-    fn wait(&mut self) -> Result<(), String> {
         if self.listener.is_some() {
             return Ok(()); // the socket listens already
         }
+        self.wait_for_socket()
+    }
+
+    /// Waits until the server accepts connections.
+    fn wait_for_socket(&mut self) -> Result<(), String> {
         let deadline = Instant::now() + self.timeout;
         while let Err(error) = Link::connect(&self.address, self.timeout) {
             if let Some(status) = self.ended(PAUSE) {
-                return Err(format!("server ended ({status}) before it listened"));
+                return Err(self.early_end(&status, "before it listened"));
             }
             if Instant::now() > deadline {
                 return Err(format!("server does not listen on {}: {error}", self.address));
             }
         }
         Ok(())
+    }
+
+    /// Waits until the server does something with a connection to the socket passed to it, which takes
+    /// connections even if there is no server.
+    fn wait_for_greeting(&mut self) -> Result<(), String> {
+        let deadline = Instant::now() + self.timeout;
+        let mut link = Link::connect(&self.address, PAUSE)
+            .map_err(|error| format!("cannot connect to {}: {error}", self.address))?;
+        // What it greets with is for the rules to judge.
+        while let Err(Broken::TimedOut { .. }) = link.recv(1) {
+            if let Some(status) = self.ended(Duration::ZERO) {
+                return Err(self.early_end(&status, "before it greeted"));
+            }
+            if Instant::now() > deadline {
+                return Err("server does not greet on the socket passed to it; one that wants to \
+                            make its own needs $sock or $port in its arguments"
+                    .to_owned());
+            }
+        }
+        Ok(())
+    }
+
+    /// Describes the end of a server that exited before any rule was tried.
+    pub fn early_end(&self, status: &str, when: &str) -> String {
+        let hint = if self.verbose { "" } else { "; --verbose shows what it printed" };
+        format!("server ended ({status}) {when}{hint}")
     }
 }
 

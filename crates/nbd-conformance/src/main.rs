@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use clap::Parser;
 use nbd_conformance::launch::Launched;
-use nbd_conformance::report::{Line, Report, Summary};
+use nbd_conformance::report::{CRASH_PATIENCE, Line, Report, Summary};
 use nbd_conformance::rule::{Problem, Rule};
 use nbd_conformance::target::Target;
 use nbd_conformance::{rules, uri};
@@ -90,7 +90,17 @@ fn run(arguments: &Arguments) -> Result<ExitCode, String> {
     let probed = target.probe();
     let could_open = probed.is_ok();
     if let Err(problem) = probed {
-        eprintln!("nbd-conformance: export {:?}: {}", target.export, text(problem));
+        let problem = format!("export {:?}: {}", target.export, text(problem));
+        if let Some(server) = &mut server
+            && let Some(status) = server.ended(CRASH_PATIENCE)
+        {
+            let end = server.early_end(&status, "before any rule was tried");
+            return Err(format!("{end}; before that: {problem}"));
+        }
+        if target.is_denied() {
+            return Err(problem);
+        }
+        eprintln!("nbd-conformance: {problem}");
     } else if target.usable() == 0 {
         let (export, block) = (&target.export, target.block());
         return Err(format!(

@@ -21,8 +21,8 @@ pub enum Verdict {
     Skip,
 }
 
-/// How long to wait after a failed rule for a server that it crashed to exit.
-const CRASH_PATIENCE: Duration = Duration::from_millis(300);
+/// How long to wait after a failure for a server that it crashed to exit.
+pub const CRASH_PATIENCE: Duration = Duration::from_millis(300);
 
 /// One line of the report.
 #[derive(Debug, Clone, Serialize)]

@@ -99,6 +99,14 @@ impl Target {
         Ok(())
     }
 
+    /// Returns true if the server says that it does not have the export, or not for this client: the rules
+    /// cannot be tried, and none is broken.
+    pub fn is_denied(&self) -> bool {
+        let data = info_data(&self.export, &[INFO_BLOCK_SIZE]);
+        let answer = Haggle::open(self).and_then(|mut haggle| haggle.option(OPT_GO, &data));
+        answer.is_ok_and(|answer| matches!(answer.last.kind, REP_ERR_UNKNOWN | REP_ERR_POLICY))
+    }
+
     fn note(&mut self, session: &Session) {
         self.profile.modes.push(session.mode);
         self.profile.size = session.size;
