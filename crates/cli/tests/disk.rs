@@ -298,6 +298,21 @@ fn what_cannot_be_copied_is_refused_with_a_reason() {
         assert!(error.contains(expected), "{arguments:?}: {error}");
     }
     assert!(std::fs::read(&local).unwrap() == before);
+    // What is wrong whatever there is.
+    let a = place.url("a");
+    for arguments in [
+        &["copy", "--resume", "-", &nbd][..],
+        &["copy", "--verify", &img, "-"],
+        &["copy", "--json", &img, "-"],
+        &["bench", "--depth", "0", &a],
+        &["bench", "--clients", "0", &nbd],
+        &["bench", "--secs", "0", &a],
+        &["bench", "--size", "16M", &a],
+    ] {
+        let output = place.command(arguments).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {said}");
+    }
     // An end that cannot be reached is named once.
     let nowhere = format!("nbd+unix:///a?socket={missing}");
     let none = place.url("none");

@@ -107,10 +107,10 @@ pub(super) fn run(args: &Args, remotes: &Remotes, report: &Report) -> Outcome<St
 fn check(args: &Args) -> Outcome<()> {
     let streams = args.source == STREAM || args.target == STREAM;
     if args.resume && streams {
-        return Err(Failure::new("a stream cannot be resumed: --resume needs two disks"));
+        return Err(Failure::usage("a stream cannot be resumed: --resume needs two disks"));
     }
     if args.target == STREAM && (args.verify || args.json) {
-        return Err(Failure::new("--verify and --json cannot be used with standard output"));
+        return Err(Failure::usage("--verify and --json cannot be used with standard output"));
     }
     Ok(())
 }
