@@ -243,6 +243,10 @@ fn a_disk_without_bytes_is_a_disk() {
         assert_eq!(std::fs::metadata(copy).unwrap().len(), 0);
         std::fs::remove_file(copy).unwrap();
     }
+    for same in [&["0"][..], &["-0"], &[]] {
+        let done = disk(directory.path(), &[&["resize", &*ours], same].concat());
+        assert_eq!(done, "0 -> 0 bytes\n");
+    }
     disk(directory.path(), &["resize", &ours, "1M"]);
     assert!(disk(directory.path(), &["info", &nbd]).contains("size: 1048576"));
 }

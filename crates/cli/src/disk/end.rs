@@ -508,11 +508,11 @@ fn local(path: &Path, writes: bool) -> Outcome<Arc<FileDisk>> {
     })
 }
 
-/// Parses a size, or with a sign a difference.
+/// Parses a size, which may be zero, or with a sign a difference.
 pub(super) fn size(text: &str) -> Result<(Option<char>, u64), String> {
     let sign = text.chars().next().filter(|sign| ['+', '-'].contains(sign));
     let number = if sign.is_some() { &text[1..] } else { text };
-    Ok((sign, parse_bytes(number)?))
+    Ok((sign, if number == "0" { 0 } else { parse_bytes(number)? }))
 }
 
 #[cfg(test)]
