@@ -38,6 +38,20 @@ impl Shape {
         }
     }
 
+    /// Checks what no back end allows.
+    ///
+    /// # Errors
+    /// As [`Shape::check`].
+    pub fn check_for_any(self) -> io::Result<()> {
+        self.check(Geometry {
+            size: 0,
+            block_minimum: 1,
+            block_preferred: 1,
+            rotational: false,
+            read_only: false,
+        })
+    }
+
     /// Checks the shape against the back end.
     ///
     /// # Errors

@@ -19,6 +19,7 @@ pub(crate) struct Failure {
     subject: Option<String>,
     errno: Option<Errno>,
     text: String,
+    is_usage: bool,
 }
 
 /// The result of an operation of a command.
@@ -27,7 +28,12 @@ pub(crate) type Outcome<T> = Result<T, Failure>;
 impl Failure {
     /// A failure without an error number.
     pub(crate) fn new(text: impl Into<String>) -> Self {
-        Self { subject: None, errno: None, text: text.into() }
+        Self { subject: None, errno: None, text: text.into(), is_usage: false }
+    }
+
+    /// The command line is wrong.
+    pub(crate) fn usage(text: impl Into<String>) -> Self {
+        Self { is_usage: true, ..Self::new(text) }
     }
 
     /// Names the object, unless it has been named already. A text that begins with the same name loses it, so that
@@ -93,7 +99,7 @@ impl From<Error> for Failure {
         // Only an answer of the server is about the file. A server that cannot be reached, or that was
         // restarted, says nothing about it.
         let errno = if let Error::Errno(errno) = error { Some(errno) } else { None };
-        Self { subject: None, errno, text: error.to_string() }
+        Self { errno, ..Self::new(error.to_string()) }
     }
 }
 
@@ -104,7 +110,7 @@ impl From<io::Error> for Failure {
             Some(errno) if !errno.name().is_empty() => errno.to_string(),
             _ => error.to_string(),
         };
-        Self { subject: None, errno, text }
+        Self { errno, ..Self::new(text) }
     }
 }
 
@@ -158,13 +164,19 @@ pub(crate) fn note(text: impl Display) {
 pub(crate) struct Report {
     command: &'static str,
     failed: AtomicBool,
+    misused: AtomicBool,
     bar: OnceLock<ProgressBar>,
 }
 
 impl Report {
     /// Creates the report of the command with this name.
     pub(crate) fn new(command: &'static str) -> Self {
-        Self { command, failed: AtomicBool::new(false), bar: OnceLock::new() }
+        Self {
+            command,
+            failed: AtomicBool::new(false),
+            misused: AtomicBool::new(false),
+            bar: OnceLock::new(),
+        }
     }
 
     /// Prints above this progress bar from now on.
@@ -176,6 +188,7 @@ impl Report {
     /// Prints a failure about `subject`, or about the object that the failure itself names.
     pub(crate) fn error(&self, subject: impl Display, failure: Failure) {
         self.failed.store(true, Ordering::Relaxed);
+        self.misused.fetch_or(failure.is_usage, Ordering::Relaxed);
         self.line(format_args!("{}", failure.explained().about(subject)));
     }
 
@@ -217,7 +230,11 @@ impl Report {
 
     /// The exit status.
     pub(crate) fn status(&self) -> ExitCode {
-        if self.failed.load(Ordering::Relaxed) { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+        match self.failed.load(Ordering::Relaxed) {
+            true if self.misused.load(Ordering::Relaxed) => ExitCode::from(2),
+            true => ExitCode::FAILURE,
+            false => ExitCode::SUCCESS,
+        }
     }
 }
 

@@ -107,6 +107,28 @@ fn the_experiments_of_the_paper() {
 }
 
 #[test]
+fn results_are_not_lost_with_one_of_their_files() {
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let place = directory.path().to_str().unwrap();
+    let json = format!("{place}/p.json");
+    let small = "--span 1M --sizes 64K --outstanding 1 --rounds 1 --secs 0.01 --disks delay";
+    let arguments: Vec<&str> =
+        ["disk", "--paper", "--dir", place].into_iter().chain(small.split(' ')).collect();
+    for option in ["--plot", "--json"] {
+        let done = run(&[&arguments, &[option, "/no/such/place/p"][..]].concat());
+        let said = String::from_utf8_lossy(&done.stderr);
+        assert!(said.contains("/no/such/place/p: ") && !done.status.success(), "{said}");
+        assert!(done.stdout.is_empty(), "{option}: it was measured first");
+    }
+    // This one can be opened, but not written.
+    let done = run(&[&arguments, &["--plot", "/dev/full", "--json", &json][..]].concat());
+    let said = String::from_utf8_lossy(&done.stderr);
+    assert!(said.contains("/dev/full: ") && !done.status.success(), "{said}");
+    let figures: Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
+    assert!(!figures["points"].as_array().unwrap().is_empty());
+}
+
+#[test]
 fn a_load_on_every_kind_of_server() {
     let directory = tempfile::tempdir().unwrap();
     let place = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();

@@ -282,6 +282,9 @@ fn what_cannot_be_copied_is_refused_with_a_reason() {
         (&["resize", &place.nbd("a"), "1M"], "NBD"),
         (&["resize", &place.url("a"), "1X"], "1X"),
         (&["resize", "--shrink", &place.url("a"), "-4M"], "no disk"),
+        (&["resize", "--shrink", &place.url("a"), "-5M"], "no disk"),
+        (&["resize", "--shrink", &place.url("a"), "0"], "no disk can be made empty"),
+        (&["resize", &place.url("a"), "18446744073709551615"], "no disk can have that size"),
         (&["resize", &place.url("a"), "65M"], "16 times"),
         (&["resize", &place.url("ro"), "16M"], "read-only"),
         (&["resize", &place.url("pair"), "+100K"], "number of members"),
@@ -298,6 +301,21 @@ fn what_cannot_be_copied_is_refused_with_a_reason() {
         assert!(error.contains(expected), "{arguments:?}: {error}");
     }
     assert!(std::fs::read(&local).unwrap() == before);
+    // What is wrong whatever there is.
+    let a = place.url("a");
+    for arguments in [
+        &["copy", "--resume", "-", &nbd][..],
+        &["copy", "--verify", &img, "-"],
+        &["copy", "--json", &img, "-"],
+        &["bench", "--depth", "0", &a],
+        &["bench", "--clients", "0", &nbd],
+        &["bench", "--secs", "0", &a],
+        &["bench", "--size", "16M", &a],
+    ] {
+        let output = place.command(arguments).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {said}");
+    }
     // An end that cannot be reached is named once.
     let nowhere = format!("nbd+unix:///a?socket={missing}");
     let none = place.url("none");
@@ -391,6 +409,30 @@ fn streams_come_and_go_in_order() {
     assert!(copied.len() == 24 << 20);
 }
 
+/// A local file keeps its inode, and nothing of what it held.
+#[test]
+fn a_file_that_exists_is_replaced() {
+    let place = Place::new();
+    let source = place.sparse("source", 8 * MIB + 100);
+    let target = place.path("target");
+    let empty = place.path("empty");
+    File::create(&empty).unwrap();
+    for length in [0, 3 * MIB + 5, 8 * MIB + 100, 20 * MIB] {
+        std::fs::write(&target, vec![7; length as usize]).unwrap();
+        let inode = std::fs::metadata(&target).unwrap().ino();
+        place.copy(&["--verify", &source, &target]);
+        assert!(same(&source, &target), "{length}");
+        assert!(allocated(&target) < 4 * MIB, "{length}: {} are allocated", allocated(&target));
+        assert_eq!(std::fs::metadata(&target).unwrap().ino(), inode);
+        std::fs::write(&target, vec![7; length as usize]).unwrap();
+        let stdin = File::open(&source).unwrap();
+        let done = place.command(&["copy", "-", &target]).stdin(stdin).status().unwrap();
+        assert!(done.success() && same(&source, &target), "{length}");
+        place.copy(&[&empty, &target]);
+        assert!(same(&empty, &target));
+    }
+}
+
 #[test]
 fn the_path_of_a_local_disk_may_be_any_bytes() {
     let place = Place::new();
@@ -434,7 +476,8 @@ fn a_copy_that_was_killed_goes_on() {
     let busy = place.disk(&["copy", &another, &target]).unwrap_err();
     assert!(busy.contains("copied to, as a disk"), "{busy}");
     drop(running);
-    assert!(!same(&served, &target));
+    // Not even its length is that of a whole copy.
+    assert!(std::fs::metadata(&target).unwrap().len() > size);
     // A copied piece changes unnoticed. NBD cannot report that, but the checksums reveal it.
     let mut journals = std::fs::read_dir(place.path("state/towline/copies")).unwrap();
     let journal = std::fs::read_to_string(journals.next().unwrap().unwrap().path()).unwrap();

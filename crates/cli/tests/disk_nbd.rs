@@ -164,6 +164,53 @@ fn servers_that_know_no_extents_are_copied_from() {
     copied(directory.path(), &socket, "nbdkit without structured replies");
 }
 
+/// Nothing tells that a server of others serves the very target.
+#[test]
+fn what_is_copied_onto_itself_stays() {
+    if !exists("nbdkit") {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let (image, socket) = (directory.path().join("image"), directory.path().join("socket"));
+    sparse(&image);
+    File::options().write(true).open(&image).unwrap().set_len(SIZE + 1).unwrap();
+    let before = std::fs::read(&image).unwrap();
+    let file = format!("file={}", image.display());
+    let at = socket.to_str().unwrap();
+    let _server = start("nbdkit", &["-f", "-U", at, "file", &file], &socket);
+    let (url, image) = (format!("nbd+unix:///?socket={at}"), image.to_str().unwrap());
+    for (from, to) in [(&*url, image), (image, &*url)] {
+        disk(directory.path(), &["copy", "--verify", from, to]);
+        assert!(std::fs::read(image).unwrap() == before, "{from} to {to}");
+    }
+}
+
+/// Copying the disk in an image onto the image would destroy both.
+#[test]
+fn images_that_qemu_has_open_are_not_written() {
+    if !exists("qemu-nbd") || !exists("qemu-img") {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let (image, socket) = (directory.path().join("qcow"), directory.path().join("socket"));
+    let mut create = Command::new("qemu-img");
+    create.args(["create", "-q", "-f", "qcow2"]).arg(&image).arg("1M");
+    assert!(create.status().unwrap().success());
+    let before = std::fs::read(&image).unwrap();
+    let (at, image) = (socket.to_str().unwrap(), image.to_str().unwrap());
+    let arguments = ["-t", "-e", "8", "-f", "qcow2", "-k", at, image];
+    let _server = start("qemu-nbd", &arguments, &socket);
+    let url = format!("nbd+unix:///?socket={at}");
+    for resume in [None, Some("--resume")] {
+        let mut command = Command::new(TOWLINE);
+        command.args(["disk", "copy"]).args(resume).args([&*url, image]);
+        let output = command.env("XDG_STATE_HOME", directory.path()).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(said.contains("another program has locked it"), "{said}");
+    }
+    assert!(std::fs::read(image).unwrap() == before);
+}
+
 /// A disk of length zero is served, shown and copied like any other. Other tools serve one, too.
 #[test]
 fn a_disk_without_bytes_is_a_disk() {
@@ -195,6 +242,10 @@ fn a_disk_without_bytes_is_a_disk() {
         }
         assert_eq!(std::fs::metadata(copy).unwrap().len(), 0);
         std::fs::remove_file(copy).unwrap();
+    }
+    for same in [&["0"][..], &["-0"], &[]] {
+        let done = disk(directory.path(), &[&["resize", &*ours], same].concat());
+        assert_eq!(done, "0 -> 0 bytes\n");
     }
     disk(directory.path(), &["resize", &ours, "1M"]);
     assert!(disk(directory.path(), &["info", &nbd]).contains("size: 1048576"));

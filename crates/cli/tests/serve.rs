@@ -429,7 +429,7 @@ fn what_cannot_be_is_refused_with_words() {
             &["--disk", &image("d=stripe:8K:@/image")],
             "a member of 4096 bytes is smaller than a chunk of 8192",
         ),
-        (&["--disk", &image("d=@/image:depth=1025")], "depth=1025: expected 1 to 1024"),
+        (&["--disk", &image("d=@/image:block=8K")], "is not a multiple of that"),
     ] {
         let complaint = refused(&[&["--listen", &socket], arguments].concat());
         assert!(complaint.contains(words), "{complaint}");
@@ -445,6 +445,13 @@ fn what_cannot_be_is_refused_with_words() {
         (&["--disk", "d=mem:1M", "--nbd", &socket], "socket: given twice"),
         (&["--nbd", "127.0.0.1:0"], "--nbd: there is no disk to serve"),
         (&["--disk", "m=mem:1M"], "export \"m\": the name is used twice"),
+        (&["--disk", "d=mem:1M", "--disk", "d=mem:2M"], "export \"d\": the name is used twice"),
+        (&["--mem", "m=2M"], "export \"m\": the name is used twice"),
+        (&["--disk", &image("=@/image")], "no name before \"=\""),
+        (&["--dir", &image("=@")], "no name before \"=\""),
+        (&["--disk", "d=mem:1M:depth=1025"], "depth=1025: expected 1 to 1024"),
+        (&["--disk", "d=mem:1M:block=3"], "block=3: expected a power of two"),
+        (&["--disk", "d=mem:1M:preferred=100"], "preferred=100: expected a power of two"),
     ] {
         let complaint = refused_with(2, &[&["--listen", &socket], arguments].concat());
         assert!(complaint.contains(words), "{complaint}");
@@ -460,6 +467,8 @@ fn what_cannot_be_is_refused_with_words() {
         ("cores = 3\nbuffer-limit = \"1535K\"", "towline.toml: buffer-limit 1571840: too little"),
         ("no-root-squash = true", "towline.toml: no-root-squash: needs --identity"),
         ("nbd = [\"127.0.0.1:0\"]", "towline.toml: nbd: there is no disk to serve"),
+        ("[export.d]\ndisk = \"mem:1M:block=3\"", "block=3: expected a power of two"),
+        ("[export.m]\ndisk = \"mem:1M\"", "export \"m\": the name is used twice"),
     ] {
         fs::write(&file, wrong).unwrap();
         let complaint = refused(&["--listen", &socket, "--config", &file]);

@@ -21,6 +21,9 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 /// Size of a cache line in bytes.
 const LINE: usize = 64;
 
+/// Longest name of a memfd in bytes.
+const NAME_BYTES_MAX: usize = 249;
+
 /// A mapped memfd that can neither shrink nor grow, or a mapped file.
 #[derive(Debug)]
 pub struct SharedMemory {
@@ -39,11 +42,13 @@ unsafe impl Send for SharedMemory {}
 unsafe impl Sync for SharedMemory {}
 
 impl SharedMemory {
-    /// Creates memory of `length` bytes, all zero. Pages are allocated when first written.
+    /// Creates memory of `length` bytes, all zero. Pages are allocated when first written. The name is for
+    /// people who look at processes, who see no more of it than 249 bytes.
     ///
     /// # Errors
     /// What `memfd_create(2)`, `ftruncate(2)` or `mmap(2)` say.
     pub fn create(name: &str, length: usize) -> io::Result<Self> {
+        let name = &name.as_bytes()[..name.len().min(NAME_BYTES_MAX)];
         let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         rustix::fs::ftruncate(&fd, length as u64)?;
         rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
@@ -308,6 +313,7 @@ impl SharedMemory {
     /// # Errors
     /// As [`SharedMemory::create`].
     pub fn create_for_readers(name: &str, length: usize) -> io::Result<Self> {
+        let name = &name.as_bytes()[..name.len().min(NAME_BYTES_MAX)];
         let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         rustix::fs::ftruncate(&fd, length as u64)?;
         let memory = Self::map(fd, length, true)?;
@@ -400,6 +406,14 @@ impl Drop for SharedMemory {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_name_may_be_long() {
+        for length in [0, NAME_BYTES_MAX, NAME_BYTES_MAX + 1, 4096] {
+            SharedMemory::create(&"\u{e9}".repeat(length / 2), 4096).unwrap();
+            SharedMemory::create(&"n".repeat(length), 4096).unwrap();
+        }
+    }
 
     #[test]
     fn long_memory_begins_where_huge_pages_do_and_gives_all_addresses_back() {

@@ -101,6 +101,16 @@ pub(crate) enum On<'a> {
     Towline(&'a Url, u32),
 }
 
+impl On<'_> {
+    /// Returns the most bytes that a request may have.
+    fn size_max(&self) -> u64 {
+        match self {
+            Self::Nbd(..) => 32 << 20,
+            Self::Towline(..) => 8 << 20,
+        }
+    }
+}
+
 impl Display for On<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
@@ -141,6 +151,26 @@ pub(super) fn run(args: &Args) -> Result<(), String> {
     say(found)
 }
 
+/// Checks the values that were given.
+pub(crate) fn check(on: &On<'_>, asked: &Asked<'_>) -> Result<(), String> {
+    let &Asked { requests, threads, span, secs } = asked;
+    let Requests { size, depth, clients, .. } = requests;
+    let most = on.size_max();
+    if !(1..=most).contains(size) || *size > span {
+        return Err(format!("--size: expected at most {}M here, and at most --span", most >> 20));
+    }
+    if !(0.001..=600.0).contains(&secs)
+        || !(1..=1024).contains(depth)
+        || !(1..=1024).contains(clients)
+    {
+        return Err("--secs: expected 0.001 to 600; --depth and --clients: 1 to 1024".into());
+    }
+    if threads.is_some_and(|threads| !(1..=*clients).contains(&threads)) {
+        return Err("--threads: expected at least 1, and at most --clients".into());
+    }
+    Ok(())
+}
+
 /// Puts a load on a disk. Returns rates and latencies, in bytes, seconds and microseconds. Calls `mark` at
 /// the start and at the end.
 pub(crate) fn put(
@@ -148,12 +178,12 @@ pub(crate) fn put(
     asked: &Asked<'_>,
     mark: impl Fn(&str) -> Result<(), String>,
 ) -> Result<serde_json::Value, String> {
+    check(on, asked)?;
     match on {
         On::Nbd(place, export, order) => {
             let failed = |error: std::io::Error| format!("{place}: {error}");
             load(
                 asked,
-                32 << 20,
                 mark,
                 || Client::connect(place, export, *order).map_err(failed),
                 Client::size,
@@ -164,7 +194,6 @@ pub(crate) fn put(
             let failed = |error: &dyn Display| format!("{url}: {error}");
             load(
                 asked,
-                8 << 20,
                 mark,
                 || DiskClient::connect(url, *coalesce).map_err(|error| failed(&error)),
                 DiskClient::size,
@@ -177,10 +206,9 @@ pub(crate) fn put(
     }
 }
 
-/// Opens all connections and measures them at the same time. A request may have at most `most` bytes.
+/// Opens all connections and measures them at the same time.
 fn load<C: Send>(
     asked: &Asked<'_>,
-    most: u64,
     mark: impl Fn(&str) -> Result<(), String>,
     connect: impl Fn() -> Result<C, String>,
     size_of: impl Fn(&C) -> u64,
@@ -188,20 +216,7 @@ fn load<C: Send>(
 ) -> Result<serde_json::Value, String> {
     let &Asked { requests, threads, span, secs } = asked;
     let Requests { write, random, size, depth, clients } = requests;
-    if !(1..=most).contains(size) || *size > span {
-        return Err(format!("--size: expected at most {}M here, and at most --span", most >> 20));
-    }
-    if !(0.001..=600.0).contains(&secs)
-        || !(1..=1024).contains(depth)
-        || !(1..=1024).contains(clients)
-    {
-        return Err("--secs: expected 0.001 to 600; --depth and --clients: 1 to 1024".into());
-    }
-    let threads = threads.unwrap_or(*clients);
-    if !(1..=*clients).contains(&threads) {
-        return Err("--threads: expected at least 1, and at most --clients".into());
-    }
-    let each = clients.div_ceil(threads);
+    let each = clients.div_ceil(threads.unwrap_or(*clients));
     let mut connected: Vec<C> = (0..*clients).map(|_| connect()).collect::<Result<_, _>>()?;
     let span = connected.iter().map(size_of).fold(span, u64::min);
     if *size > span {

@@ -1,7 +1,7 @@
 //! `towline disk bench`.
 
 use super::end;
-use crate::bench::disk::{Asked, On, Requests, put};
+use crate::bench::disk::{Asked, On, Requests, check, put};
 use crate::bench::nbd_client::{Order, Place};
 use crate::report::{Failure, Outcome};
 use crate::serve::parse_bytes;
@@ -44,6 +44,7 @@ pub(super) fn run(args: &Args) -> Outcome<String> {
     };
     let span = args.span.unwrap_or(u64::MAX);
     let asked = Asked { requests: &args.requests, threads: None, span, secs: args.secs };
+    check(&on, &asked).map_err(Failure::usage)?;
     let found = put(&on, &asked, |_| Ok(())).map_err(Failure::new)?;
     Ok(if args.json { format!("{found}\n") } else { text(&found, args.requests.write) })
 }

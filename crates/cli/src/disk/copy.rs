@@ -88,24 +88,29 @@ pub(super) fn run(args: &Args, remotes: &Remotes, report: &Report) -> Outcome<St
     {
         report.warning(disk.name(), "changed while it was copied");
     }
-    let verified = match &transfer.target {
-        Target::Disk { end, .. } if args.verify => verify::run(end, &sums, args.jobs.into()),
-        _ => Ok(()),
+    let ended = match &transfer.target {
+        Target::Disk { end, .. } => {
+            let jobs = args.jobs.into();
+            let verified = if args.verify { verify::run(end, &sums, jobs) } else { Ok(()) };
+            let length = sums.last().map_or(0, |last| last.offset + last.length);
+            verified.and_then(|()| end.set_length(length))
+        }
+        Target::Output(_) => Ok(()),
     };
     // A copy that differs must not be resumed.
     transfer.forget_journal();
     progress.finish();
-    verified?;
+    ended?;
     Ok(if args.json { summary(args, &transfer, &sums, started) } else { String::new() })
 }
 
 fn check(args: &Args) -> Outcome<()> {
     let streams = args.source == STREAM || args.target == STREAM;
     if args.resume && streams {
-        return Err(Failure::new("a stream cannot be resumed: --resume needs two disks"));
+        return Err(Failure::usage("a stream cannot be resumed: --resume needs two disks"));
     }
     if args.target == STREAM && (args.verify || args.json) {
-        return Err(Failure::new("--verify and --json cannot be used with standard output"));
+        return Err(Failure::usage("--verify and --json cannot be used with standard output"));
     }
     Ok(())
 }
@@ -146,9 +151,8 @@ fn prepare(
     report: &Report,
     source: Option<&End>,
 ) -> Outcome<Prepared> {
-    let (name, is_new) = (&args.target, is_file(&args.target));
-    // An existing file is emptied before it is written.
-    let there = if is_new { End::open(remotes, name, false, false).ok() } else { None };
+    let (name, is_file) = (&args.target, is_file(&args.target));
+    let there = if is_file { End::open(remotes, name, false, false).ok() } else { None };
     if let (Some(source), Some(there)) = (source, &there)
         && source.is_same(there)?
     {
@@ -167,7 +171,7 @@ fn prepare(
             }
             // The last block is filled with zeroes after the end of the source.
             let needed = source.size().next_multiple_of(end.block());
-            if end.size() < needed && !is_file(name) {
+            if end.size() < needed && !is_file {
                 return Err(Failure::new(format!(
                     "{} bytes are not enough for {needed}",
                     end.size()
@@ -189,7 +193,7 @@ fn prepare(
     };
     let left = match args.resume.then(&open).transpose() {
         // Nothing is left in a target that is not there.
-        Err(failure) if is_new && failure.is(Errno::ENOENT) => None,
+        Err(failure) if is_file && failure.is(Errno::ENOENT) => None,
         // Otherwise what was noted stays for the next attempt.
         left => left?,
     };
@@ -209,9 +213,10 @@ fn prepare(
         write_journal(&mut journal, |journal| journal.begin(&title, &pieces))?;
         let earlier = Earlier { pieces, sure: title.sure() };
         forget_others(journal.as_ref(), &end.place()?)?;
-        return Ok(Prepared { target: Target::Disk { end, is_new: false }, journal, earlier });
+        let target = Target::Disk { end, holes_from: u64::MAX };
+        return Ok(Prepared { target, journal, earlier });
     }
-    // Before the target is emptied, so that a copy that is killed right after that cannot be resumed. But only
+    // Before the target is changed, so that a copy that is killed right after that cannot be resumed. But only
     // once the target is open, so that one that cannot be opened costs an earlier copy nothing.
     let mut forget = |place: Option<&Stamp>| -> Outcome<()> {
         if let Some(journal) = &mut journal {
@@ -219,18 +224,21 @@ fn prepare(
         }
         place.map_or(Ok(()), |place| forget_others(journal.as_ref(), place))
     };
-    let end = if is_new {
-        // The length of a stream is unknown, so the file grows with it.
-        End::create(name, source.map_or(0, End::size), || forget(place.as_ref()))?
+    let (end, holes_from) = if is_file {
+        // The length of a stream is unknown, so the file grows with it. Otherwise it is too long until all is
+        // copied, so that what a killed copy leaves is not taken for all.
+        let length = source.map(|source| source.size() + 1);
+        End::create(name, length, || forget(place.as_ref()))?
     } else {
         let end = open()?;
         forget(Some(&end.place()?))?;
-        end
+        (end, u64::MAX)
     };
     if let Some(title) = title(&end)? {
         write_journal(&mut journal, |journal| journal.begin(&title, &[]))?;
     }
-    Ok(Prepared { target: Target::Disk { end, is_new }, journal, earlier: Earlier::default() })
+    let target = Target::Disk { end, holes_from };
+    Ok(Prepared { target, journal, earlier: Earlier::default() })
 }
 
 /// Opens the journal. Without one the copy goes on, unless it is to resume an earlier one.

@@ -126,7 +126,8 @@ impl End {
             }
             Named::File(path) => {
                 if writes && path.is_file() {
-                    let unused = File::open(path).map_err(Failure::from).and_then(|f| unused(&f));
+                    let file = File::options().write(true).open(path).map_err(Failure::from);
+                    let unused = file.and_then(|file| unused(&file));
                     unused.map_err(|failure| failure.about(path.display()))?;
                 }
                 Kind::Local(local(path, writes)?, Mutex::default())
@@ -139,23 +140,26 @@ impl End {
         Ok(end)
     }
 
-    /// Creates or empties a local file of this length, all holes. Refuses a file that is in use as a disk,
-    /// under any name. Calls `before` when nothing can refuse it any more, before the file is emptied.
+    /// Creates a local file, or opens one to replace what it holds: empties it without a length, otherwise makes
+    /// it at least so long and lets it keep its bytes, which may be those that the source's server serves. Also
+    /// returns the offset from which on it is all holes. Refuses a file that is in use as a disk, under any name.
+    /// Calls `before` when nothing can refuse it any more, before the file is changed.
     pub(super) fn create(
         name: &OsStr,
-        size: u64,
+        length: Option<u64>,
         before: impl FnOnce() -> Outcome<()>,
-    ) -> Outcome<Self> {
-        let make = || -> Outcome<()> {
+    ) -> Outcome<(Self, u64)> {
+        let make = || -> Outcome<u64> {
             let file = File::options().write(true).create(true).truncate(false).open(name)?;
             unused(&file)?;
             before()?;
-            file.set_len(0)?;
-            Ok(file.set_len(size)?)
+            let kept = length.map_or(Ok(0), |_| file.metadata().map(|found| found.len()))?;
+            file.set_len(kept.max(length.unwrap_or(0)))?;
+            Ok(kept)
         };
-        make().map_err(|failure| failure.about(name.display()))?;
+        let kept = make().map_err(|failure| failure.about(name.display()))?;
         let kind = Kind::Local(local(Path::new(name), true)?, Mutex::default());
-        Ok(Self { name: name.to_owned(), is_target: true, kind })
+        Ok((Self { name: name.to_owned(), is_target: true, kind }, kept))
     }
 
     /// Returns the name that the user gave, for messages.
@@ -277,6 +281,11 @@ impl End {
         result.map_err(|failure| failure.about(format_args!("{}: flushing", self.name())))
     }
 
+    /// Returns true for local files, which become as long as what is copied to them.
+    pub(super) fn is_file(&self) -> bool {
+        matches!(&self.kind, Kind::Local(file, _) if file.resizes())
+    }
+
     /// Extends a local file.
     pub(super) fn grow(&self, size: u64) -> Outcome<()> {
         match &self.kind {
@@ -288,11 +297,17 @@ impl End {
         }
     }
 
-    /// Sets the final length of a file made by [`End::create`].
+    /// Sets the final length of a local file, and makes it durable.
     pub(super) fn set_length(&self, length: u64) -> Outcome<()> {
-        let file = File::options().write(true).open(&self.name);
-        let result = file.and_then(|file| file.set_len(length)).map_err(Failure::from);
-        self.at("ending", length, result)
+        let result = match &self.kind {
+            Kind::Local(file, _) if file.resizes() && length > 0 => file.resize(length),
+            Kind::Local(file, _) if file.resizes() => {
+                File::options().write(true).open(&self.name).and_then(|file| file.set_len(0))
+            }
+            _ => return Ok(()),
+        };
+        self.at("ending", length, result.map_err(Failure::from))?;
+        self.flush()
     }
 
     /// Calls `tell` with each extent in order, joined with neighbours of the same kind. Returns false if the
@@ -458,6 +473,13 @@ pub(super) fn failed(source: &Source, error: &towline_attach::Error) -> Failure 
 
 /// Locks a file that is about to be written. Fails if it is in use as a disk, under any name.
 fn unused(file: &File) -> Outcome<()> {
+    // QEMU locks parts of its images. On NFS our own lock would be one of these, so none is kept.
+    match rustix::fs::fcntl_lock(file, FlockOperation::NonBlockingLockExclusive) {
+        Err(rustix::io::Errno::AGAIN | rustix::io::Errno::ACCESS) => {
+            return Err(Failure::from(Errno::EBUSY).with("another program has locked it"));
+        }
+        _ => drop(rustix::fs::fcntl_lock(file, FlockOperation::NonBlockingUnlock)),
+    }
     match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
         Err(rustix::io::Errno::WOULDBLOCK) => {
             Err(Failure::from(Errno::EBUSY).with("it is served, or copied to, as a disk"))
@@ -486,11 +508,11 @@ fn local(path: &Path, writes: bool) -> Outcome<Arc<FileDisk>> {
     })
 }
 
-/// Parses a size, or with a sign a difference.
+/// Parses a size, which may be zero, or with a sign a difference.
 pub(super) fn size(text: &str) -> Result<(Option<char>, u64), String> {
     let sign = text.chars().next().filter(|sign| ['+', '-'].contains(sign));
     let number = if sign.is_some() { &text[1..] } else { text };
-    Ok((sign, parse_bytes(number)?))
+    Ok((sign, if number == "0" { 0 } else { parse_bytes(number)? }))
 }
 
 #[cfg(test)]

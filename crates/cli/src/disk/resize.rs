@@ -30,14 +30,20 @@ pub(super) fn run(args: &Args, remotes: &Remotes) -> Outcome<String> {
     }
     let disk = end::remote(remotes, &args.disk)?;
     let before = disk.refresh()?.size;
-    let size = match args.size {
-        None => 0,
-        Some((None, size)) => size,
-        Some((Some('+'), more)) => before.checked_add(more).ok_or_else(too_much)?,
-        Some((Some(_), less)) => {
-            before.checked_sub(less).filter(|size| *size > 0).ok_or_else(too_much)?
-        }
+    let asked = match args.size {
+        None => None,
+        Some((None, size)) => Some(size),
+        Some((Some('+'), more)) => Some(before.checked_add(more).ok_or_else(too_much)?),
+        Some((Some(_), less)) => Some(before.checked_sub(less).ok_or_else(too_much)?),
     };
+    if asked == Some(0) && before > 0 {
+        return Err(Failure::new("no disk can be made empty while it is served"));
+    }
+    // Zero asks the server to look.
+    let size = asked.unwrap_or(0);
+    if size > i64::MAX as u64 {
+        return Err(too_much());
+    }
     if (1..before).contains(&size) && !args.shrink {
         return Err(Failure::new(format!(
             "{size} bytes are fewer than {before}: the data beyond would be lost; --shrink allows it"

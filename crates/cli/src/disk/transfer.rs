@@ -31,12 +31,12 @@ pub(super) enum Source {
 
 /// The target of a copy.
 pub(super) enum Target {
-    /// A disk, all zeroes if it is new.
+    /// A disk.
     Disk {
         /// The disk.
         end: End,
-        /// The disk was created for this copy.
-        is_new: bool,
+        /// From this offset on there are only holes, where nothing has been written yet.
+        holes_from: u64,
     },
     /// Standard output.
     Output(Output),
@@ -149,12 +149,7 @@ impl<'a> Transfer<'a> {
             }
             return Err(failure);
         }
-        if let Target::Disk { end, is_new } = &self.target {
-            if *is_new && let Source::Input(_) = &self.source {
-                let state = locked(&self.state);
-                let length = state.done.iter().map(|piece| piece.offset + piece.length).max();
-                end.set_length(length.unwrap_or(0))?;
-            }
+        if let Target::Disk { end, .. } = &self.target {
             end.flush()?;
         }
         let mut done = std::mem::take(&mut locked(&self.state).done);
@@ -205,8 +200,8 @@ impl<'a> Transfer<'a> {
                     return Ok(None);
                 }
                 self.progress.found(0, buffer.len() as u64);
-                if let Target::Disk { end: target, is_new } = &self.target {
-                    if *is_new {
+                if let Target::Disk { end: target, .. } = &self.target {
+                    if target.is_file() {
                         target.grow(end)?;
                     } else if end.next_multiple_of(target.block()) > target.size() {
                         let what = format!("{} bytes are not enough for the stream", target.size());
@@ -272,9 +267,9 @@ impl<'a> Transfer<'a> {
     }
 
     fn write(&self, buffer: &mut Vec<u8>, offset: u64) -> Outcome<()> {
-        let (end, is_new) = match &self.target {
+        let end = match &self.target {
             Target::Output(output) => return output.write(buffer, offset).map(drop),
-            Target::Disk { end, is_new } => (end, *is_new),
+            Target::Disk { end, .. } => end,
         };
         // Fill the last block with zeroes.
         buffer.resize(buffer.len().next_multiple_of(end.block() as usize), 0);
@@ -286,8 +281,7 @@ impl<'a> Transfer<'a> {
         for (run, zero) in runs {
             let at = offset + run.start as u64;
             match zero {
-                true if is_new => {}
-                true => end.zero(at, run.len() as u64)?,
+                true => self.zero(&(at..offset + run.end as u64))?,
                 false => end.write(&buffer[run], at)?,
             }
         }
@@ -298,8 +292,11 @@ impl<'a> Transfer<'a> {
         let length = range.end - range.start;
         match &self.target {
             Target::Output(output) => output.zero(range.start, length).map(drop),
-            Target::Disk { is_new: true, .. } => Ok(()),
-            Target::Disk { end, .. } => end.zero(range.start, length.next_multiple_of(end.block())),
+            Target::Disk { holes_from, .. } if *holes_from <= range.start => Ok(()),
+            Target::Disk { end, holes_from } => {
+                let length = length.next_multiple_of(end.block());
+                end.zero(range.start, length.min(holes_from - range.start))
+            }
         }
     }
 

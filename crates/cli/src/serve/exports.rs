@@ -75,6 +75,7 @@ pub(crate) fn disk(name: &str, value: &[u8]) -> Result<DiskExport, String> {
             None => set(&mut disk, &option)?,
         }
     }
+    disk.shape.check_for_any().map_err(|error| error.to_string())?;
     Ok(disk)
 }
 
@@ -134,6 +135,9 @@ fn named(text: &OsStr) -> Result<(&str, &[u8]), String> {
     let text = text.as_bytes();
     let equals = text.iter().position(|byte| *byte == b'=').ok_or("expected NAME=...")?;
     let name = std::str::from_utf8(&text[..equals]).map_err(|_| "names of exports are UTF-8")?;
+    if name.is_empty() {
+        return Err("no name before \"=\"".into());
+    }
     Ok((name, &text[equals + 1..]))
 }
 
@@ -238,7 +242,10 @@ mod tests {
         let shaped = disk("d=/a\\:b:block=4K:preferred=64K:depth=16:default");
         assert_eq!(shaped.shape, Shape { block: 4096, preferred: 65536, depth: 16 });
         assert!(shaped.is_default && !disk("d=/a").is_default);
-        for bad in ["d=/a:block=0", "d=/a:block=8G", "d=/a:depth=0", "d=/a:depth"] {
+        for bad in ["d=/a:block=0", "d=/a:block=3", "d=/a:block=8G", "d=/a:preferred=100"] {
+            assert!(parse_disk(bad).is_err(), "{bad}");
+        }
+        for bad in ["d=/a:depth=0", "d=/a:depth", "d=/a:depth=1025"] {
             assert!(parse_disk(bad).is_err(), "{bad}");
         }
         for bad in ["d=/a:iops=0", "d=/a:iops=x", "d=/a:bandwidth=0", "d=/a:speed=1"] {
@@ -252,6 +259,7 @@ mod tests {
         assert_eq!(disk("d=delay:1M:50:1G").kind, delay);
         for bad in [
             "d",
+            "=/a",
             "d=",
             "d=mem",
             "d=mem:",
@@ -285,7 +293,9 @@ mod tests {
         let limited = parse_memory("m=2G:iops=10:bandwidth=1M").unwrap();
         assert_eq!(limited.limit, RateLimit { operations: 10, bytes: 1 << 20 });
         assert_eq!(parse_memory("m=2G").unwrap().kind, ExportKind::Memory(2 << 30));
-        for bad in ["a", "a=", "a=/x:zz", "a=/x\\", "a=/x:iops=0", "a=/x:bandwidth", "a=/x:ro=1"] {
+        for bad in
+            ["a", "=/x", "a=", "a=/x:zz", "a=/x\\", "a=/x:iops=0", "a=/x:bandwidth", "a=/x:ro=1"]
+        {
             assert!(parse_directory(bad).is_err(), "{bad}");
         }
         for bad in ["", "G", "0", "-1", "+1", "+1K", "1X", "99999999999T"] {

@@ -251,9 +251,11 @@ fn settings(args: &Args, inherited: bool) -> Result<Settings, Refusal> {
         let what = "nothing to export; try --dir data=/srv/data or --mem scratch=1G";
         return Err(Refusal::of_all(args, what.to_owned()));
     }
-    if let Some(disk) = disks.iter().find(|d| exports.iter().any(|e| e.name == d.name)) {
-        let what = format!("export \"{}\": the name is used twice", disk.name);
-        return Err(Refusal::of_all(args, what));
+    let mut names = HashSet::new();
+    let of_exports = exports.iter().map(|export| &export.name);
+    let mut all = of_exports.chain(disks.iter().map(|disk| &disk.name));
+    if let Some(name) = all.find(|name| !names.insert(*name)) {
+        return Err(Refusal::of_all(args, format!("export \"{name}\": the name is used twice")));
     }
     let mut fronts = args.nbd.clone();
     fronts.extend(fronts_of_file);

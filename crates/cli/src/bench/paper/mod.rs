@@ -24,6 +24,7 @@ mod table;
 use crate::report::say;
 use crate::serve::parse_bytes;
 use serde::Serialize;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -179,6 +180,7 @@ pub(super) fn run(args: &Args) -> Result<(), String> {
             "--fragments: of --disks, plain and delay are measured; give one of them".into()
         );
     }
+    let _kept_open = results(args)?;
     let files = Files::new(args)?;
     if !args.fragments.is_empty() {
         let rows = fragments::sweep(args, &files)?;
@@ -189,10 +191,23 @@ pub(super) fn run(args: &Args) -> Result<(), String> {
     let interference = interference::all(args, &files)?;
     let figures = Figures { points, interference };
     say(table::text(&figures).trim_end())?;
-    if let Some(path) = &args.plot {
-        plot::draw(&figures, path).map_err(|error| format!("{}: {error}", path.display()))?;
+    put_json(args, &figures)?;
+    match &args.plot {
+        Some(path) => {
+            plot::draw(&figures, path).map_err(|error| format!("{}: {error}", path.display()))
+        }
+        None => Ok(()),
     }
-    put_json(args, &figures)
+}
+
+/// Opens the files for the results, so that one that cannot be written costs no measurement. They keep what they
+/// hold until there are results.
+fn results(args: &Args) -> Result<Vec<File>, String> {
+    let open = |path: &PathBuf| {
+        let file = File::options().write(true).create(true).truncate(false).open(path);
+        file.map_err(|error| format!("{}: {error}", path.display()))
+    };
+    args.plot.iter().chain(&args.json).map(open).collect()
 }
 
 fn put_json(args: &Args, figures: &impl Serialize) -> Result<(), String> {
