@@ -284,8 +284,8 @@ fn find_absolute(mounts: &[Target], path: &[u8]) -> Option<At> {
     if is_odd(path) { matching_oddly(mounts, path) } else { None }
 }
 
-/// [`matching`] for a path that may have `.`, `..` and double slashes in it before a prefix ends. What follows stays as it
-/// is: how a path ends makes a difference.
+/// [`matching`] for a path that may have `.`, `..` and double slashes in it before a prefix ends. What follows stays as
+/// it is: how a path ends makes a difference.
 fn matching_oddly(mounts: &[Target], path: &[u8]) -> Option<At> {
     let is_prefix = |path: &[u8]| mounts.iter().any(|target| target.mount.prefix == path);
     let (mut done, mut found): (Vec<u8>, _) = (Vec::new(), None);
