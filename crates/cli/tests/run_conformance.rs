@@ -201,6 +201,11 @@ fn processes_that_become_another_user_behave() {
 }
 
 #[test]
+fn names_that_end_in_slashes_and_dots_behave() {
+    same(Libc::Shared, "endings.c", &[]);
+}
+
+#[test]
 fn moved_directories_and_changed_mappings_behave() {
     same(Libc::Shared, "moved.c", &[]);
 }

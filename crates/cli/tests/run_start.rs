@@ -81,7 +81,7 @@ fn a_run_begins_with_a_remote_program() {
         };
         for (command, said) in [
             (&[tool.as_str(), "a b", ""][..], "tool a b \n"),
-            (&[&format!("/{tool}/../tool"), "x"], "tool x\n"),
+            (&[&format!("/{PREFIX}/./bin/../bin/tool"), "x"], "tool x\n"),
             (&["tool", "-c"], "tool -c\n"),
             (&[&link, "-c", "echo \"$0 $1\"; exit 7", "name", "x"], "name x\n"),
             (&[&local("own-script"), "x"], "script x\n"),

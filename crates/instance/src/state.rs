@@ -64,6 +64,8 @@ struct Head {
     /// See [`State::from_cache`] and [`State::to_cache`].
     from_cache: AtomicU64,
     to_cache: AtomicU64,
+    /// See [`State::moving`].
+    moving: AtomicU32,
 }
 
 /// Number of words in the set of names of working directories.
@@ -310,6 +312,13 @@ impl State {
     #[must_use]
     pub fn moves(&self) -> &AtomicU64 {
         &self.head().moves
+    }
+
+    /// Number of renames under way that may be followed by one of a stand-in; too many once a process was killed in the
+    /// midst of one. Lowered after [`Self::moves`] was raised.
+    #[must_use]
+    pub fn moving(&self) -> &AtomicU32 {
+        &self.head().moving
     }
 
     /// Returns what is known of writes behind, by the number of a mount or of the first one of a server, which must be

@@ -195,7 +195,8 @@ static FORKING_MASK: AtomicU64 = AtomicU64::new(0);
 /// library may have replaced the clock functions and would call us here.
 const FORK_PAUSES: u32 = 100_000;
 
-fn pause() {
+/// Sleeps for a moment.
+pub(crate) fn pause() {
     let time = libc::timespec { tv_sec: 0, tv_nsec: 50_000 };
     // SAFETY: the structure outlives the call; nothing is written back.
     unsafe { system_call(libc::SYS_nanosleep, [&raw const time as usize, 0, 0, 0, 0, 0]) };

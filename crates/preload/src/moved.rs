@@ -1,7 +1,8 @@
 //! Renamed and removed directories: processes that work in them or have them open learn their new names.
 //!
 //! The stand-in of a working directory (`working.rs`) is renamed with it, so that the kernel moves all
-//! processes in it. Renames from outside the run are not seen.
+//! processes in it. Until that is done, they look for names where the directory was: see `working::Before`. Renames
+//! from outside the run are not seen.
 
 use crate::guard::checked;
 use crate::place::{self, At};
@@ -81,6 +82,9 @@ impl Moving {
     pub(crate) fn new(from: &At, to: &At) -> Self {
         let (old, new) = (path_of(from), path_of(to));
         let is_worked_in = may_be_worked_in(&old) || may_be_worked_in(&new);
+        if is_worked_in && let Some(state) = start::state() {
+            state.moving().fetch_add(1, Ordering::SeqCst);
+        }
         let (old, new) = match is_worked_in.then(|| (without_links(from), without_links(to))) {
             Some((Ok(old), Ok(new))) => (old, new),
             _ => (old, new),
@@ -127,6 +131,16 @@ impl Moving {
     }
 }
 
+impl Drop for Moving {
+    fn drop(&mut self) {
+        if self.is_worked_in
+            && let Some(state) = start::state()
+        {
+            state.moving().fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+}
+
 /// A pending removal of a name, which may be a directory.
 pub(crate) struct Removing {
     mount: usize,
@@ -154,6 +168,6 @@ impl Removing {
 
 fn moved() {
     if let Some(state) = start::state() {
-        state.moves().fetch_add(1, Ordering::Release);
+        state.moves().fetch_add(1, Ordering::SeqCst);
     }
 }

@@ -281,7 +281,33 @@ fn find_absolute(mounts: &[Target], path: &[u8]) -> Option<At> {
     if let Some(found) = matching(mounts, path) {
         return Some(found);
     }
-    if is_odd(path) { matching(mounts, &normal(path)) } else { None }
+    if is_odd(path) { matching_oddly(mounts, path) } else { None }
+}
+
+/// [`matching`] for a path that may have `.`, `..` and double slashes in it before a prefix ends. What follows stays as
+/// it is: how a path ends makes a difference.
+fn matching_oddly(mounts: &[Target], path: &[u8]) -> Option<At> {
+    let is_prefix = |path: &[u8]| mounts.iter().any(|target| target.mount.prefix == path);
+    let (mut done, mut found): (Vec<u8>, _) = (Vec::new(), None);
+    let mut start = 0;
+    for name in path.split(|b| *b == b'/') {
+        start += name.len() + 1;
+        match name {
+            b"" | b"." => continue,
+            // From a prefix on, the server knows where it leads.
+            b".." if found.is_some() => break,
+            b".." => done.truncate(done.iter().rposition(|b| *b == b'/').unwrap_or(0)),
+            name => {
+                done.push(b'/');
+                done.extend_from_slice(name);
+            }
+        }
+        // The longest one counts.
+        if is_prefix(&done) {
+            found = Some([&done, path.get(start - 1..).unwrap_or_default()].concat());
+        }
+    }
+    matching(mounts, &found?)
 }
 
 /// Returns true for a path with `//` or `/.` in it, which may be equivalent to a different text. Every
@@ -310,7 +336,7 @@ fn find_relative(mounts: &[Target], directory: i32, path: &[u8]) -> Option<At> {
     if directory != libc::AT_FDCWD {
         let Some(open) = descriptors::find(directory) else {
             let full = join(&descriptors::directory_of(directory)?, path);
-            return matching(mounts, &normal(&full));
+            return matching_oddly(mounts, &full);
         };
         let mount = open.entry.mount.load(Ordering::Relaxed) as usize;
         return Some(At { mount, directory: Some(open), path: path.to_vec() });
@@ -330,7 +356,7 @@ fn find_relative(mounts: &[Target], directory: i32, path: &[u8]) -> Option<At> {
         return None;
     }
     let full = join(&working::local()?, path);
-    matching(mounts, &normal(&full))
+    matching_oddly(mounts, &full)
 }
 
 /// Removes `.` and double slashes.
@@ -401,27 +427,35 @@ pub(crate) fn resolved(at: &At) -> Option<Result<Vec<u8>, i32>> {
     }
 }
 
-/// Follows a path name by name across export borders. Slashes at its end are kept.
+/// Follows a path name by name across export borders. Slashes, `.` and `..` at its end are kept: a call that makes,
+/// removes or renames what is there fails because of them.
 pub(crate) fn follow(start: &[u8], last: impl Into<Last>) -> Result<Led, i32> {
     let last = last.into();
     let mounts = start::mounts();
-    let ends_in_directory = |path: &[u8]| path.ends_with(b"/") || path.ends_with(b"/.");
-    let mut directory = ends_in_directory(start);
+    let mut end = if start.ends_with(b"/") { &b"/"[..] } else { b"" };
     let mut links = 0;
     let mut done: Vec<u8> = Vec::new();
     let mut rest: Vec<Vec<u8>> = start.split(|b| *b == b'/').rev().map(<[u8]>::to_vec).collect();
     while let Some(name) = rest.pop() {
+        let is_last = rest.iter().all(|part| part.is_empty());
         match name.as_slice() {
-            b"" | b"." => continue,
+            b"" => continue,
+            b"." => {
+                end = if is_last { b"/." } else { end };
+                continue;
+            }
             b".." => {
                 check_directory(mounts, &done)?;
-                let end = done.iter().rposition(|b| *b == b'/').unwrap_or(0);
-                done.truncate(end);
+                if is_last && matching(mounts, &done).is_some_and(|at| at.path != b".") {
+                    end = b"/..";
+                    continue;
+                }
+                done.truncate(done.iter().rposition(|b| *b == b'/').unwrap_or(0));
+                end = if is_last { b"/." } else { end };
                 continue;
             }
             _ => {}
         }
-        let is_last = rest.iter().all(|part| part.is_empty());
         if is_last && !rest.is_empty() && last == Last::ToCreate {
             check_directory(mounts, &done)?;
             return Err(libc::EISDIR);
@@ -433,7 +467,9 @@ pub(crate) fn follow(start: &[u8], last: impl Into<Last>) -> Result<Led, i32> {
             break;
         }
         let Some(target) = link_target(mounts, &done)? else { continue };
-        directory |= is_last && ends_in_directory(&target);
+        if is_last && target.ends_with(b"/") {
+            end = b"/";
+        }
         links += 1;
         if links > LINKS_MAX {
             return Err(libc::ELOOP);
@@ -441,9 +477,10 @@ pub(crate) fn follow(start: &[u8], last: impl Into<Last>) -> Result<Led, i32> {
         done.truncate(if target.first() == Some(&b'/') { 0 } else { before });
         rest.extend(target.split(|b| *b == b'/').rev().map(<[u8]>::to_vec));
     }
-    if done.is_empty() || directory {
-        done.push(b'/');
+    if done.is_empty() && end.is_empty() {
+        end = b"/";
     }
+    done.extend_from_slice(end);
     if let Some(at) = matching(mounts, &done) {
         return Ok(Led::Remote(at));
     }

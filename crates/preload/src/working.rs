@@ -1,8 +1,9 @@
 //! The working directory. While it is remote, the kernel's is an empty local stand-in, whose name tells a
 //! program that this process executes the remote path.
 
-use crate::guard::{checked, inside, system_call};
+use crate::guard::{self, checked, inside, system_call};
 use crate::{common, descriptors, place, start};
+use std::ffi::c_char;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use towline_instance::WORKING;
@@ -56,6 +57,55 @@ pub(crate) fn remote() -> Option<(usize, Vec<u8>)> {
         Ok(remote.at.clone())
     });
     found.ok().flatten()
+}
+
+/// Number of pauses for which a rename under way is waited for: 2 s.
+const MOVE_PAUSES: u32 = 40_000;
+
+/// The counter of moves before a path was looked for; `None` if it does not begin in a remote working directory.
+#[derive(Clone, Copy)]
+pub(crate) struct Before(Option<u64>);
+
+impl Before {
+    /// Notes it for a path relative to a descriptor (or `AT_FDCWD`).
+    ///
+    /// # Safety
+    /// `path` is null or ends with a zero byte.
+    pub(crate) unsafe fn path(directory: i32, path: *const c_char) -> Self {
+        let is_meant = is_remote() && directory == libc::AT_FDCWD && place::is_address(path);
+        // SAFETY: as the caller says.
+        let is_relative = is_meant && unsafe { *path } != b'/' as c_char;
+        let state = start::state().filter(|_| is_relative);
+        Self(state.map(|state| state.moves().load(Ordering::SeqCst)))
+    }
+
+    /// Returns true if a name that was not found has to be looked for once more: the working directory was being renamed.
+    /// Between the rename on the server and that of the stand-in, the path leads to where the directory was.
+    pub(crate) fn has_moved(self) -> bool {
+        let (Some(before), Some(state)) = (self.0, start::state()) else { return false };
+        let has_moved = || state.moves().load(Ordering::SeqCst) != before;
+        let is_moving = || state.moving().load(Ordering::SeqCst) > 0;
+        if is_moving() && is_missing() {
+            for _ in 0..MOVE_PAUSES {
+                if has_moved() || !is_moving() {
+                    break;
+                }
+                guard::pause();
+            }
+        }
+        has_moved()
+    }
+}
+
+/// Returns true if the working directory is not where it was.
+fn is_missing() -> bool {
+    let Some((mount, path)) = remote().filter(|(mount, _)| *mount != NO_MOUNT) else {
+        return false;
+    };
+    let path = if path.is_empty() { b".".to_vec() } else { path };
+    let at = place::At { mount, directory: None, path };
+    let found = inside(|| at.with(|base, path| base.stat_path(path, true)));
+    matches!(found, Err(libc::ENOENT | libc::ENOTDIR))
 }
 
 /// Returns true if relative paths can lead below a prefix without `..`.

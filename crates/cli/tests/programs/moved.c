@@ -61,6 +61,33 @@ static void working_directory_is_renamed(void) {
     SAY(open("new", O_CREAT | O_WRONLY, 0644));
 }
 
+/* What is in a working directory is found at any moment. */
+static void working_directory_is_renamed_meanwhile(void) {
+    char d[PATH_MAX + 2], e[PATH_MAX + 2];
+    snprintf(d, sizeof d, "%s/d", top), snprintf(e, sizeof e, "%s/e", top);
+    MUST(mkdir("d", 0755));
+    MUST(mkdir("d/in", 0755));
+    MUST(mkdir("d/in/sub", 0755));
+    make("d/in/f", "text");
+    SAY(chdir("d/in"));
+    pid_t child = fork();
+    if (child == 0) {
+        for (int i = 0; i < 300; i++) MUST(rename(d, e)), MUST(rename(e, d));
+        _exit(0);
+    }
+    int status, wrong = 0;
+    while (waitpid(child, &status, WNOHANG) == 0) {
+        struct stat s;
+        wrong += open("sub", O_CREAT | O_WRONLY, 0644) != -1 || errno != EISDIR;
+        wrong += open("sub/.", O_CREAT | O_WRONLY, 0644) != -1 || errno != EISDIR;
+        wrong += stat("f", &s) != 0;
+        wrong += rename("f", "sub/g") != 0;
+        wrong += rename("sub/g", "f") != 0;
+    }
+    say("child %d, %d are wrong", status, wrong);
+    SAY(access("f", F_OK));
+}
+
 static void rename_by_link(void) { SAY(rename("../../alias/d", "../../alias/e")); }
 static void move_by_link(void) { SAY(rename("../../alias/e/", "../../way/deep/../g")); }
 static void remove_by_link(void) { SAY(rmdir("../../../way/g/in")); }
@@ -383,6 +410,7 @@ static void long_names(void) {
 static const struct test tests[] = {
     {"long-names", long_names},
     {"working-directory", working_directory_is_renamed},
+    {"working-directory-meanwhile", working_directory_is_renamed_meanwhile},
     {"working-directory-by-links", working_directory_is_renamed_by_links},
     {"open-directories", open_directories_are_renamed},
     {"renamed-by-links", open_directories_are_renamed_by_links},

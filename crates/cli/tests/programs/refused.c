@@ -115,9 +115,21 @@ static void openat2s(void) {
     SAY(syscall(SYS_openat2, AT_FDCWD, "f", NULL, all));
 }
 
+/* Nothing can be found from what is no directory; flags that contradict each other are refused first. */
+static void from_files(void) {
+    make("f", "text");
+    int fd = MUST(open("f", O_RDONLY));
+    SAY(openat(fd, "x", O_CREAT | O_DIRECTORY, 0644));
+    SAY(openat(fd, "../x", O_CREAT | O_DIRECTORY, 0644));
+    SAY(openat(fd, "..", O_CREAT | O_DIRECTORY | O_EXCL, 0644));
+    SAY(openat(fd, "../f", O_RDONLY));
+    SAY(mkdirat(fd, "../x", 0755));
+}
+
 int main(int count, char **arguments) {
     static const struct test tests[] = {
-        {"msyncs", msyncs}, {"advice", advice}, {"statxs", statxs}, {"openat2s", openat2s}, {0},
+        {"msyncs", msyncs}, {"advice", advice}, {"statxs", statxs}, {"openat2s", openat2s}, {"from_files", from_files},
+        {0},
     };
     return run(count, arguments, tests);
 }

@@ -159,7 +159,9 @@ pub(crate) unsafe fn openat(at: c_int, path: *const c_char, flags: c_int, mode: 
     // SAFETY: the program passes valid arguments.
     unsafe {
         const NEW: c_int = libc::O_CREAT | libc::O_EXCL;
-        let last = match flags & (libc::O_NOFOLLOW | NEW) {
+        // With `O_PATH`, nothing is created.
+        let ignored = if flags & libc::O_PATH == 0 { 0 } else { NEW };
+        let last = match flags & (libc::O_NOFOLLOW | NEW) & !ignored {
             0 | libc::O_EXCL => Last::Followed,
             libc::O_CREAT => Last::ToCreate,
             _ => Last::Stays,

@@ -41,7 +41,7 @@ pub(crate) mod xattr;
 use crate::descriptors::{self, Open};
 use crate::guard::{self, Failed, finish};
 use crate::place::{self, At, Last, Led};
-use crate::working;
+use crate::working::{self, Before};
 use libc::{c_char, c_int};
 use std::ffi::CStr;
 
@@ -49,6 +49,9 @@ use std::ffi::CStr;
 pub(crate) fn has_remote_memory() -> bool {
     maps::is_any_here() || directories::has_streams() || fts::has_streams()
 }
+
+/// How often a name is looked for again because the working directory is being renamed.
+const AGAIN_MAX: u32 = 100;
 
 /// Runs the local or remote form of a call with one path. A remote path that leads out of its export is
 /// followed. So is a local path that is not found, as a symbolic link in it may lead into an export.
@@ -63,6 +66,43 @@ pub(crate) unsafe fn by_path<T: Failed + PartialEq>(
     remote: impl Fn(&At) -> Result<T, i32>,
 ) -> T {
     let last = last.into();
+    // SAFETY: guaranteed by the caller.
+    unsafe { settled([(at, path)], || by_path_once(at, path, last, &local, &remote)) }
+}
+
+/// Runs a call again that did not find a name because the working directory was being renamed.
+///
+/// # Safety
+/// The paths are null or end with a zero byte.
+unsafe fn settled<T: Failed + PartialEq, const N: usize>(
+    names: [(c_int, *const c_char); N],
+    call: impl Fn() -> T,
+) -> T {
+    let errno = guard::errno();
+    for _ in 0..AGAIN_MAX {
+        // SAFETY: guaranteed by the caller.
+        let before = names.map(|(at, path)| unsafe { Before::path(at, path) });
+        let result = call();
+        if result != T::FAILED
+            || guard::errno() != libc::ENOENT
+            || !before.into_iter().any(Before::has_moved)
+        {
+            return result;
+        }
+        guard::set_errno(errno);
+    }
+    call()
+}
+
+/// # Safety
+/// As for [`by_path`].
+unsafe fn by_path_once<T: Failed + PartialEq>(
+    at: c_int,
+    path: *const c_char,
+    last: Last,
+    local: &impl Fn(c_int, *const c_char) -> T,
+    remote: &impl Fn(&At) -> Result<T, i32>,
+) -> T {
     let follow = last != Last::Stays;
     // Begins before the search, so that signals are held up only once.
     // SAFETY: guaranteed by the caller.

@@ -24,6 +24,11 @@ unsafe fn text<'a>(path: *const c_char) -> Result<&'a [u8], i32> {
     Ok(unsafe { CStr::from_ptr(path) }.to_bytes())
 }
 
+/// Returns true if the last name of a path is `.`.
+fn ends_with_dot(path: &[u8]) -> bool {
+    path.split(|byte| *byte == b'/').rfind(|name| !name.is_empty()) == Some(b".")
+}
+
 /// Makes a name, and tells what is known of names.
 fn create(at: &At, make: impl FnOnce(&File, &[u8]) -> Result<Attr, Error>) -> Result<Attr, i32> {
     let change = Change::begin(at.mount);
@@ -134,7 +139,10 @@ pub(crate) unsafe fn unlinkat(at: c_int, path: *const c_char, flags: c_int) -> c
         only(libc::AT_REMOVEDIR, flags)?;
         if at.directory.is_none() && at.path == b"." {
             // A prefix itself is like a mount point.
-            return Err(if directory { libc::EBUSY } else { libc::EISDIR });
+            // SAFETY: the program passes valid arguments.
+            let is_dot = unsafe { text(path) }.is_ok_and(ends_with_dot);
+            let of_directory = if is_dot { libc::EINVAL } else { libc::EBUSY };
+            return Err(if directory { of_directory } else { libc::EISDIR });
         }
         let removing = Removing::new(at, directory);
         let change = Change::begin(at.mount);

@@ -1,6 +1,6 @@
 //! `rename` and `link`, whose two names may each be local, remote, or lead across a border.
 
-use super::led_in;
+use super::{led_in, settled};
 use crate::guard::{self, finish, inside};
 use crate::place::{self, At, Led};
 use crate::start;
@@ -47,6 +47,19 @@ pub(crate) unsafe fn run(
     remote: impl Fn(&At, &At) -> Result<c_int, i32>,
 ) -> c_int {
     // SAFETY: guaranteed by the caller.
+    unsafe { settled([from, to], || once(from, to, kind, &local, &remote)) }
+}
+
+/// # Safety
+/// As for [`run`].
+unsafe fn once(
+    from: Name,
+    to: Name,
+    kind: Kind,
+    local: &impl Fn(Name, Name) -> c_int,
+    remote: &impl Fn(&At, &At) -> Result<c_int, i32>,
+) -> c_int {
+    // SAFETY: guaranteed by the caller.
     unsafe {
         // The kernel itself reports invalid addresses and paths that are too long.
         let is_odd = |path: *const c_char| {
@@ -86,7 +99,7 @@ pub(crate) unsafe fn run(
         } else if let Err(error) = look_again(&mut sides, [from, to], kind) {
             return finish(Err(first_of(from, kind).err().unwrap_or(error)));
         }
-        match inside(|| decide(sides, kind, &remote)) {
+        match inside(|| decide(sides, kind, remote)) {
             Ok(Done::Here(result)) => finish(result),
             Ok(Done::Outside(old, new)) => {
                 let name = |path: &Option<Vec<u8>>, name| match path {

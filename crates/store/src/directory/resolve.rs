@@ -131,15 +131,13 @@ impl Tree {
             return Err(Errno::EXDEV);
         }
         let is_root = base.identity == self.root_identity;
-        let goes_up = path == b".." || path.starts_with(b"../");
+        // From anything but a directory, the kernel refuses all paths, and bad flags before that.
+        let goes_up = base.kind == TYPE_DIRECTORY && (path == b".." || path.starts_with(b"../"));
         if is_root || !goes_up {
             match open_beneath(base.fd.as_fd(), path, flags, mode) {
                 Err(Code::XDEV) if !is_root => {}
                 result => return result.map_err(errno),
             }
-        }
-        if base.kind != TYPE_DIRECTORY {
-            return Err(Errno::ENOTDIR);
         }
         // The path leaves the base, but perhaps not the export. The base's path is only a hint
         // where to look: if a rename comes between, another file of the export is found, as could
