@@ -106,12 +106,19 @@ fn fakeroot_works_outside_and_inside() {
     outside.args(["fakeroot", TOWLINE, "run", "--at", &at, "--"]);
     let mut inside = limited();
     inside.args([TOWLINE, "run", "--at", &at, "--", "fakeroot"]);
+    // Outside, its library is also in the process that keeps the run, which outlives the program by a moment; if
+    // its daemon has ended by then, the library complains.
+    let script = |start: &Command, text: &str, directory: &str| {
+        let tries = (0..5).map(|_| script(start, text, directory, &world.path));
+        let mut tries = tries.skip_while(|got| got.0.contains("fakeroot internal error"));
+        tries.next().expect("its library complains each time")
+    };
     for (place, start) in [("inside", &inside), ("outside", &outside)] {
         // The server decides the owners and devices of remote files.
-        let got = script(start, WORK, PREFIX, &world.path);
+        let got = script(start, WORK, PREFIX);
         let end = expected.0.find("7 8\n").unwrap();
         assert_eq!((got.0.as_str(), got.1), (&expected.0[..end], Some(0)), "fakeroot {place}");
-        let local = script(start, text, local.to_str().unwrap(), &world.path);
+        let local = script(start, text, local.to_str().unwrap());
         assert_eq!(local, expected, "fakeroot {place}, local files");
     }
 }
