@@ -132,9 +132,12 @@ impl Url {
         root
     }
 
-    /// Returns the URL of a name below this one.
+    /// Returns the URL of a name below this one; below a server, that of an export.
     #[must_use]
     pub fn join(&self, name: &[u8]) -> Self {
+        if self.export.is_empty() {
+            return Self { export: name.to_vec(), ..self.clone() };
+        }
         let mut path = self.path.clone();
         if !path.is_empty() && !path.ends_with(b"/") {
             path.push(b'/');
@@ -246,6 +249,12 @@ mod tests {
         for server in ["towline://host", "towline://host/", "towline+unix:///?socket=/s"] {
             let url = Url::parse(server).unwrap();
             assert!(url.export.is_empty() && url.path.is_empty(), "{server}");
+            let (export, below) = (url.join(b"a/b"), url.join(b"data").join(b"x"));
+            assert_eq!((export.export.as_slice(), export.path.as_slice()), (&b"a/b"[..], &b""[..]));
+            assert_eq!((below.export.as_slice(), below.path.as_slice()), (&b"data"[..], &b"x"[..]));
+            for url in [export, below] {
+                assert_eq!(Url::parse(&url.to_string()).unwrap(), url, "{server}");
+            }
         }
     }
 
