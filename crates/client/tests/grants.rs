@@ -5,10 +5,10 @@
 
 mod common;
 
-use common::{CREATE, Raw, message, pattern, request};
+use common::{CREATE, Raw, eventually, message, pattern, request};
 use std::collections::VecDeque;
 use std::time::Duration;
-use towline_client::{Client, Options, Transport};
+use towline_client::{Client, Error, Options, Transport};
 use towline_net::address::Address;
 use towline_server::{Config, Export, ExportKind, Server};
 use towline_wire::limits::{CLIENT_STALL_SECONDS, FRAGMENT_BYTES_MAX, TRANSFER_BYTES_MAX};
@@ -16,20 +16,25 @@ use towline_wire::reply::parse_results;
 use towline_wire::request::CURRENT;
 use towline_wire::{Header, Kind, Reply, Request};
 
-/// A server of one core with this many buffers, and its port.
-fn server(buffers: usize) -> (Server, u16) {
-    let config = Config {
+fn config(buffers: usize, port: u16) -> Config {
+    Config {
         exports: vec![Export::new("mem", ExportKind::Memory(64 << 20))],
-        listen: vec![Address::parse("tcp://127.0.0.1:0").unwrap()],
+        listen: vec![Address::parse(&format!("tcp://127.0.0.1:{port}")).unwrap()],
         cores: 1,
         buffer_limit: (buffers * FRAGMENT_BYTES_MAX) as u64,
         ..Config::default()
-    };
-    let server = Server::start(&config).unwrap();
+    }
+}
+
+/// A server of one core with this many buffers, and its port.
+fn server(buffers: usize) -> (Server, u16) {
+    let server = Server::start(&config(buffers, 0)).unwrap();
     let Address::Tcp(address) = server.addresses()[0] else { panic!("no TCP") };
     let port = address.port();
     (server, port)
 }
+
+const EXCLUSIVE: u32 = 0o200;
 
 /// A client that sends data only when the test says so.
 struct Peer(Raw);
@@ -167,4 +172,29 @@ fn who_sends_little_at_a_time_is_served() {
     grants.for_each(|grant| peer.send(&grant, &data));
     peer.answered();
     assert_holds(port, b"file", &data);
+}
+
+/// The file was created before its data was waited for: a server that stops has begun the request, though it granted
+/// nothing.
+#[test]
+fn a_write_that_waits_for_a_buffer_when_the_server_stops_may_have_begun() {
+    let directory = tempfile::TempDir::new().unwrap();
+    // Below the ports that the kernel gives to outgoing connections, one of which could take the server's place.
+    let port = 20_000 + (std::process::id() % 10_000) as u16;
+    let mut config = config(2, port);
+    let kind = ExportKind::Directory(directory.path().to_path_buf());
+    config.exports.push(Export::new("dir", kind));
+    let server = Server::start(&config).unwrap();
+    let mut greedy = Peer::offer(port, b"greedy", 1);
+    assert_eq!(greedy.all_granted().len(), 2);
+    let transport = Transport::Tcp("127.0.0.1".to_owned(), port);
+    let client = Client::connect(&transport, Options::default()).unwrap();
+    let root = client.attach(b"dir").unwrap();
+    let write = std::thread::spawn(move || {
+        root.write_path(b"new", CREATE | EXCLUSIVE, 0o600, &pattern(65_536, 3))
+    });
+    eventually("it was not created", || directory.path().join("new").exists());
+    server.stop();
+    let _next = Server::start(&config).unwrap();
+    assert_eq!(write.join().unwrap().unwrap_err(), Error::Unknown);
 }
