@@ -1,6 +1,8 @@
 //! The limit on what is logged about clients. Whoever can connect could otherwise fill the disk that holds the log.
 
+use log::Level;
 use parking_lot::Mutex;
+use std::fmt;
 use std::time::{Duration, Instant};
 
 /// Lines about clients that are logged in each [`PERIOD`]; others are only counted.
@@ -10,11 +12,21 @@ const PERIOD: Duration = Duration::from_secs(1);
 /// One for all servers of the process, as is the log.
 static BUDGET: Mutex<Budget> = Mutex::new(Budget::new());
 
-/// Returns true if a line about a client may be logged now. Whoever asks logs it then.
-pub(crate) fn may_log() -> bool {
+/// Logs a warning about a client, or counts it.
+pub(crate) fn warn(line: fmt::Arguments<'_>) {
+    log(Level::Warn, line);
+}
+
+/// Logs a line about a client, or counts it, if lines of this level are logged.
+pub(crate) fn log(level: Level, line: fmt::Arguments<'_>) {
+    if !log::log_enabled!(level) {
+        return;
+    }
     let (may, left_out) = BUDGET.lock().take(Instant::now());
     tell(left_out);
-    may
+    if may {
+        log::log!(level, "{line}");
+    }
 }
 
 /// Logs how many lines were left out, if lines may be logged again.

@@ -176,10 +176,11 @@ impl Disks {
     }
 
     fn offer(&self, disk: &Disk) -> Offer {
-        if let Err(error) = disk.store.refresh()
-            && complaints::may_log()
-        {
-            log::warn!("disk \"{}\": cannot determine its size: {error}", disk.name);
+        if let Err(error) = disk.store.refresh() {
+            complaints::warn(format_args!(
+                "disk \"{}\": cannot determine its size: {error}",
+                disk.name
+            ));
         }
         let geometry = disk.geometry();
         Offer {

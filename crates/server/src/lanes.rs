@@ -110,9 +110,7 @@ impl Core {
         let token = index as u64;
         let watched = link.fd().map(|fd| self.reactor.watch(fd, token));
         if let Some(Err(error)) = watched {
-            if complaints::may_log() {
-                log::warn!("cannot watch a connection: {error}");
-            }
+            complaints::warn(format_args!("cannot watch a connection: {error}"));
             self.free_lanes.push(index);
             return;
         }
@@ -296,9 +294,9 @@ impl Core {
             && self.lanes.get(index).is_some_and(Option::is_some)
         {
             self.statistics.protocol_errors.fetch_add(1, Ordering::Relaxed);
-            if complaints::may_log() {
-                log::warn!("closing a connection whose peer broke the protocol: {error}");
-            }
+            complaints::warn(format_args!(
+                "closing a connection whose peer broke the protocol: {error}"
+            ));
         }
         if let Some(id) = self.lanes.get(index).and_then(|lane| lane.as_ref()?.session) {
             self.begin_all_of(id);

@@ -247,10 +247,10 @@ impl Core {
         }
         for kept in self.waiting.take_all(session) {
             // A malformed one could only end the lane, which ends anyway; the others still need it.
-            if let Err((_, error)) = self.try_kept(kept, false)
-                && complaints::may_log()
-            {
-                log::warn!("a request that was held back breaks the protocol: {error}");
+            if let Err((_, error)) = self.try_kept(kept, false) {
+                complaints::warn(format_args!(
+                    "a request that was held back breaks the protocol: {error}"
+                ));
             }
         }
     }

@@ -255,12 +255,10 @@ impl Core {
         let Some(served) = self.sessions.get_mut(session) else { return };
         let Some(under) = served.disks.find(header.slot, header.sequence) else { return };
         let Kind::Write(write) = &mut under.kind else { return };
-        if complaints::may_log() {
-            log::warn!(
-                "disk \"{}\": refused a write whose data does not match its checksums",
-                under.disk.name
-            );
-        }
+        complaints::warn(format_args!(
+            "disk \"{}\": refused a write whose data does not match its checksums",
+            under.disk.name
+        ));
         write.failed = Some(Errno::EBADMSG);
         // Their data will find no place.
         let unused = std::mem::take(&mut write.grants).len();

@@ -53,9 +53,7 @@ impl Core {
         in_place.next += 1;
         let owner = lane.owner;
         if let Err(error) = self.reactor.send(token, socket, link.clone(), bytes) {
-            if complaints::may_log() {
-                log::warn!("giving up sending in place: {error}");
-            }
+            complaints::warn(format_args!("giving up sending in place: {error}"));
             lane.out.returned(0, &self.statistics.counters);
             lane.out.allow_in_place(false);
             return self.mark(index);

@@ -58,9 +58,7 @@ impl Core {
         if let Some(Err(error)) =
             link.fd().map(|fd| self.reactor.watch(fd, NBD_TOKENS + index as u64))
         {
-            if complaints::may_log() {
-                log::warn!("cannot watch a connection: {error}");
-            }
+            complaints::warn(format_args!("cannot watch a connection: {error}"));
             nbd.free.push(index);
             return;
         }
@@ -363,11 +361,9 @@ impl Core {
         match progress.ended {
             None => (Phase::Haggling(haggle), Ok(Reading::Goes)),
             Some(ended @ (Ended::Aborted | Ended::Refused(_))) => {
-                if let Ended::Refused(why) = ended
-                    && log::log_enabled!(log::Level::Info)
-                    && complaints::may_log()
-                {
-                    log::info!("hanging up on an NBD client: {why}");
+                if let Ended::Refused(why) = ended {
+                    let line = format_args!("hanging up on an NBD client: {why}");
+                    complaints::log(log::Level::Info, line);
                 }
                 lane.closing = true;
                 self.nbd.ticking = true;
@@ -520,9 +516,9 @@ impl Core {
     pub(super) fn close_nbd(&mut self, index: usize, error: &io::Error) {
         if error.kind() == io::ErrorKind::InvalidData {
             self.statistics.protocol_errors.fetch_add(1, Ordering::Relaxed);
-            if complaints::may_log() {
-                log::warn!("closing a connection whose NBD client broke the protocol: {error}");
-            }
+            complaints::warn(format_args!(
+                "closing a connection whose NBD client broke the protocol: {error}"
+            ));
             // What was answered before may still be sent.
             if let Some(Some(lane)) = self.nbd.lanes.get_mut(index) {
                 let _ = lane.flush(&self.statistics.counters);
