@@ -48,9 +48,7 @@ impl SharedMemory {
     /// # Errors
     /// What `memfd_create(2)`, `ftruncate(2)` or `mmap(2)` say.
     pub fn create(name: &str, length: usize) -> io::Result<Self> {
-        let name = &name.as_bytes()[..name.len().min(NAME_BYTES_MAX)];
-        let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-        rustix::fs::ftruncate(&fd, length as u64)?;
+        let fd = memfd(name, length)?;
         rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         Self::map(fd, length, true)
     }
@@ -313,9 +311,7 @@ impl SharedMemory {
     /// # Errors
     /// As [`SharedMemory::create`].
     pub fn create_for_readers(name: &str, length: usize) -> io::Result<Self> {
-        let name = &name.as_bytes()[..name.len().min(NAME_BYTES_MAX)];
-        let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-        rustix::fs::ftruncate(&fd, length as u64)?;
+        let fd = memfd(name, length)?;
         let memory = Self::map(fd, length, true)?;
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE | SealFlags::SEAL;
         rustix::fs::fcntl_add_seals(&memory.fd, seals)?;
@@ -367,6 +363,14 @@ impl SharedMemory {
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         Ok(rustix::fs::fallocate(&self.fd, flags, offset as u64, length as u64)?)
     }
+}
+
+/// Creates a memfd of `length` bytes that can be sealed.
+fn memfd(name: &str, length: usize) -> io::Result<OwnedFd> {
+    let name = &name.as_bytes()[..name.len().min(NAME_BYTES_MAX)];
+    let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    rustix::fs::ftruncate(&fd, length as u64)?;
+    Ok(fd)
 }
 
 /// Prefetches a value that will be read or written soon: all its cache lines at once, instead of one

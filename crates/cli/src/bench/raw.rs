@@ -120,7 +120,7 @@ impl Args {
         }
     }
 
-    fn check(&self) -> Result<(), String> {
+    pub(super) fn check(&self) -> Result<(), String> {
         let sizes = 1..=MESSAGE_BYTES_MAX;
         if !sizes.contains(&self.request) || !sizes.contains(&self.reply) {
             return Err(format!("--request, --reply: expected 1 to {MESSAGE_BYTES_MAX}"));
@@ -170,7 +170,6 @@ pub(super) fn run(args: &Args) -> Result<(), String> {
     if let Some(address) = args.near {
         return raw_clients::near_end(args, address);
     }
-    args.check()?;
     let results = if args.procs > 1 { raw_clients::measure(args)? } else { vec![measure(args)?] };
     say(summary(&results))
 }
@@ -366,8 +365,8 @@ fn pair(kind: Kind) -> io::Result<(OwnedFd, OwnedFd)> {
     Ok((near, accept(&listener)?))
 }
 
-// Connect as Towline's servers and clients do. Otherwise the pacing of BBR would be measured.
-
+/// Listens as Towline's servers do, and [`connect`] connects as its clients do. Otherwise the pacing of BBR would be
+/// measured.
 pub(super) fn listen() -> io::Result<TcpListener> {
     let listener = match &Listener::bind(&Address::Tcp((Ipv4Addr::LOCALHOST, 0).into()))? {
         Listener::Tcp(listener, _) => listener.try_clone()?,

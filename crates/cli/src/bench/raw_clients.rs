@@ -16,6 +16,7 @@ pub(super) const PROCS_MAX: usize = 10_000;
 
 /// Measures the requests of `args.procs` client processes together.
 pub(super) fn measure(args: &Args) -> Result<Vec<Measured>, String> {
+    args.check()?;
     let failed = |error: io::Error| format!("tcp: {error}");
     let threads = processor::usable().len().clamp(1, args.procs);
     let listener = listen().map_err(failed)?;
