@@ -10,8 +10,9 @@ mod common;
 use common::{CREATE, EXCLUSIVE, TRUNCATE, eventually, pattern, setup, skipped};
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use tempfile::TempDir;
 use towline_client::{Client, Errno, File, Options, SetAttr, Transport};
 use towline_net::address::Address;
@@ -360,6 +361,23 @@ fn what_a_user_may_not_do_locally_it_may_not_do_here() {
     root.unlink(b"open/mine", false).unwrap();
 }
 
+/// Locked while a program is started: until its process executes it, that has a copy of every descriptor of
+/// this process, the server's among them, so that the space of a file removed and closed here is not free.
+static STARTING: Mutex<()> = Mutex::new(());
+
+fn starting() -> MutexGuard<'static, ()> {
+    STARTING.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Runs a program without input.
+fn output(command: &mut Command) -> std::io::Result<Output> {
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let guard = starting();
+    let child = command.spawn()?;
+    drop(guard);
+    child.wait_with_output()
+}
+
 /// A mounted file system, unmounted when dropped.
 struct Mounted(PathBuf);
 
@@ -367,8 +385,7 @@ impl Mounted {
     /// Returns `None`, and reports it, if nothing can be mounted (as in most containers).
     fn new(what: &str, at: &Path, arguments: &[&str]) -> Option<Self> {
         std::fs::create_dir_all(at).unwrap();
-        let done = Command::new("mount").args(arguments).arg(at).stdin(Stdio::null()).output();
-        match done {
+        match output(Command::new("mount").args(arguments).arg(at)) {
             Ok(output) if output.status.success() => Some(Self(at.to_owned())),
             Ok(output) => {
                 let why = String::from_utf8_lossy(&output.stderr);
@@ -385,7 +402,7 @@ impl Mounted {
 
 impl Drop for Mounted {
     fn drop(&mut self) {
-        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
+        let _ = output(Command::new("umount").arg("-l").arg(&self.0));
     }
 }
 
@@ -429,6 +446,7 @@ fn a_full_disk_says_so_and_loses_nothing() {
     let (server, client) = squashing(&mounted.0);
     let root = client.attach(b"dir").unwrap();
     root.write_path(b"kept", CREATE, 0o600, &pattern(1 << 20, 1)).unwrap();
+    let guard = starting();
     // Inline writes, and writes in fragments.
     for step in [10_000, 3_000_000] {
         let written = fill(&root, b"full", step, Errno::ENOSPC);
@@ -441,6 +459,7 @@ fn a_full_disk_says_so_and_loses_nothing() {
         root.unlink(b"more", false).unwrap();
         root.unlink(b"full", false).unwrap();
     }
+    drop(guard);
     // Without free inodes there are no new names, but old files grow.
     let mut made = 0;
     let full = loop {
@@ -488,9 +507,7 @@ fn limit_blocks(device: &str, blocks: u64) -> std::io::Result<()> {
 
 /// Runs a program; returns false if it does not exist or fails.
 fn run(program: &str, arguments: &[&str]) -> bool {
-    let mut command = Command::new(program);
-    command.args(arguments).stdin(Stdio::null());
-    command.output().is_ok_and(|output| output.status.success())
+    output(Command::new(program).args(arguments)).is_ok_and(|output| output.status.success())
 }
 
 /// A file system on which `nobody` may use 4 MiB: ext4 with a quota for that user.
