@@ -5,9 +5,9 @@
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[allow(clippy::exhaustive_enums)] // callers have to handle each
 pub enum DataPath {
-    /// Pages in the page cache leave by `sendfile`. All others, and those of disks that bypass the cache, are
-    /// read into a buffer and sent from it: by `SEND_ZC` if the peer is on another machine, unless the kernel
-    /// copies anyway.
+    /// Pages in the page cache leave by `sendfile`, or through a pipe. All others, and those of disks that
+    /// bypass the cache, are read into a buffer and sent from it: by `SEND_ZC` if the peer is on another
+    /// machine, unless the kernel copies anyway.
     #[default]
     Auto,
     /// Bytes are read into a buffer and sent with an ordinary send. Through the page cache this is the

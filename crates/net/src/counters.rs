@@ -27,7 +27,7 @@ counters! {
     messages_received,
     /// Bytes that the kernel copied from memory when sending, or that were copied to a shared ring.
     bytes_sent_copied,
-    /// Bytes sent from file pages without copying (`sendfile`).
+    /// Bytes sent from file pages without copying (`sendfile`, `splice`).
     bytes_sent_file,
     /// Bytes sent from where they lie in memory (`SEND_ZC`).
     bytes_sent_in_place,

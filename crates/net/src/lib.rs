@@ -15,6 +15,7 @@ mod input;
 mod link;
 mod local;
 mod payload;
+mod pipe;
 mod queue;
 mod shm;
 mod socket;
@@ -28,6 +29,7 @@ pub use input::{Incoming, Input, Sink};
 pub use link::{Link, LinkKind};
 pub use local::local_pair;
 pub use payload::Payload;
+pub use pipe::Pipe;
 pub use queue::{Flushed, SENDFILE_BYTES_MIN, SendQueue, Telling};
 pub use shm::{Doorbell, SHM_BYTES, ShmLink, ShmSide};
 pub use socket::{

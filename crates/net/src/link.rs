@@ -2,8 +2,9 @@
 
 use crate::local::LocalLink;
 use crate::socket::{self, Piece, Wait};
-use crate::{Counters, ShmLink, Spin, Target};
+use crate::{Counters, Pipe, ShmLink, Spin, Target};
 use rustix::event::PollFlags;
+use rustix::fs::sendfile;
 use smallvec::SmallVec;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -279,12 +280,21 @@ impl Link {
         file: BorrowedFd<'_>,
         offset: u64,
         length: usize,
+        pipe: &mut Pipe,
         counters: &Counters,
     ) -> io::Result<usize> {
-        let Self::Socket(fd, _) = self else { return Err(io::ErrorKind::Unsupported.into()) };
-        Counters::add(&counters.system_calls, 1);
-        let mut offset = offset;
-        let count = rustix::fs::sendfile(fd, file, Some(&mut offset), length)?;
+        let Self::Socket(fd, kind) = self else { return Err(io::ErrorKind::Unsupported.into()) };
+        let mut calls = 0;
+        // A Unix socket takes little at once, so that most of what the pipe holds would be found again.
+        let sent = match kind {
+            LinkKind::Tcp => pipe.send(fd.as_fd(), file, offset, length, &mut calls),
+            _ => {
+                calls += 1;
+                sendfile(fd, file, Some(&mut { offset }), length)
+            }
+        };
+        Counters::add(&counters.system_calls, calls);
+        let count = sent?;
         Counters::add(&counters.bytes_sent_file, count as u64);
         Ok(count)
     }

@@ -2,7 +2,7 @@
 
 use crate::in_place::InPlace;
 use crate::socket::Piece;
-use crate::{Counters, Link};
+use crate::{Counters, Link, Pipe};
 use smallvec::SmallVec;
 use std::collections::VecDeque;
 use std::io;
@@ -169,18 +169,23 @@ impl SendQueue {
         self.messages.is_empty() && self.short.bytes.is_empty()
     }
 
-    /// Sends as much as the link takes without waiting.
+    /// Sends as much as the link takes without waiting; pages of files go through `pipe`.
     ///
     /// # Errors
     /// The link is broken.
-    pub fn flush(&mut self, link: &Link, counters: &Counters) -> io::Result<Flushed> {
+    pub fn flush(
+        &mut self,
+        link: &Link,
+        pipe: &mut Pipe,
+        counters: &Counters,
+    ) -> io::Result<Flushed> {
         while !self.is_empty() {
             if self.is_kept() {
                 return Ok(Flushed::Kept);
             }
             let sent = match self.file_at_front(link) {
                 Some((segment, offset, length)) => {
-                    self.send_file(link, &segment, offset, length, counters)
+                    self.send_file(link, &segment, offset, length, pipe, counters)
                 }
                 None => self.send_memory(link, counters),
             };
@@ -216,6 +221,7 @@ impl SendQueue {
         segment: &Segment,
         offset: u64,
         length: u64,
+        pipe: &mut Pipe,
         counters: &Counters,
     ) -> io::Result<u64> {
         let file = match segment {
@@ -224,7 +230,7 @@ impl SendQueue {
             _ => unreachable!("leaves_by_reference takes only these"),
         };
         if link.sends_files() {
-            match link.send_file(file, offset, length as usize, counters) {
+            match link.send_file(file, offset, length as usize, pipe, counters) {
                 Ok(0) => {
                     // The file was truncated after its length was promised. Zeros replace the missing
                     // bytes, and a message right behind them says so.
@@ -380,10 +386,11 @@ mod tests {
         let unreadable = std::fs::File::open("/").unwrap();
         let mut message = Aggregate::from_vec(b"header".to_vec());
         message.append(Segment::File(Arc::new(unreadable.into())), 0, 5);
-        let (counters, mut queue) = (Counters::default(), SendQueue::default());
+        let (counters, mut queue, mut pipe) =
+            (Counters::default(), SendQueue::default(), Pipe::default());
         queue.push(message, 3, 7);
         queue.push_short([b"next", b""]);
-        assert!(matches!(queue.flush(&near, &counters).unwrap(), Flushed::All));
+        assert!(matches!(queue.flush(&near, &mut pipe, &counters).unwrap(), Flushed::All));
         drop(near);
         let mut got = Vec::new();
         std::io::Read::read_to_end(&mut &far, &mut got).unwrap();
@@ -398,13 +405,14 @@ mod tests {
         let (near, _far) = std::os::unix::net::UnixStream::pair().unwrap();
         near.set_nonblocking(true).unwrap();
         let near = Link::Socket(near.into(), LinkKind::Unix);
-        let (counters, mut queue) = (Counters::default(), SendQueue::default());
+        let (counters, mut queue, mut pipe) =
+            (Counters::default(), SendQueue::default(), Pipe::default());
         let mut pages = Aggregate::new();
         let unreadable = std::fs::File::open("/").unwrap();
         pages.append(Segment::File(Arc::new(unreadable.into())), 0, 5);
         queue.push_promised([b"header", b"body"], pages);
         for _ in 0..2 {
-            let error = queue.flush(&near, &counters).unwrap_err();
+            let error = queue.flush(&near, &mut pipe, &counters).unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
         }
     }
@@ -414,8 +422,9 @@ mod tests {
     #[test]
     fn short_messages_keep_their_place() {
         let (near, far) = local_pair();
-        let (counters, mut queue, mut sent, mut got) =
-            (Counters::default(), SendQueue::default(), Vec::new(), Vec::new());
+        let (counters, mut queue, mut pipe) =
+            (Counters::default(), SendQueue::default(), Pipe::default());
+        let (mut sent, mut got) = (Vec::new(), Vec::new());
         let mut received = |limit: usize| {
             let mut room = vec![0; limit];
             if let Ok(count) = far.receive(&mut room, &Counters::default()) {
@@ -441,14 +450,14 @@ mod tests {
             }
             if round % 5 == 0 {
                 // The link holds 256 KiB, and less is taken out of it than is queued.
-                queue.flush(&near, &counters).unwrap();
+                queue.flush(&near, &mut pipe, &counters).unwrap();
                 received(3000);
             }
             assert!(!queue.is_empty() || round % 5 == 0);
         }
         assert!(queue.bytes() > 0 && queue.messages() > 0, "the link was never full");
         while received(10_000) < sent.len() {
-            queue.flush(&near, &counters).unwrap();
+            queue.flush(&near, &mut pipe, &counters).unwrap();
         }
         assert_eq!((queue.bytes(), queue.messages(), queue.is_empty()), (0, 0, true));
         assert_eq!(counters.messages_sent.load(Ordering::Relaxed), 600);

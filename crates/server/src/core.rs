@@ -34,7 +34,7 @@ use std::time::{Duration, Instant};
 use towline_block::{Engine, Moved};
 use towline_mem::Pool;
 use towline_net::address::Listener;
-use towline_net::{Flushed, Link, LinkKind, ShmLink, Spin};
+use towline_net::{Flushed, Link, LinkKind, Pipe, ShmLink, Spin};
 use towline_reactor::{Event, Finished, Reactor};
 use towline_session::files::Opened;
 use towline_session::locks::{Locks, Owner, Waiter};
@@ -166,6 +166,8 @@ pub(crate) struct Core {
     pub(crate) mailbox: Mailbox,
     pub(crate) reactor: Reactor,
     spin: Spin,
+    /// For pages of files on their way to any of the lanes.
+    pub(crate) pipe: Pipe,
     /// Listeners that have more clients than are accepted in one turn.
     pub(crate) accepting: Vec<usize>,
     /// Listeners whose clients wait for free descriptors, and since when.
@@ -261,6 +263,7 @@ impl Core {
             mailbox,
             reactor,
             spin: Spin::new(shared.spin),
+            pipe: Pipe::default(),
             accepting: Vec::new(),
             refusing: Vec::new(),
             refusing_told: None,
@@ -474,7 +477,7 @@ impl Core {
         let Some(Some(lane)) = self.lanes.get_mut(index) else { return };
         self.answered = Some(index);
         let before = lane.out.bytes();
-        match lane.out.flush(&lane.link, &self.statistics.counters) {
+        match lane.out.flush(&lane.link, &mut self.pipe, &self.statistics.counters) {
             Ok(flushed) => {
                 if flushed == Flushed::Blocked
                     && lane.link.kind() != LinkKind::Shm

@@ -1,9 +1,9 @@
-//! Sends a reply as messages: data in fragments, then the results.
+//! Sends a reply as messages: data that does not fit beside the results, then the results.
 
 use crate::lane::Lane;
 use towline_mem::{Aggregate, Segment};
 use towline_session::slots::Slots;
-use towline_wire::limits::{FRAGMENT_BYTES_MAX, LISTING_BYTES_MAX};
+use towline_wire::limits::{LISTING_BYTES_MAX, READ_BYTES_MAX};
 use towline_wire::{Header, Kind};
 
 /// What the reply message itself carries.
@@ -21,7 +21,7 @@ impl Carries {
     fn takes(self, data: &Aggregate) -> bool {
         let limit = match self {
             Self::Listing => LISTING_BYTES_MAX,
-            Self::Read | Self::ReadOfMemory => FRAGMENT_BYTES_MAX,
+            Self::Read | Self::ReadOfMemory => READ_BYTES_MAX,
         };
         let refused = matches!(self, Self::ReadOfMemory) && has_files(data);
         data.len() <= limit as u64 && !refused
@@ -50,13 +50,13 @@ pub(crate) fn send_reply(
     let mut sent = 0;
     let mut out = lane.map(|lane| &mut lane.out);
     while !carries.takes(data) {
-        let fragment = data.split_to(FRAGMENT_BYTES_MAX as u64);
+        let part = data.split_to(READ_BYTES_MAX as u64);
         let mut head = Header::new(Kind::Data, slot, sequence);
         head.offset = sent;
-        head.payload_bytes = fragment.len() as u32;
-        sent += fragment.len();
+        head.payload_bytes = part.len() as u32;
+        sent += part.len();
         if let Some(out) = &mut out {
-            out.push_begun([&head.to_bytes(), b""], fragment, slot, sequence);
+            out.push_begun([&head.to_bytes(), b""], part, slot, sequence);
         }
     }
     if sent > 0 {

@@ -9,7 +9,7 @@ const COUNTERS: [(&str, &str); 27] = [
     ("bytes_received", "Bytes received."),
     ("bytes_received_placed", "Bulk bytes received straight into their final place."),
     ("bytes_sent_copied", "Bytes that were copied to be sent."),
-    ("bytes_sent_file", "Bytes sent from file pages without a copy (sendfile)."),
+    ("bytes_sent_file", "Bytes sent from file pages without a copy (sendfile, splice)."),
     ("bytes_sent_in_place", "Bytes sent from memory without a copy (SEND_ZC)."),
     ("disk_bytes_direct", "Bytes read from disks past the page cache."),
     ("disk_bytes_holes", "Bytes read from holes of disks, for which nothing is moved."),

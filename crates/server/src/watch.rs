@@ -209,6 +209,7 @@ fn call_name(number: i64) -> String {
         (libc::SYS_pwritev2, "pwritev2"),
         (libc::SYS_write, "write"),
         (libc::SYS_sendfile, "sendfile"),
+        (libc::SYS_splice, "splice"),
         (libc::SYS_getdents64, "getdents64"),
         (libc::SYS_ftruncate, "ftruncate"),
         (libc::SYS_fallocate, "fallocate"),

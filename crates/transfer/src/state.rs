@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use towline_mem::{Aggregate, Pool, PoolBuffer, Segment, Slice};
 use towline_net::address::Listener;
-use towline_net::{Counters, Flushed, Input, Link, LinkKind, SENDFILE_BYTES_MIN, SendQueue};
+use towline_net::{Counters, Flushed, Input, Link, LinkKind, Pipe, SENDFILE_BYTES_MIN, SendQueue};
 use towline_wire::Errno;
 use towline_wire::limits::FRAGMENT_BYTES_MAX;
 
@@ -187,6 +187,7 @@ pub(crate) struct State {
     pub(crate) inbox: VecDeque<Arrived>,
     pub(crate) counts: WayCounts,
     pub(crate) counters: Arc<Counters>,
+    pub(crate) pipe: Pipe,
     pub(crate) scratch: Vec<u8>,
     /// A thread is polling for all.
     pub(crate) led: bool,
@@ -241,7 +242,7 @@ impl State {
         if !peer.is_ready() {
             return;
         }
-        match peer.out.flush(&peer.link, &self.counters) {
+        match peer.out.flush(&peer.link, &mut self.pipe, &self.counters) {
             Ok(flushed) => peer.blocked = flushed == Flushed::Blocked,
             Err(_) => self.lose(id),
         }

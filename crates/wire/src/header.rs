@@ -14,8 +14,7 @@
 
 use crate::codec::ProtocolError;
 use crate::limits::{
-    BODY_BYTES_MAX, FRAGMENT_BYTES_MAX, HEADER_BYTES, INLINE_BYTES_MAX, LISTING_BYTES_MAX,
-    SLOTS_MAX,
+    BODY_BYTES_MAX, HEADER_BYTES, INLINE_BYTES_MAX, LISTING_BYTES_MAX, READ_BYTES_MAX, SLOTS_MAX,
 };
 
 /// Kind of a message.
@@ -214,7 +213,7 @@ impl Header {
         let payload_max = match kind {
             Kind::Request => INLINE_BYTES_MAX,
             Kind::Reply => LISTING_BYTES_MAX,
-            Kind::Data => FRAGMENT_BYTES_MAX,
+            Kind::Data => READ_BYTES_MAX,
             _ => 0,
         };
         if header.payload_bytes as usize > payload_max {

@@ -16,8 +16,10 @@ pub const COMPOUND_OPS_MAX: usize = 16;
 pub const INLINE_BYTES_MAX: usize = 16 * 1024;
 /// Most parts of a file that one request writes.
 pub const PARTS_MAX: usize = 1024;
-/// Largest payload of one data message, and the most one grant allows.
+/// Most bytes to be written in one data message, and the most one grant allows.
 pub const FRAGMENT_BYTES_MAX: usize = 256 * 1024;
+/// Most bytes that were read in one message.
+pub const READ_BYTES_MAX: usize = 1024 * 1024;
 /// Most grants of one write whose data may be outstanding at once.
 pub const GRANTS_MAX: usize = TRANSFER_BYTES_MAX / FRAGMENT_BYTES_MAX;
 /// Largest read or write in one request.

@@ -12,7 +12,7 @@ use towline_mem::{Aggregate, Segment};
 use towline_wire::codec::Field;
 use towline_wire::disk::{DiskExtent, checksums, encode_extents};
 use towline_wire::header::data_flag;
-use towline_wire::limits::{FRAGMENT_BYTES_MAX, HEADER_BYTES};
+use towline_wire::limits::{HEADER_BYTES, READ_BYTES_MAX};
 use towline_wire::{Errno, Header, Kind as MessageKind, Reply};
 
 impl Core {
@@ -68,7 +68,7 @@ impl Core {
             // This is all the data: it goes with the reply.
             Piece::Data(bytes) if rides => return self.finish_read(tag, bytes, last),
             Piece::Lent(bytes)
-                if rides && !served.data_first && bytes.len() <= FRAGMENT_BYTES_MAX as u64 =>
+                if rides && !served.data_first && bytes.len() <= READ_BYTES_MAX as u64 =>
             {
                 return self.finish_read(tag, bytes, last);
             }
@@ -87,7 +87,7 @@ impl Core {
             }
             Piece::Data(mut bytes) | Piece::Lent(mut bytes) => {
                 while !bytes.is_empty() {
-                    let mut part = bytes.split_to(FRAGMENT_BYTES_MAX as u64);
+                    let mut part = bytes.split_to(READ_BYTES_MAX as u64);
                     let sums = if sums { checksums_of(&part) } else { Vec::new() };
                     header.payload_bytes = part.len() as u32;
                     header.body_bytes = sums.len() as u32;

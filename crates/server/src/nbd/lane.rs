@@ -8,7 +8,7 @@ use std::time::Instant;
 use towline_block::{DEPTH_MAX, Disk, Meter, OwnerKey, RequestKey};
 use towline_mem::{Aggregate, PoolBuffer};
 use towline_nbd::{Form, Haggle, Receiver, ends_with_disconnect};
-use towline_net::{Counters, Flushed, Glance, Link, SendQueue, Telling};
+use towline_net::{Counters, Flushed, Glance, Link, Pipe, SendQueue, Telling};
 
 /// Above this many unsent bytes, no further requests are taken.
 pub(super) const UNSENT_BYTES_MAX: u64 = 1 << 20;
@@ -193,7 +193,7 @@ impl NbdLane {
         if self.answered >= EARLY_BYTES && self.out.is_empty() && !self.speaking {
             self.answered = 0;
             // An error occurs again at the end of the turn, and is handled there.
-            let _ = self.flush(counters);
+            let _ = self.send_batch(counters);
         }
     }
 
@@ -216,25 +216,30 @@ impl NbdLane {
         let _ = self.glance.take(&self.link, counters);
     }
 
-    /// Sends as much as the link takes.
-    pub(super) fn flush(&mut self, counters: &Counters) -> io::Result<Flushed> {
-        if self.out.is_empty() && !self.batch.is_empty() {
-            // Most turns end here: one call, and nothing is allocated.
-            match self.link.send(&[&self.batch], counters) {
-                Ok(count) if count == self.batch.len() => {
-                    self.batch.clear();
-                    self.moved = Instant::now();
-                    return Ok(Flushed::All);
-                }
-                Ok(count) => drop(self.batch.drain(..count)),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
+    /// Sends of the batch what the link takes at once; nothing may be queued before it. Returns true if that
+    /// was all.
+    fn send_batch(&mut self, counters: &Counters) -> io::Result<bool> {
+        match self.link.send(&[&self.batch], counters) {
+            Ok(count) => {
+                self.batch.drain(..count);
+                self.moved = Instant::now();
+                Ok(self.batch.is_empty())
             }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Sends as much as the link takes.
+    pub(super) fn flush(&mut self, pipe: &mut Pipe, counters: &Counters) -> io::Result<Flushed> {
+        // Most turns end here: one call, and nothing is allocated.
+        if self.out.is_empty() && !self.batch.is_empty() && self.send_batch(counters)? {
+            return Ok(Flushed::All);
         }
         self.queue_batch();
         let before = self.out.bytes();
-        let flushed = self.out.flush(&self.link, counters);
+        let flushed = self.out.flush(&self.link, pipe, counters);
         if self.out.bytes() < before {
             self.moved = Instant::now();
         }

@@ -242,7 +242,7 @@ impl Core {
         let Some(Some(lane)) = self.nbd.lanes.get_mut(index) else { return };
         lane.is_dirty = false;
         let was_full = lane.glance.is_full();
-        match lane.flush(&self.statistics.counters) {
+        match lane.flush(&mut self.pipe, &self.statistics.counters) {
             Ok(flushed) => {
                 if was_full {
                     lane.take_looked(&self.statistics.counters);
@@ -521,7 +521,7 @@ impl Core {
             ));
             // What was answered before may still be sent.
             if let Some(Some(lane)) = self.nbd.lanes.get_mut(index) {
-                let _ = lane.flush(&self.statistics.counters);
+                let _ = lane.flush(&mut self.pipe, &self.statistics.counters);
             }
         }
         self.drop_nbd(index);
