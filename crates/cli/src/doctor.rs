@@ -193,7 +193,8 @@ fn send_zero_copy(version: (u32, u32), has_ring: bool) -> Finding {
         true if good => "offered since 6.1",
         true => "needs kernel 6.1",
     };
-    let used = "for what disks send to other machines; files leave by sendfile, the rest is copied";
+    let used =
+        "for what disks send to other machines; files leave without a copy, the rest is copied";
     let not = "not used: what disks send to other machines is copied";
     finding("SEND_ZC", good, found, if good { used } else { not })
 }

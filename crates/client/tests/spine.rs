@@ -28,10 +28,21 @@ fn each(test: impl Fn(&Client, &File)) {
 #[test]
 fn bytes_of_all_sizes_come_back() {
     each(|_, top| {
-        for (number, length) in
-            [0, 1, 4096, 16384, 16385, 70_000, 262_144, 262_145, 1_000_000, 9_000_000]
-                .into_iter()
-                .enumerate()
+        for (number, length) in [
+            0,
+            1,
+            4096,
+            16384,
+            16385,
+            70_000,
+            1 << 18,
+            (1 << 18) + 1,
+            1 << 20,
+            (1 << 20) + 1,
+            9_000_000,
+        ]
+        .into_iter()
+        .enumerate()
         {
             let name = format!("f{number}");
             let file = top.open(name.as_bytes(), CREATE, 0o644).unwrap();

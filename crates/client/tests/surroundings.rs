@@ -562,6 +562,7 @@ fn a_quota_that_is_used_up_says_so_and_loses_nothing() {
         let (server, client) = squashing(&mounted.0);
         let root = client.attach(b"dir").unwrap();
         root.write_path(b"kept", CREATE, 0o600, &pattern(1 << 20, 1)).unwrap();
+        let guard = starting();
         for step in [10_000, 2_000_000] {
             let written = fill(&root, b"full", step, Errno::EDQUOT);
             assert!((1 << 20..=3 << 20).contains(&written), "{written} bytes in 3 MiB");
@@ -570,6 +571,7 @@ fn a_quota_that_is_used_up_says_so_and_loses_nothing() {
             root.sync(sync_kind::FILE_SYSTEM).unwrap();
         }
         root.write_path(b"again", CREATE, 0o600, &pattern(1 << 20, 2)).unwrap();
+        drop(guard);
         let mut back = vec![0; 1 << 20];
         assert_eq!(root.read_path(b"kept", 0, &mut back).unwrap(), 1 << 20);
         assert!(back == pattern(1 << 20, 1), "what was there before is damaged");

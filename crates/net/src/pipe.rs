@@ -14,13 +14,17 @@ const PIPE_BYTES: usize = 512 * 1024;
 /// Less is sent by `sendfile(2)`, in one call instead of two. From here on the pipe is measurably better.
 const BYTES_MIN: usize = 256 * 1024;
 
+/// Pages of all pipes of a user without privileges (`pipe-user-pages-soft` of proc(5)), by default. A user who
+/// has reached that gets only tiny pipes, for all programs.
+const USER_BYTES: usize = 16384 * 4096;
+
 /// A pipe for the sends of one thread, opened when it is first needed. Empty between sends.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Pipe {
     ends: Option<Ends>,
-    /// The user may have no more pipes of this size, or the process no more descriptors. Then `sendfile(2)`
-    /// has to do.
-    is_denied: bool,
+    is_allowed: bool,
+    /// The socket did not take all at the last send, and will be asked again at once.
+    was_full: bool,
 }
 
 #[derive(Debug)]
@@ -38,6 +42,36 @@ impl Ends {
 }
 
 impl Pipe {
+    /// A pipe for one of `count` threads. Of more threads than may have a quarter of what the user gets, none has
+    /// a pipe, and `sendfile(2)` does it all.
+    #[must_use]
+    pub fn one_of(count: usize) -> Self {
+        Self { ends: None, is_allowed: count <= USER_BYTES / 4 / PIPE_BYTES, was_full: false }
+    }
+
+    /// No pipe: `sendfile(2)` does it all.
+    #[must_use]
+    pub fn none() -> Self {
+        Self::one_of(usize::MAX)
+    }
+
+    /// Takes the pipe if this send is to use it.
+    fn take(&mut self, length: usize, calls: &mut u64) -> Option<Ends> {
+        // A socket that is full need not be told with many pages.
+        let was_full = std::mem::take(&mut self.was_full);
+        if !self.is_allowed || was_full || length < BYTES_MIN {
+            return None;
+        }
+        self.ends.take().or_else(|| {
+            *calls += 2;
+            let opened = Ends::open();
+            // There may be descriptors again the next time.
+            let is_passing = matches!(opened, Err(Errno::MFILE | Errno::NFILE | Errno::NOMEM));
+            self.is_allowed = opened.is_ok() || is_passing;
+            opened.ok()
+        })
+    }
+
     /// Sends up to `length` bytes of a file, from `offset` on, over a socket that does not block. Zero: the file
     /// ends at or before `offset`. Adds the system calls made to `calls`.
     ///
@@ -51,17 +85,12 @@ impl Pipe {
         length: usize,
         calls: &mut u64,
     ) -> Result<usize> {
-        if length >= BYTES_MIN && self.ends.is_none() && !self.is_denied {
-            *calls += 2;
-            self.ends = Ends::open().ok();
-            self.is_denied = self.ends.is_none();
-        }
-        let Some(ends) = self.ends.as_ref().filter(|_| length >= BYTES_MIN) else {
-            *calls += 1;
+        *calls += 1;
+        let Some(ends) = self.take(length, calls) else {
             return rustix::fs::sendfile(socket, file, Some(&mut offset), length);
         };
         let (at, most) = (Some(&mut offset), length.min(PIPE_BYTES));
-        *calls += 1;
+        // After an error the pipe is closed, with whatever is in it.
         let found = splice(file, at, &ends.input, None, most, SpliceFlags::empty())?;
         let mut sent = 0;
         while sent < found {
@@ -74,13 +103,14 @@ impl Pipe {
             }
             // What is left of the pages goes with the pipe, and is found again when the socket has room.
             *calls += 2;
-            self.ends = None;
+            self.was_full = sent > 0;
             return match result {
                 _ if sent > 0 => Ok(sent),
                 Ok(_) => Err(Errno::IO),
                 Err(error) => Err(error),
             };
         }
+        self.ends = Some(ends);
         Ok(sent)
     }
 }
@@ -126,7 +156,7 @@ mod tests {
                 }
             }
         });
-        let (mut pipe, mut at, mut calls, mut full) = (Pipe::default(), start, 0, 0);
+        let (mut pipe, mut at, mut calls, mut full) = (Pipe::one_of(1), start, 0, 0);
         while at < end {
             match pipe.send(near.as_fd(), file.as_fd(), at as u64, end - at, &mut calls) {
                 Ok(count) => at += count,
@@ -147,7 +177,7 @@ mod tests {
     fn a_file_that_ends_early_gives_what_it_has() {
         let (near, far) = pair();
         let file = file(&pattern(100_000));
-        let (mut pipe, mut calls) = (Pipe::default(), 0);
+        let (mut pipe, mut calls) = (Pipe::one_of(1), 0);
         let mut send = |at| pipe.send(near.as_fd(), file.as_fd(), at, 1 << 20, &mut calls).unwrap();
         assert_eq!((send(40_000), send(100_000), send(1 << 30)), (60_000, 0, 0));
         drop(near);
@@ -163,7 +193,7 @@ mod tests {
         let (gone, far) = pair();
         drop(far);
         let (near, far) = pair();
-        let (mut pipe, mut calls) = (Pipe::default(), 0);
+        let (mut pipe, mut calls) = (Pipe::one_of(1), 0);
         let failed = pipe.send(gone.as_fd(), file.as_fd(), 0, 1 << 20, &mut calls);
         assert_eq!(failed, Err(Errno::PIPE));
         let count = pipe.send(near.as_fd(), file.as_fd(), 300_000, 1 << 19, &mut calls).unwrap();
@@ -177,7 +207,7 @@ mod tests {
     fn without_a_pipe_sendfile_does_it() {
         let file = file(&pattern(1 << 20));
         let (near, far) = pair();
-        let (mut pipe, mut calls) = (Pipe { ends: None, is_denied: true }, 0);
+        let (mut pipe, mut calls) = (Pipe::none(), 0);
         let count = pipe.send(near.as_fd(), file.as_fd(), 5, 1 << 20, &mut calls).unwrap();
         drop(near);
         let mut got = Vec::new();

@@ -387,7 +387,7 @@ mod tests {
         let mut message = Aggregate::from_vec(b"header".to_vec());
         message.append(Segment::File(Arc::new(unreadable.into())), 0, 5);
         let (counters, mut queue, mut pipe) =
-            (Counters::default(), SendQueue::default(), Pipe::default());
+            (Counters::default(), SendQueue::default(), Pipe::one_of(1));
         queue.push(message, 3, 7);
         queue.push_short([b"next", b""]);
         assert!(matches!(queue.flush(&near, &mut pipe, &counters).unwrap(), Flushed::All));
@@ -406,7 +406,7 @@ mod tests {
         near.set_nonblocking(true).unwrap();
         let near = Link::Socket(near.into(), LinkKind::Unix);
         let (counters, mut queue, mut pipe) =
-            (Counters::default(), SendQueue::default(), Pipe::default());
+            (Counters::default(), SendQueue::default(), Pipe::one_of(1));
         let mut pages = Aggregate::new();
         let unreadable = std::fs::File::open("/").unwrap();
         pages.append(Segment::File(Arc::new(unreadable.into())), 0, 5);
@@ -423,7 +423,7 @@ mod tests {
     fn short_messages_keep_their_place() {
         let (near, far) = local_pair();
         let (counters, mut queue, mut pipe) =
-            (Counters::default(), SendQueue::default(), Pipe::default());
+            (Counters::default(), SendQueue::default(), Pipe::one_of(1));
         let (mut sent, mut got) = (Vec::new(), Vec::new());
         let mut received = |limit: usize| {
             let mut room = vec![0; limit];

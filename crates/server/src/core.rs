@@ -263,7 +263,7 @@ impl Core {
             mailbox,
             reactor,
             spin: Spin::new(shared.spin),
-            pipe: Pipe::default(),
+            pipe: Pipe::one_of(shared.cores.len()),
             accepting: Vec::new(),
             refusing: Vec::new(),
             refusing_told: None,

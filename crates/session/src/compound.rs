@@ -313,7 +313,7 @@ impl Compound {
     }
 
     /// Returns the encoded results and the data; whether the reply has to be remembered; and whether the
-    /// data is a file's (and is sent in fragments, unlike listings).
+    /// data is a file's (which several messages may carry, unlike a listing).
     #[must_use]
     pub fn reply(&mut self) -> (&mut Vec<u8>, &mut Aggregate, bool, bool) {
         let modifies = self.modifies();

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use towline_mem::{Aggregate, Pool, Segment};
 use towline_net::address::{Address, Listener};
-use towline_net::{Counters, Doorbell, Pipe, local_pair};
+use towline_net::{Counters, Doorbell, local_pair};
 
 /// The nodes that a descriptor may make this one connect to. Descriptors, and the addresses in them,
 /// come from other nodes.
@@ -114,7 +114,6 @@ impl Node {
             inbox: VecDeque::new(),
             counts: WayCounts::default(),
             counters: Arc::new(Counters::default()),
-            pipe: Pipe::default(),
             scratch: vec![0; SCRATCH_BYTES],
             led: false,
             looked_for_stalls: Instant::now(),

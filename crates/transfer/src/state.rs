@@ -187,7 +187,6 @@ pub(crate) struct State {
     pub(crate) inbox: VecDeque<Arrived>,
     pub(crate) counts: WayCounts,
     pub(crate) counters: Arc<Counters>,
-    pub(crate) pipe: Pipe,
     pub(crate) scratch: Vec<u8>,
     /// A thread is polling for all.
     pub(crate) led: bool,
@@ -242,7 +241,7 @@ impl State {
         if !peer.is_ready() {
             return;
         }
-        match peer.out.flush(&peer.link, &mut self.pipe, &self.counters) {
+        match peer.out.flush(&peer.link, &mut Pipe::none(), &self.counters) {
             Ok(flushed) => peer.blocked = flushed == Flushed::Blocked,
             Err(_) => self.lose(id),
         }

@@ -66,6 +66,9 @@ pub const DEFAULT_PORT: u16 = 7440;
 
 const _: () = assert!(INLINE_BYTES_MAX <= FRAGMENT_BYTES_MAX);
 const _: () = assert!(FRAGMENT_BYTES_MAX <= TRANSFER_BYTES_MAX);
+// A reply carries a listing or data, and data has a checksum of 4 bytes for each 4 KiB in the body.
+const _: () = assert!(READ_BYTES_MAX <= LISTING_BYTES_MAX);
+const _: () = assert!(READ_BYTES_MAX / 4096 * 4 <= BODY_BYTES_MAX);
 const _: () = assert!(2 * PATH_BYTES_MAX + XATTR_BYTES_MAX < BODY_BYTES_MAX);
 const _: () = assert!(EVENTS_BYTES_MAX <= LISTING_BYTES_MAX);
 const _: () = assert!(12 * LENT_EXTENTS_MAX + 4 + REPLAY_BYTES_MAX <= BODY_BYTES_MAX);

@@ -254,6 +254,7 @@ fn data_has_to_match_its_grant() {
         ("other offset", data(|h| h.offset = 1, 256 * 1024), true),
         ("offset beyond all", data(|h| h.offset = u64::MAX, 256 * 1024), true),
         ("less than granted", data(|_| {}, 100), true),
+        ("more than granted", data(|_| {}, 256 * 1024 + 1), true),
         ("nothing", data(|_| {}, 0), true),
         // May be meant for a request that is over: ignored.
         ("other slot", data(|h| h.slot = 9, 1000), false),
