@@ -61,6 +61,9 @@ pub(crate) fn remote() -> Option<(usize, Vec<u8>)> {
 
 /// Number of pauses for which a rename under way is waited for: 2 s.
 const MOVE_PAUSES: u32 = 40_000;
+/// Number of pauses before which the working directory has to be seen missing for that. While the server renames it,
+/// a request may find it where another, just before, did not.
+const LOOKS: u32 = 100;
 
 /// The counter of moves before a path was looked for; `None` if it does not begin in a remote working directory.
 #[derive(Clone, Copy)]
@@ -85,13 +88,16 @@ impl Before {
         let (Some(before), Some(state)) = (self.0, start::state()) else { return false };
         let has_moved = || state.moves().load(Ordering::SeqCst) != before;
         let is_moving = || state.moving().load(Ordering::SeqCst) > 0;
-        if is_moving() && is_missing() {
-            for _ in 0..MOVE_PAUSES {
-                if has_moved() || !is_moving() {
-                    break;
-                }
-                guard::pause();
+        let mut missing = false;
+        for pause in 0..MOVE_PAUSES {
+            if has_moved() || !is_moving() {
+                break;
             }
+            missing = missing || is_missing();
+            if !missing && pause >= LOOKS {
+                break;
+            }
+            guard::pause();
         }
         has_moved()
     }
