@@ -4,7 +4,6 @@ use crate::local::LocalLink;
 use crate::socket::{self, Piece, Wait};
 use crate::{Counters, Pipe, ShmLink, Spin, Target};
 use rustix::event::PollFlags;
-use rustix::fs::sendfile;
 use smallvec::SmallVec;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -284,15 +283,11 @@ impl Link {
         counters: &Counters,
     ) -> io::Result<usize> {
         let Self::Socket(fd, kind) = self else { return Err(io::ErrorKind::Unsupported.into()) };
-        let mut calls = 0;
         // A Unix socket takes little at once, so that most of what the pipe holds would be found again.
-        let sent = match kind {
-            LinkKind::Tcp => pipe.send(fd.as_fd(), file, offset, length, &mut calls),
-            _ => {
-                calls += 1;
-                sendfile(fd, file, Some(&mut { offset }), length)
-            }
-        };
+        let mut none = Pipe::none();
+        let pipe = if *kind == LinkKind::Tcp { pipe } else { &mut none };
+        let mut calls = 0;
+        let sent = pipe.send(fd.as_fd(), file, offset, length, &mut calls);
         Counters::add(&counters.system_calls, calls);
         let count = sent?;
         Counters::add(&counters.bytes_sent_file, count as u64);
