@@ -6,6 +6,7 @@ use crate::{common, descriptors, place, start};
 use std::ffi::c_char;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 use towline_instance::WORKING;
 
 static IS_REMOTE: AtomicBool = AtomicBool::new(false);
@@ -61,9 +62,9 @@ pub(crate) fn remote() -> Option<(usize, Vec<u8>)> {
 
 /// Number of pauses for which a rename under way is waited for: 2 s.
 const MOVE_PAUSES: u32 = 40_000;
-/// Number of pauses before which the working directory has to be seen missing for that. While the server renames it,
-/// a request may find it where another, just before, did not.
-const LOOKS: u32 = 100;
+/// Within this time the working directory has to be seen missing for that. While the server renames it, a request may
+/// find it where another, just before, did not. A far server is asked once.
+const LOOK: Duration = Duration::from_millis(10);
 
 /// The counter of moves before a path was looked for; `None` if it does not begin in a remote working directory.
 #[derive(Clone, Copy)]
@@ -88,13 +89,13 @@ impl Before {
         let (Some(before), Some(state)) = (self.0, start::state()) else { return false };
         let has_moved = || state.moves().load(Ordering::SeqCst) != before;
         let is_moving = || state.moving().load(Ordering::SeqCst) > 0;
-        let mut missing = false;
-        for pause in 0..MOVE_PAUSES {
+        let (began, mut missing) = (Instant::now(), false);
+        for _ in 0..MOVE_PAUSES {
             if has_moved() || !is_moving() {
                 break;
             }
             missing = missing || is_missing();
-            if !missing && pause >= LOOKS {
+            if !missing && began.elapsed() >= LOOK {
                 break;
             }
             guard::pause();
