@@ -4,8 +4,8 @@
     benches/disk_goals.py [--towline PROGRAM] [--rounds N] [--secs S] [--dir DIR] [--json FILE] [--boost] [ROW ...]
 
 Needs two processors and about 1 GiB in /dev/shm; peers that are not installed are left out. --dir is on the disk whose
-cached file the sequential row reads, and that the interference row reads. --boost (root): servers and clients run in real time, before whatever else works on this machine,
-which nearly stands still for those minutes.
+cached file the sequential row reads, and that the interference row reads. --boost (root): servers and clients run in real
+time, before whatever else works on this machine, which nearly stands still for those minutes.
 All systems get the same client, `towline bench disk --nbd`; what is said of shared memory is our own protocol and client.
 """
 import argparse
