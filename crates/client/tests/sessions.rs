@@ -13,7 +13,8 @@ use common::{
 };
 use std::io::{Read, Write};
 use std::os::unix::net::UnixListener;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 use tempfile::TempDir;
 use towline_client::{Client, Errno, File, Lock, Options, SetAttr, Transport};
@@ -300,6 +301,51 @@ fn who_floods_the_server_does_not_starve_others() {
             thread.join().unwrap();
         }
     });
+}
+
+/// Each turn of a core could serve all clients over shared memory, but only two of the others.
+#[test]
+fn clients_over_shared_memory_do_not_starve_those_over_sockets() {
+    const NEAR: usize = 60;
+    const FAR: usize = 40;
+    const READS: u64 = 100;
+    let setup = setup(EngineWish::Automatic);
+    std::fs::write(setup.data.join("file"), pattern(65536, 1)).unwrap();
+    let connect = |transport| {
+        let client = Client::connect(transport, Options::default()).unwrap();
+        let root = client.attach(b"dir").unwrap();
+        let mut buffer = vec![0; 65536];
+        move || assert_eq!(root.read_path(b"file", 0, &mut buffer).unwrap(), 65536)
+    };
+    let (begin, stop) = (Barrier::new(NEAR + FAR), AtomicBool::new(false));
+    let near_reads = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        let dam = Dam(&stop);
+        for _ in 0..NEAR {
+            scope.spawn(|| {
+                let mut read = connect(&setup.transports[2]);
+                begin.wait();
+                while !stop.load(Ordering::Relaxed) {
+                    read();
+                    near_reads.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+        let far = (0..FAR).map(|number| {
+            let (begin, connect, transport) = (&begin, &connect, &setup.transports[number % 2]);
+            scope.spawn(move || {
+                let mut read = connect(transport);
+                begin.wait();
+                (0..READS).for_each(|_| read());
+            })
+        });
+        let far = far.collect::<Vec<_>>();
+        far.into_iter().for_each(|thread| thread.join().unwrap());
+        drop(dam);
+    });
+    // Over sockets each read takes longer even if turns are equal.
+    let each = near_reads.into_inner() / NEAR as u64;
+    assert!(each <= 3 * READS, "{each} reads over shared memory in the time of {READS} others");
 }
 
 /// As when one end was updated and the other not yet.

@@ -222,8 +222,6 @@ pub(crate) struct Core {
     pub(crate) closing: Vec<Opened>,
     /// Lanes that can no longer be sent to, see [`Core::end_failed`].
     failed: Vec<(usize, Arc<Link>, io::Error)>,
-    /// Lanes with unread input that can be read again.
-    resumable: Vec<usize>,
     /// Bytes moved at the time of the last guess.
     guessed_at: u64,
     /// Connections that can be read.
@@ -294,7 +292,6 @@ impl Core {
             answered: None,
             closing: Vec::new(),
             failed: Vec::new(),
-            resumable: Vec::new(),
             guessed_at: 0,
             order: Order::default(),
             draining: None,
@@ -316,8 +313,7 @@ impl Core {
         loop {
             // A lane that failed while answers of disks were sent is ended in the next turn, and perhaps
             // nothing else would start that turn.
-            let busy = !self.resumable.is_empty()
-                || !self.order.is_empty()
+            let busy = !self.order.is_empty()
                 || !self.accepting.is_empty()
                 || !self.failed.is_empty()
                 || self.serves_disks && (self.nbd.is_busy() || self.engine.has_work())
@@ -344,17 +340,6 @@ impl Core {
                 self.event(event, &mut scratch);
             }
             self.serve_next(&mut scratch);
-            let mut place = 0;
-            while let Some(index) = self.shm_lanes.get(place).copied() {
-                self.receive(index, &mut scratch);
-                // The lane may have been closed; then it is no longer in the list.
-                place += usize::from(self.shm_lanes.get(place) == Some(&index));
-            }
-            if !self.resumable.is_empty() {
-                for index in std::mem::take(&mut self.resumable) {
-                    self.resume(index, &mut scratch);
-                }
-            }
             if !self.ending.is_empty() || !self.orphans.is_empty() {
                 self.finish_ending();
             }
@@ -455,7 +440,10 @@ impl Core {
                     {
                         lane.hung = true;
                     }
-                    self.queue(token);
+                    match shm_link(&self.lanes, index) {
+                        Some(_) => self.check_end(index, scratch),
+                        None => self.queue(token),
+                    }
                 }
             }
         }
@@ -491,8 +479,9 @@ impl Core {
                         lane.moved = Instant::now();
                     }
                 }
-                if lane.paused && lane.out.is_empty() {
-                    self.resume_soon(index);
+                if lane.paused && lane.out.is_empty() && !lane.is_full() {
+                    // No event will report its unread input, since that is not new.
+                    self.queue(index as u64);
                 }
             }
             Err(error) => {

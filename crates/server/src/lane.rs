@@ -50,10 +50,8 @@ pub(crate) struct Lane {
     pub(crate) since: Instant,
     /// Bytes of granted data have arrived since the lane was last checked for a stall.
     pub(crate) progressed: bool,
-    /// Input was left unread because too much was unsent, or because it was another lane's turn.
+    /// Input was left unread because too much was unsent.
     pub(crate) paused: bool,
-    /// The lane is in the list of those that can be read again.
-    pub(crate) is_resumable: bool,
     /// The peer sends nothing more, and no event will say so again: the lane is read to its end.
     pub(crate) hung: bool,
 }
@@ -83,7 +81,6 @@ impl Lane {
             since: now,
             progressed: false,
             paused: false,
-            is_resumable: false,
             hung: false,
         }
     }

@@ -43,7 +43,7 @@ pub(super) struct Order {
     first: VecDeque<u64>,
     /// Connections that wait for their turn.
     rest: VecDeque<u64>,
-    /// Connections served since the last check.
+    /// Connections served since [`Order::width`] was last asked.
     served: u64,
     /// Bytes that had been moved until then.
     moved: u64,
@@ -54,12 +54,23 @@ impl Order {
         self.first.is_empty() && self.rest.is_empty()
     }
 
+    fn len(&self) -> u64 {
+        (self.first.len() + self.rest.len()) as u64
+    }
+
     /// Adds a connection that can be read. A connection in the middle of a message or transfer (`is_within`)
     /// goes to the front.
     fn push(&mut self, token: u64, place: &mut Place, is_within: bool) {
         if !std::mem::replace(&mut place.is_queued, true) {
             let goes_on = is_within || place.left > 0;
             if goes_on { &mut self.first } else { &mut self.rest }.push_back(token);
+        }
+    }
+
+    /// Adds a connection whose turn was ended although it has sent more.
+    fn push_last(&mut self, token: u64, place: &mut Place) {
+        if !std::mem::replace(&mut place.is_queued, true) {
+            self.rest.push_back(token);
         }
     }
 
@@ -78,7 +89,7 @@ impl Order {
     }
 
     /// Returns how many connections to serve before the next check, from the bytes moved for those served
-    /// since the last one.
+    /// since this was last asked.
     fn width(&mut self, moved: u64) -> u64 {
         let since = moved - std::mem::replace(&mut self.moved, moved);
         let each = since / std::mem::take(&mut self.served).max(1);
@@ -108,14 +119,41 @@ impl Core {
         }
     }
 
+    /// Queues a connection behind all others, though no event will report what it has sent, since that is
+    /// not new.
+    pub(super) fn queue_last(&mut self, token: u64) {
+        let Self { order, nbd, lanes, .. } = self;
+        if let Some((place, _)) = place_at(nbd, lanes, token) {
+            order.push_last(token, place);
+        }
+    }
+
+    /// Queues the lanes over shared memory to which something has arrived, and sends what has room by now:
+    /// while the core is awake, no event reports either.
+    fn look_at_rings(&mut self) {
+        let Self { order, lanes, shm_lanes, dirty, .. } = self;
+        for index in shm_lanes.iter().copied() {
+            let Some(Some(lane)) = lanes.get_mut(index) else { continue };
+            if !lane.out.is_empty() {
+                dirty.push(index);
+            }
+            if !lane.place.is_queued && !lane.is_full() && lane.has_news() {
+                let (place, is_within) = lane.place();
+                order.push(index as u64, place, is_within);
+            }
+        }
+    }
+
     /// Reads from the next connections; from all of them when the server shuts down.
     pub(super) fn serve_next(&mut self, scratch: &mut [u8]) {
-        if self.order.is_empty() {
+        self.look_at_rings();
+        let queued = self.order.len();
+        if queued == 0 {
             return;
         }
         let width = match self.draining {
-            Some(_) => u64::MAX,
-            None => self.order.width(self.bytes_moved()),
+            None if queued > WIDTH_MIN => self.order.width(self.bytes_moved()),
+            _ => queued,
         };
         for _ in 0..width {
             if self.order.is_empty() {

@@ -20,33 +20,15 @@ impl Core {
         if token >= NBD_TOKENS {
             return self.receive_nbd((token - NBD_TOKENS) as usize, scratch);
         }
-        let index = token as usize;
-        self.receive(index, scratch);
-        // The socket beside shared memory only reports the end of the connection.
+        self.receive(token as usize, scratch);
+    }
+
+    /// Reads the last of a lane over shared memory if its peer has hung up, which is all that the socket beside
+    /// the memory reports.
+    pub(super) fn check_end(&mut self, index: usize, scratch: &mut [u8]) {
         if shm_link(&self.lanes, index).is_some_and(ShmLink::peer_closed) {
-            // The peer may have sent requests after the last receive and before it hung up.
             self.receive_rest(index, scratch);
             self.close_lane(index, &io::ErrorKind::UnexpectedEof.into());
-        }
-    }
-
-    /// Reads input of a lane that was left because too much was unsent, or because it was another lane's
-    /// turn.
-    pub(super) fn resume(&mut self, index: usize, scratch: &mut [u8]) {
-        let Some(Some(lane)) = self.lanes.get_mut(index) else { return };
-        lane.is_resumable = false;
-        if lane.paused && !lane.is_full() {
-            lane.paused = false;
-            self.receive(index, scratch);
-        }
-    }
-
-    /// Reads this lane again soon: no event will report its unread input, since that is not new.
-    pub(super) fn resume_soon(&mut self, index: usize) {
-        if let Some(Some(lane)) = self.lanes.get_mut(index)
-            && !std::mem::replace(&mut lane.is_resumable, true)
-        {
-            self.resumable.push(index);
         }
     }
 
@@ -61,13 +43,12 @@ impl Core {
         let mut last_look = lane.hung;
         for receives in 0.. {
             let Some(Some(lane)) = self.lanes.get_mut(index) else { return };
-            if lane.is_full() {
-                lane.paused = true;
+            lane.paused = lane.is_full();
+            if lane.paused {
                 break;
             }
             if receives == RECEIVES_MAX && !lane.hung {
-                lane.paused = true;
-                self.resume_soon(index);
+                self.queue_last(index as u64);
                 break;
             }
             if lane.hung && received(&receiving) - before > LAST_BYTES_MAX {
