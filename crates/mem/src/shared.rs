@@ -15,7 +15,7 @@ use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
 /// Size of a cache line in bytes.
@@ -206,6 +206,30 @@ impl SharedMemory {
         let source = self.address(offset, target.len());
         // SAFETY: as in `copy_in`.
         unsafe { copy(source, target.as_mut_ptr(), target.len()) };
+    }
+
+    /// Reads bytes of a file into the memory, with one system call. Returns how many were read; zero: the file
+    /// ends at or before `from`.
+    ///
+    /// # Errors
+    /// What `pread(2)` says.
+    ///
+    /// # Panics
+    /// When the range is not inside the memory, or the memory is mapped read-only.
+    pub fn read_file(
+        &self,
+        offset: usize,
+        length: usize,
+        file: BorrowedFd<'_>,
+        from: u64,
+    ) -> io::Result<usize> {
+        assert!(self.writable, "shared memory is mapped read-only");
+        let target = self.address(offset, length);
+        let from = i64::try_from(from).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))?;
+        // SAFETY: the kernel writes only to the range, which was checked; as in `copy_in`, no Rust reference
+        // to it exists.
+        let read = unsafe { libc::pread64(file.as_raw_fd(), target.cast(), length, from) };
+        usize::try_from(read).map_err(|_| io::Error::last_os_error())
     }
 
     /// Appends a range to `out`, copied like [`SharedMemory::copy_out`] does, without zeroing the new

@@ -260,7 +260,7 @@ impl Link {
                 Counters::add(&counters.system_calls, 1);
                 socket::send_pieces(fd.as_fd(), pieces, more)?
             }
-            Self::Shm(link) => link.send_pieces(pieces)?,
+            Self::Shm(link) => link.send_pieces(pieces, more)?,
             Self::Local(link) => {
                 let mut bytes = Vec::new();
                 for piece in pieces {
@@ -273,7 +273,11 @@ impl Link {
         Ok(count)
     }
 
-    /// Sends file pages by reference, which only sockets support. Zero: the file ends at or before `offset`.
+    /// Sends bytes of a file that are not in the memory of this process: sockets take its pages by reference,
+    /// and shared memory has them copied into its ring. Zero: the file ends at or before `offset`.
+    ///
+    /// # Errors
+    /// `Unsupported` by links inside of a process; that of the file or of the link.
     pub(crate) fn send_file(
         &self,
         file: BorrowedFd<'_>,
@@ -282,7 +286,16 @@ impl Link {
         pipe: &mut Pipe,
         counters: &Counters,
     ) -> io::Result<usize> {
-        let Self::Socket(fd, kind) = self else { return Err(io::ErrorKind::Unsupported.into()) };
+        let (fd, kind) = match self {
+            Self::Socket(fd, kind) => (fd, kind),
+            Self::Shm(link) => {
+                Counters::add(&counters.system_calls, 1);
+                let count = link.send_file(file, offset, length)?;
+                Counters::add(&counters.bytes_sent_copied, count as u64);
+                return Ok(count);
+            }
+            Self::Local(_) => return Err(io::ErrorKind::Unsupported.into()),
+        };
         // A Unix socket takes little at once, so that most of what the pipe holds would be found again.
         let mut none = Pipe::none();
         let pipe = if *kind == LinkKind::Tcp { pipe } else { &mut none };

@@ -229,20 +229,18 @@ impl SendQueue {
             Segment::Shared(memory, _) => memory.fd(),
             _ => unreachable!("leaves_by_reference takes only these"),
         };
-        if link.sends_files() {
-            match link.send_file(file, offset, length as usize, pipe, counters) {
-                Ok(0) => {
-                    // The file was truncated after its length was promised. Zeros replace the missing
-                    // bytes, and a message right behind them says so.
-                    self.replace_front(vec![0; length as usize], Some(Errno::EIO))?;
-                    return Ok(0);
-                }
-                Ok(sent) => return Ok(sent as u64),
-                Err(error) if WAITS.contains(&error.kind()) => return Err(error),
-                // An error of the file, of a machine that forbids the call, or of the link; the latter
-                // fails again below.
-                Err(_) => {}
+        match link.send_file(file, offset, length as usize, pipe, counters) {
+            Ok(0) => {
+                // The file was truncated after its length was promised. Zeros replace the missing bytes, and
+                // a message right behind them says so.
+                self.replace_front(vec![0; length as usize], Some(Errno::EIO))?;
+                return Ok(0);
             }
+            Ok(sent) => return Ok(sent as u64),
+            Err(error) if WAITS.contains(&error.kind()) => return Err(error),
+            // An error of the file, of a link or machine that has no such call, or of the link, which fails
+            // again below.
+            Err(_) => {}
         }
         // Copying is the only way left: read the file into a buffer, a part at a time.
         let mut bytes = vec![0; length.min(256 * 1024) as usize];

@@ -34,6 +34,9 @@ const LOANS_ENDED: usize = 1024;
 const WRITTEN: usize = 0;
 const READ: usize = 128;
 
+/// Most bytes of a file that are read into the ring before the peer can take them.
+const FILE_PART_BYTES: usize = 256 * 1024;
+
 /// How long to spin for room in a full ring before sleeping: about the time in which a peer copies a piece.
 const ROOM_SPIN: Duration = Duration::from_micros(20);
 
@@ -239,6 +242,18 @@ impl ShmLink {
         }
     }
 
+    /// Like [`ShmLink::space_for`], with an error if there is no room at all.
+    fn room_for(&self, ring: &Ring, wanted: usize) -> io::Result<usize> {
+        match self.space_for(ring, wanted)? {
+            0 => {
+                // What filled the ring may not have woken the peer.
+                self.wake_peer();
+                Err(io::ErrorKind::WouldBlock.into())
+            }
+            room => Ok(room),
+        }
+    }
+
     /// Returns the number of unread bytes, after checking the peer's position.
     fn available(&self, ring: &Ring) -> io::Result<usize> {
         let written = self.memory.word64(ring.words + WRITTEN).load(Ordering::Acquire);
@@ -262,13 +277,11 @@ impl ShmLink {
         self.space(&ring).map_or(true, |count| count >= ring.bytes / 2)
     }
 
-    pub(crate) fn send_pieces(&self, pieces: &[Piece]) -> io::Result<usize> {
+    /// Sends pieces without waiting. With `more`, the peer is woken only by what is sent next.
+    pub(crate) fn send_pieces(&self, pieces: &[Piece], more: bool) -> io::Result<usize> {
         let ring = self.rings().0;
         let wanted = pieces.iter().map(Piece::len).sum();
-        let mut space = self.space_for(&ring, wanted)?;
-        if space == 0 {
-            return Err(io::ErrorKind::WouldBlock.into());
-        }
+        let mut space = self.room_for(&ring, wanted)?;
         let start = self.written.load(Ordering::Relaxed);
         let mut position = start;
         'pieces: for piece in pieces {
@@ -283,12 +296,41 @@ impl ShmLink {
                 (from, space, position) = (from + count, space - count, position + count as u64);
             }
         }
-        self.written.store(position, Ordering::Relaxed);
-        self.memory.word64(ring.words + WRITTEN).store(position, Ordering::Release);
-        self.wake_peer();
         let sent = (position - start) as usize;
         self.last_sent.store(sent, Ordering::Relaxed);
+        self.publish(&ring, position);
+        if !more {
+            self.wake_peer();
+        }
         Ok(sent)
+    }
+
+    /// Reads a part of a file right into the ring. Returns how many bytes that was; zero: the file ends at or
+    /// before `offset`.
+    pub(crate) fn send_file(
+        &self,
+        file: BorrowedFd<'_>,
+        offset: u64,
+        length: usize,
+    ) -> io::Result<usize> {
+        let ring = self.rings().0;
+        let length = length.min(FILE_PART_BYTES);
+        let space = self.room_for(&ring, length)?;
+        let start = self.written.load(Ordering::Relaxed);
+        let at = (start % ring.bytes as u64) as usize;
+        let count = length.min(space).min(ring.bytes - at);
+        let count = self.memory.read_file(ring.base + at, count, file, offset)?;
+        if count > 0 {
+            self.publish(&ring, start + count as u64);
+            self.wake_peer();
+        }
+        Ok(count)
+    }
+
+    /// Lets the peer see what was written to the ring up to `position`.
+    fn publish(&self, ring: &Ring, position: u64) {
+        self.written.store(position, Ordering::Relaxed);
+        self.memory.word64(ring.words + WRITTEN).store(position, Ordering::Release);
     }
 
     /// Prefetches the lines of the ring to which the next message will be written, assuming that it is

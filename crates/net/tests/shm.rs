@@ -1,13 +1,19 @@
-//! Tests that several client threads can wait for one shared-memory link.
+//! Links over shared memory: their bells, waiting by several threads, and files read into their rings.
 
 #![allow(clippy::unwrap_used)] // a test that cannot go on should say where
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::io::Write;
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
-use towline_mem::SharedMemory;
-use towline_net::{Counters, Doorbell, Link, SHM_BYTES, ShmLink, ShmSide, Wait, send_descriptors};
+use towline_mem::{Aggregate, Segment, SharedMemory};
+use towline_net::{
+    Counters, Doorbell, Flushed, Link, Pipe, SHM_BYTES, SendQueue, ShmLink, ShmSide, Wait,
+    send_descriptors,
+};
+use towline_wire::{Errno, Header, Kind};
 
 fn pair() -> [Arc<Link>; 2] {
     let memory = Arc::new(SharedMemory::create("test", SHM_BYTES).unwrap());
@@ -82,6 +88,46 @@ fn a_sender_is_woken_when_half_of_the_ring_was_taken_at_once() {
 }
 
 /// One thread waits for room in the ring, another one, started later, for data.
+/// Pages of files are read right into the ring. Here it is often full, and each message is cut where it ends.
+#[test]
+fn files_are_read_into_the_ring() {
+    let mut pages = tempfile::tempfile().unwrap();
+    let bytes = (0..1_000_000u32).flat_map(u32::to_le_bytes).collect::<Vec<_>>();
+    pages.write_all(&bytes).unwrap();
+    let pages = Segment::File(Arc::new(pages.into()));
+    let [near, far] = pair();
+    let (counters, received) = (Counters::default(), Counters::default());
+    let (mut queue, mut pipe) = (SendQueue::default(), Pipe::none());
+    let (mut sent, mut got) = (Vec::new(), Vec::new());
+    // The last one promises more than the file has: zeros come, and behind them what they are.
+    for (number, (from, length)) in
+        [(0, 3_000_000), (17, 700_001), (3_999_000, 2000)].into_iter().enumerate()
+    {
+        let mut message = Aggregate::from_vec(b"header".to_vec());
+        message.append(pages.clone(), from, length);
+        queue.push(message, number as u16, 7);
+        let held = bytes.len().min((from + length) as usize);
+        sent.extend_from_slice(b"header");
+        sent.extend_from_slice(&bytes[from as usize..held]);
+        sent.resize(sent.len() + (from + length) as usize - held, 0);
+    }
+    let mut told = Header::new(Kind::Data, 2, 7);
+    told.word_a = Errno::EIO.0.into();
+    sent.extend_from_slice(&told.to_bytes());
+    let mut room = vec![0; 100_000];
+    let mut is_full = false;
+    while got.len() < sent.len() {
+        is_full |= queue.flush(&near, &mut pipe, &counters).unwrap() == Flushed::Blocked;
+        let count = far.receive(&mut room, &received).unwrap();
+        got.extend_from_slice(&room[..count]);
+    }
+    assert!(is_full && queue.is_empty());
+    assert!(got == sent);
+    let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+    assert_eq!(of(&counters.bytes_sent_copied), sent.len() as u64);
+    assert!(of(&counters.system_calls) > 0, "the file was copied through a buffer");
+}
+
 #[test]
 fn all_who_wait_are_woken() {
     const STEP: Duration = Duration::from_millis(20);
