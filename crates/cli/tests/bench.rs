@@ -53,6 +53,47 @@ fn raw_clients_get_whole_replies_from_a_file_or_memory() {
     }
 }
 
+/// Starts a server and waits until it listens on these sockets.
+fn serve(arguments: &[&str], sockets: &[&str]) -> Running {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_towline"));
+    command.arg("serve").args(arguments).stderr(std::process::Stdio::null());
+    let server = Running(command.spawn().unwrap());
+    let mut tries = 0;
+    while !sockets.iter().all(|path| std::os::unix::net::UnixStream::connect(path).is_ok()) {
+        tries += 1;
+        assert!(tries < 6000, "the server does not listen");
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    server
+}
+
+#[test]
+fn what_all_client_processes_complain_of_is_said_once() {
+    let place = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = place.path().to_str().unwrap();
+    let bench = |path: &str| {
+        run(&["file", "--server", path, "--op", "randread", "--procs", "3", "--secs", "0.1"])
+    };
+    // Without the directory or the file they end at once.
+    for (path, said) in
+        [(&*format!("{path}/none"), "/none: No such file"), (path, "it needs tree/, big")]
+    {
+        let done = bench(path);
+        let text = String::from_utf8_lossy(&done.stderr);
+        assert_eq!(done.status.code(), Some(1), "{text}");
+        assert!(text.contains(said) && text.lines().count() == 1, "{text}");
+    }
+    // With other bytes in the file each read fails.
+    std::fs::write(place.path().join("big"), [0; 65536]).unwrap();
+    let socket = format!("{path}/socket");
+    let (export, listen) = (format!("e={path}"), format!("unix://{socket}"));
+    let _server = serve(&["--dir", &export, "--listen", &listen], &[&socket]);
+    let done = bench(&format!("towline+unix:///e?socket={socket}"));
+    let text = String::from_utf8_lossy(&done.stderr);
+    assert_eq!(done.status.code(), Some(1), "{text}");
+    assert!(text.contains("differs from what the tree") && text.lines().count() == 2, "{text}");
+}
+
 #[test]
 fn the_experiments_of_the_paper() {
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
@@ -133,20 +174,10 @@ fn a_load_on_every_kind_of_server() {
     let directory = tempfile::tempdir().unwrap();
     let place = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
     let (socket, nbd) = (place("socket"), place("nbd"));
-    let server = Command::new(env!("CARGO_BIN_EXE_towline"))
-        .args(["serve", "--disk", "d=mem:4M", "--disk", "slow=mem:4M:iops=100"])
-        .args(["--listen", &format!("unix://{socket}"), "--nbd", &format!("unix://{nbd}")])
-        .stderr(std::process::Stdio::null())
-        .spawn()
-        .unwrap();
-    let _server = Running(server);
-    let mut tries = 0;
-    while ![&socket, &nbd].iter().all(|path| std::os::unix::net::UnixStream::connect(path).is_ok())
-    {
-        tries += 1;
-        assert!(tries < 6000, "the server does not listen");
-        std::thread::sleep(std::time::Duration::from_millis(10));
-    }
+    let [listen, serve_nbd] = [&socket, &nbd].map(|path| format!("unix://{path}"));
+    let exports = ["--disk", "d=mem:4M", "--disk", "slow=mem:4M:iops=100"];
+    let addresses = ["--listen", &*listen, "--nbd", &*serve_nbd];
+    let _server = serve(&[exports, addresses].concat(), &[&socket, &nbd]);
     let load = |arguments: &[&str]| -> Value {
         // The disks are shorter than the default span.
         let text = bench(&[arguments, &["--depth", "4"]].concat());

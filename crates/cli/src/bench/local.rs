@@ -3,7 +3,7 @@
 
 use super::result::{Measured, monotonic};
 use super::tree::{self, Blocks, CREATE, FILE_BYTES, Names, ROUND, Random};
-use super::workload::Args;
+use super::workload::{Args, NEEDED};
 use rustix::fs::{AtFlags, CWD, Dir, Mode, OFlags, openat, statat, unlinkat};
 use rustix::io::{Errno, pread, pwrite};
 use std::os::fd::OwnedFd;
@@ -40,7 +40,10 @@ impl Local {
             "create_unlink" => self.create_unlink(end),
             _ => self.big(end),
         }
-        .map_err(|error| format!("{}: {error}", self.args.server))?;
+        .map_err(|error| {
+            let hint = if error == Errno::NOENT { NEEDED } else { "" };
+            format!("{}: {error}{hint}", self.args.server)
+        })?;
         self.measured.seconds = start.elapsed().as_secs_f64();
         self.measured.began = monotonic() - self.measured.seconds;
         Ok(std::mem::replace(&mut self.measured, Measured::new()))

@@ -1,9 +1,10 @@
 //! Processes of this program that measure together: they start when all are ready, and end together.
 
 use super::result::{Measured, Sent, monotonic};
-use crate::report::say;
-use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, ChildStdout, Command, Stdio};
+use crate::report::{note, say};
+use std::collections::BTreeSet;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::process::{Child, ChildStderr, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
 /// Prints a mark that tells the harness what to count, and gives it time to take its figures before the
@@ -55,36 +56,58 @@ pub(super) fn together(
     }
     std::thread::sleep(Duration::from_secs_f64(secs));
     mark("end")?;
-    let mut results = Vec::new();
+    let (mut results, mut errors) = (Vec::new(), BTreeSet::new());
     for mut process in processes {
         let line = process.line()?;
         let sent: Sent = serde_json::from_str(&line).map_err(|e| e.to_string())?;
         results.push(sent.into_measured());
         let status = process.child.wait().map_err(|e| e.to_string())?;
         if !status.success() {
-            return Err("a client process failed".into());
+            return Err(process.failure());
         }
+        errors.extend(process.errors());
     }
+    // Many clients often meet the same error.
+    errors.iter().for_each(note);
     Ok(results)
 }
 
 struct Process {
     child: Child,
     output: BufReader<ChildStdout>,
+    errors: ChildStderr,
 }
 
 impl Process {
     fn start(command: &mut Command) -> std::io::Result<Self> {
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
-        let output = child.stdout.take().ok_or(std::io::ErrorKind::BrokenPipe)?;
-        Ok(Self { child, output: BufReader::new(output) })
+        let mut child =
+            command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+        let (output, errors) =
+            child.stdout.take().zip(child.stderr.take()).ok_or(std::io::ErrorKind::BrokenPipe)?;
+        Ok(Self { child, output: BufReader::new(output), errors })
     }
 
     fn line(&mut self) -> Result<String, String> {
         let mut line = String::new();
         match self.output.read_line(&mut line) {
             Ok(count) if count > 0 => Ok(line),
-            _ => Err("a client process ended early".into()),
+            _ => Err(self.failure()),
+        }
+    }
+
+    /// Returns the lines of errors of the process, which has ended.
+    fn errors(&mut self) -> Vec<String> {
+        let mut said = Vec::new();
+        // What cannot be read was not said.
+        let _ = self.errors.read_to_end(&mut said);
+        String::from_utf8_lossy(&said).lines().map(str::to_owned).collect()
+    }
+
+    /// Returns why the process, which has ended, failed.
+    fn failure(&mut self) -> String {
+        match self.errors().last() {
+            Some(line) => line.strip_prefix("towline: bench: ").unwrap_or(line).to_owned(),
+            None => "a client process ended early".to_owned(),
         }
     }
 }

@@ -52,9 +52,11 @@ pub(crate) struct Args {
     pub(super) worker: Option<usize>,
 }
 
+/// Follows an error that says that a file is missing.
+pub(super) const NEEDED: &str = ": it needs tree/, big and wr/, see towline-bench(1)";
+
 fn told(error: &Error) -> String {
-    let missing = error.errno() == Errno::ENOENT;
-    let hint = if missing { ": it needs tree/, big and wr/, see towline-bench(1)" } else { "" };
+    let hint = if error.errno() == Errno::ENOENT { NEEDED } else { "" };
     format!("{error}{hint}")
 }
 
