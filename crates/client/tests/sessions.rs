@@ -13,7 +13,6 @@ use common::{
 };
 use std::io::{Read, Write};
 use std::os::unix::net::UnixListener;
-use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 use tempfile::TempDir;
@@ -303,7 +302,8 @@ fn who_floods_the_server_does_not_starve_others() {
     });
 }
 
-/// Each turn of a core could serve all clients over shared memory, but only two of the others.
+/// As long as each turn of a core served all clients over shared memory, but only two of the others, they read
+/// ten times as much.
 #[test]
 fn clients_over_shared_memory_do_not_starve_those_over_sockets() {
     const NEAR: usize = 60;
@@ -317,35 +317,29 @@ fn clients_over_shared_memory_do_not_starve_those_over_sockets() {
         let mut buffer = vec![0; 65536];
         move || assert_eq!(root.read_path(b"file", 0, &mut buffer).unwrap(), 65536)
     };
-    let (begin, stop) = (Barrier::new(NEAR + FAR), AtomicBool::new(false));
+    let near = (0..NEAR).map(|_| connect(&setup.transports[2])).collect::<Vec<_>>();
+    let far = (0..FAR).map(|at| connect(&setup.transports[at % 2])).collect::<Vec<_>>();
+    let stop = AtomicBool::new(false);
     let near_reads = AtomicU64::new(0);
     std::thread::scope(|scope| {
         let dam = Dam(&stop);
-        for _ in 0..NEAR {
-            scope.spawn(|| {
-                let mut read = connect(&setup.transports[2]);
-                begin.wait();
+        for mut read in near {
+            let (stop, near_reads) = (&stop, &near_reads);
+            scope.spawn(move || {
                 while !stop.load(Ordering::Relaxed) {
                     read();
                     near_reads.fetch_add(1, Ordering::Relaxed);
                 }
             });
         }
-        let far = (0..FAR).map(|number| {
-            let (begin, connect, transport) = (&begin, &connect, &setup.transports[number % 2]);
-            scope.spawn(move || {
-                let mut read = connect(transport);
-                begin.wait();
-                (0..READS).for_each(|_| read());
-            })
-        });
+        let far =
+            far.into_iter().map(|mut read| scope.spawn(move || (0..READS).for_each(|_| read())));
         let far = far.collect::<Vec<_>>();
         far.into_iter().for_each(|thread| thread.join().unwrap());
         drop(dam);
     });
-    // Over sockets each read takes longer even if turns are equal.
     let each = near_reads.into_inner() / NEAR as u64;
-    assert!(each <= 3 * READS, "{each} reads over shared memory in the time of {READS} others");
+    assert!(each <= 5 * READS, "{each} reads over shared memory in the time of {READS} others");
 }
 
 /// As when one end was updated and the other not yet.

@@ -101,14 +101,14 @@ pub(crate) fn receive_in_place(
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::{Doorbell, Input, Link, Payload, SHM_BYTES, ShmSide, Target};
     use std::sync::Arc;
     use towline_mem::SharedMemory;
     use towline_wire::ProtocolError;
 
-    fn pair() -> [Link; 2] {
+    pub(crate) fn pair() -> [Link; 2] {
         let memory = Arc::new(SharedMemory::create("test", SHM_BYTES).unwrap());
         let bell = rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).unwrap();
         let bell = Doorbell::new(bell);

@@ -289,10 +289,11 @@ impl Link {
         let (fd, kind) = match self {
             Self::Socket(fd, kind) => (fd, kind),
             Self::Shm(link) => {
-                Counters::add(&counters.system_calls, 1);
-                let count = link.send_file(file, offset, length)?;
-                Counters::add(&counters.bytes_sent_copied, count as u64);
-                return Ok(count);
+                let sent = link.send_file(file, offset, length);
+                let is_full = matches!(&sent, Err(e) if e.kind() == io::ErrorKind::WouldBlock);
+                Counters::add(&counters.system_calls, u64::from(!is_full));
+                Counters::add(&counters.bytes_sent_copied, *sent.as_ref().unwrap_or(&0) as u64);
+                return sent;
             }
             Self::Local(_) => return Err(io::ErrorKind::Unsupported.into()),
         };

@@ -397,6 +397,22 @@ mod tests {
         assert_eq!(got, [&b"header\0\0\0\0\0"[..], &told.to_bytes()[..], b"next"].concat());
     }
 
+    /// Nothing of a file is kept in memory while the ring of shared memory is full.
+    #[test]
+    fn files_are_read_right_into_the_ring() {
+        let [near, _far] = crate::in_ring::tests::pair();
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(4 << 20).unwrap();
+        let mut queue = SendQueue::default();
+        let mut message = Aggregate::from_vec(b"header".to_vec());
+        message.append(Segment::File(Arc::new(file.into())), 0, 4 << 20);
+        queue.push(message, 3, 7);
+        let flushed = queue.flush(&near, &mut Pipe::none(), &Counters::default());
+        assert_eq!(flushed.unwrap(), Flushed::Blocked);
+        let slices = queue.slices().collect::<Vec<_>>();
+        assert!(matches!(slices[..], [Slice { segment: Segment::File(_), .. }]), "{slices:?}");
+    }
+
     /// Otherwise the peer would take the replacement for data.
     #[test]
     fn a_promise_that_cannot_be_kept_ends_the_link() {

@@ -12,7 +12,7 @@ use rustix::thread::futex;
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use towline_mem::SharedMemory;
@@ -36,6 +36,9 @@ const READ: usize = 128;
 
 /// Most bytes of a file that are read into the ring before the peer can take them.
 const FILE_PART_BYTES: usize = 256 * 1024;
+
+/// Room in the ring from which on a file is read into it.
+const FILE_ROOM_BYTES: usize = 16 * 1024;
 
 /// How long to spin for room in a full ring before sleeping: about the time in which a peer copies a piece.
 const ROOM_SPIN: Duration = Duration::from_micros(20);
@@ -133,6 +136,8 @@ pub struct ShmLink {
     peer_read: AtomicU64,
     /// Length of the last message sent.
     last_sent: AtomicUsize,
+    /// Something was sent that will wake the peer only together with what follows.
+    owes_wake: AtomicBool,
     /// For waits until there is room in the ring.
     room_spin: Mutex<Spin>,
 }
@@ -176,6 +181,7 @@ impl ShmLink {
             read: AtomicU64::new(0),
             peer_read: AtomicU64::new(0),
             last_sent: AtomicUsize::new(0),
+            owes_wake: AtomicBool::new(false),
             room_spin: Mutex::new(Spin::new(ROOM_SPIN)),
         })
     }
@@ -242,16 +248,17 @@ impl ShmLink {
         }
     }
 
-    /// Like [`ShmLink::space_for`], with an error if there is no room at all.
-    fn room_for(&self, ring: &Ring, wanted: usize) -> io::Result<usize> {
-        match self.space_for(ring, wanted)? {
-            0 => {
-                // What filled the ring may not have woken the peer.
-                self.wake_peer();
-                Err(io::ErrorKind::WouldBlock.into())
-            }
-            room => Ok(room),
+    /// Like [`ShmLink::space_for`], with an error if there is less room than `least`.
+    fn room_for(&self, ring: &Ring, wanted: usize, least: usize) -> io::Result<usize> {
+        let room = self.space_for(ring, wanted)?;
+        if room >= least {
+            return Ok(room);
         }
+        // Only the peer can make room.
+        if self.owes_wake.swap(false, Ordering::Relaxed) {
+            self.wake_peer();
+        }
+        Err(io::ErrorKind::WouldBlock.into())
     }
 
     /// Returns the number of unread bytes, after checking the peer's position.
@@ -281,7 +288,7 @@ impl ShmLink {
     pub(crate) fn send_pieces(&self, pieces: &[Piece], more: bool) -> io::Result<usize> {
         let ring = self.rings().0;
         let wanted = pieces.iter().map(Piece::len).sum();
-        let mut space = self.room_for(&ring, wanted)?;
+        let mut space = self.room_for(&ring, wanted, 1)?;
         let start = self.written.load(Ordering::Relaxed);
         let mut position = start;
         'pieces: for piece in pieces {
@@ -298,15 +305,15 @@ impl ShmLink {
         }
         let sent = (position - start) as usize;
         self.last_sent.store(sent, Ordering::Relaxed);
-        self.publish(&ring, position);
-        if !more {
-            self.wake_peer();
-        }
+        self.publish(&ring, position, more);
         Ok(sent)
     }
 
     /// Reads a part of a file right into the ring. Returns how many bytes that was; zero: the file ends at or
     /// before `offset`.
+    ///
+    /// # Errors
+    /// `WouldBlock` if there is no room; what the file says, with `EAGAIN` as another kind.
     pub(crate) fn send_file(
         &self,
         file: BorrowedFd<'_>,
@@ -315,22 +322,30 @@ impl ShmLink {
     ) -> io::Result<usize> {
         let ring = self.rings().0;
         let length = length.min(FILE_PART_BYTES);
-        let space = self.room_for(&ring, length)?;
+        let space = self.room_for(&ring, length, length.min(FILE_ROOM_BYTES))?;
         let start = self.written.load(Ordering::Relaxed);
         let at = (start % ring.bytes as u64) as usize;
         let count = length.min(space).min(ring.bytes - at);
-        let count = self.memory.read_file(ring.base + at, count, file, offset)?;
+        let read = self.memory.read_file(ring.base + at, count, file, offset);
+        let count = read.map_err(|error| match error.kind() {
+            // A file that says so will not tell when to try again.
+            io::ErrorKind::WouldBlock => io::Error::other(error),
+            _ => error,
+        })?;
         if count > 0 {
-            self.publish(&ring, start + count as u64);
-            self.wake_peer();
+            self.publish(&ring, start + count as u64, false);
         }
         Ok(count)
     }
 
-    /// Lets the peer see what was written to the ring up to `position`.
-    fn publish(&self, ring: &Ring, position: u64) {
+    /// Lets the peer see what was written to the ring up to `position`, and wakes it unless there is `more`.
+    fn publish(&self, ring: &Ring, position: u64, more: bool) {
         self.written.store(position, Ordering::Relaxed);
         self.memory.word64(ring.words + WRITTEN).store(position, Ordering::Release);
+        self.owes_wake.store(more, Ordering::Relaxed);
+        if !more {
+            self.wake_peer();
+        }
     }
 
     /// Prefetches the lines of the ring to which the next message will be written, assuming that it is

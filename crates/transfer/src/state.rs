@@ -427,13 +427,14 @@ impl State {
 }
 
 /// Returns the bytes that the sender's thread copies when `data` is sent over a link: none for pages
-/// that the socket takes by reference, and twice the length of files that have to be read first.
+/// that the socket takes by reference, and twice the length of files that have to be read first, which is so
+/// only within a process.
 fn bytes_copied_sending(data: &Aggregate, link: LinkKind) -> u64 {
     let is_socket = matches!(link, LinkKind::Tcp | LinkKind::Unix);
     data.slices()
         .map(|slice| match &slice.segment {
             Segment::File(_) if is_socket => 0,
-            Segment::File(_) => 2 * slice.length,
+            Segment::File(_) if link == LinkKind::Local => 2 * slice.length,
             Segment::Shared(..) if is_socket && slice.length >= SENDFILE_BYTES_MIN => 0,
             _ => slice.length,
         })

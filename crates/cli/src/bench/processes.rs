@@ -2,9 +2,9 @@
 
 use super::result::{Measured, Sent, monotonic};
 use crate::report::{note, say};
-use std::collections::BTreeSet;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::process::{Child, ChildStderr, ChildStdout, Command, Stdio};
+use std::collections::HashSet;
+use std::io::{BufRead, BufReader, PipeReader, Write};
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
 /// Prints a mark that tells the harness what to count, and gives it time to take its figures before the
@@ -29,21 +29,41 @@ pub(super) fn take_part(run: impl FnOnce(f64) -> Result<Measured, String>) -> Re
 }
 
 /// Runs `count` processes of this program, which [take part](take_part), and collects their results. `tell`
-/// gets the number of each and adds its arguments.
+/// gets the number of each and adds its arguments. What they say on standard error is passed on, each line once:
+/// many often meet the same error.
 pub(super) fn together(
     count: usize,
     secs: f64,
     tell: impl Fn(usize, &mut Command),
 ) -> Result<Vec<Measured>, String> {
-    let start = |number| {
-        let mut command = Command::new(std::env::current_exe()?);
-        tell(number, &mut command);
-        Process::start(&mut command)
-    };
-    let mut processes = (0..count)
-        .map(start)
-        .collect::<std::io::Result<Vec<_>>>()
-        .map_err(|error| format!("client process: {error}"))?;
+    let failed = |error| format!("client process: {error}");
+    let (errors, said) = std::io::pipe().map_err(failed)?;
+    std::thread::scope(|scope| {
+        scope.spawn(|| pass_on(errors));
+        let start = |number| {
+            let mut command = Command::new(std::env::current_exe()?);
+            tell(number, &mut command);
+            Process::start(command.stderr(said.try_clone()?))
+        };
+        let processes = (0..count).map(start).collect::<std::io::Result<Vec<_>>>();
+        // With the last process the pipe ends, and with it the thread.
+        drop(said);
+        measure(processes.map_err(failed)?, secs)
+    })
+}
+
+/// Prints each line that differs from all before.
+fn pass_on(errors: PipeReader) {
+    let mut known = HashSet::new();
+    for line in BufReader::new(errors).lines().map_while(Result::ok) {
+        if !known.contains(&line) {
+            note(&line);
+            known.insert(line);
+        }
+    }
+}
+
+fn measure(mut processes: Vec<Process>, secs: f64) -> Result<Vec<Measured>, String> {
     for process in &mut processes {
         process.line()?;
     }
@@ -56,58 +76,45 @@ pub(super) fn together(
     }
     std::thread::sleep(Duration::from_secs_f64(secs));
     mark("end")?;
-    let (mut results, mut errors) = (Vec::new(), BTreeSet::new());
-    for mut process in processes {
+    let mut results = Vec::new();
+    for process in &mut processes {
         let line = process.line()?;
         let sent: Sent = serde_json::from_str(&line).map_err(|e| e.to_string())?;
         results.push(sent.into_measured());
         let status = process.child.wait().map_err(|e| e.to_string())?;
         if !status.success() {
-            return Err(process.failure());
+            return Err("a client process failed".into());
         }
-        errors.extend(process.errors());
     }
-    // Many clients often meet the same error.
-    errors.iter().for_each(note);
     Ok(results)
 }
 
+/// A client process. It ends at the latest with this value.
 struct Process {
     child: Child,
     output: BufReader<ChildStdout>,
-    errors: ChildStderr,
 }
 
 impl Process {
     fn start(command: &mut Command) -> std::io::Result<Self> {
-        let mut child =
-            command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
-        let (output, errors) =
-            child.stdout.take().zip(child.stderr.take()).ok_or(std::io::ErrorKind::BrokenPipe)?;
-        Ok(Self { child, output: BufReader::new(output), errors })
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+        let output = child.stdout.take().ok_or(std::io::ErrorKind::BrokenPipe)?;
+        Ok(Self { child, output: BufReader::new(output) })
     }
 
     fn line(&mut self) -> Result<String, String> {
         let mut line = String::new();
         match self.output.read_line(&mut line) {
             Ok(count) if count > 0 => Ok(line),
-            _ => Err(self.failure()),
+            _ => Err("a client process ended early".into()),
         }
     }
+}
 
-    /// Returns the lines of errors of the process, which has ended.
-    fn errors(&mut self) -> Vec<String> {
-        let mut said = Vec::new();
-        // What cannot be read was not said.
-        let _ = self.errors.read_to_end(&mut said);
-        String::from_utf8_lossy(&said).lines().map(str::to_owned).collect()
-    }
-
-    /// Returns why the process, which has ended, failed.
-    fn failure(&mut self) -> String {
-        match self.errors().last() {
-            Some(line) => line.strip_prefix("towline: bench: ").unwrap_or(line).to_owned(),
-            None => "a client process ended early".to_owned(),
-        }
+impl Drop for Process {
+    fn drop(&mut self) {
+        // Fails only if it has ended.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }

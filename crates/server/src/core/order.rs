@@ -14,6 +14,9 @@ use std::collections::VecDeque;
 
 /// Requests that a connection may start in its turn.
 const ROW: u32 = 4;
+/// How often a connection may be read in its turn, be it in the middle of a message. Four requests with 64 KiB
+/// each take some sixteen.
+const READS: u32 = 32;
 /// Bytes that are moved, roughly, before the core checks for new requests.
 const LOOK_BYTES: u64 = 128 * 1024;
 /// Minimum number of connections served between two checks: enough for clients and core to work in parallel.
@@ -27,6 +30,8 @@ pub(crate) struct Place {
     is_queued: bool,
     /// Requests this connection may still start in its current turn.
     left: u32,
+    /// How often it may still be read in its current turn.
+    reads: u32,
 }
 
 impl Place {
@@ -59,10 +64,10 @@ impl Order {
     }
 
     /// Adds a connection that can be read. A connection in the middle of a message or transfer (`is_within`)
-    /// goes to the front.
+    /// goes on with its turn.
     fn push(&mut self, token: u64, place: &mut Place, is_within: bool) {
         if !std::mem::replace(&mut place.is_queued, true) {
-            let goes_on = is_within || place.left > 0;
+            let goes_on = place.reads > 0 && (is_within || place.left > 0);
             if goes_on { &mut self.first } else { &mut self.rest }.push_back(token);
         }
     }
@@ -81,8 +86,9 @@ impl Order {
         let token = goes_on.or_else(|| self.rest.pop_front())?;
         let place = place(token).filter(|place| place.is_queued)?;
         place.is_queued = false;
-        if goes_on.is_none() {
-            place.left = ROW;
+        match goes_on {
+            Some(_) => place.reads = place.reads.saturating_sub(1),
+            None => (place.left, place.reads) = (ROW, READS),
         }
         self.served += 1;
         Some(token)
@@ -137,7 +143,8 @@ impl Core {
             if !lane.out.is_empty() {
                 dirty.push(index);
             }
-            if !lane.place.is_queued && !lane.is_full() && lane.has_news() {
+            // A paused lane may have taken messages out of its ring already.
+            if !lane.place.is_queued && !lane.is_full() && (lane.paused || lane.has_news()) {
                 let (place, is_within) = lane.place();
                 order.push(index as u64, place, is_within);
             }
@@ -224,6 +231,21 @@ mod tests {
         let rest = std::iter::from_fn(|| pop(&mut order)).collect::<Vec<_>>();
         assert_eq!(rest, [0, 1, 2]);
         assert!(order.is_empty());
+    }
+
+    /// As one that writes all the time with several requests in flight.
+    #[test]
+    fn who_is_always_within_a_message_lets_others_have_their_turns() {
+        let (mut order, mut places) = connections(4);
+        let mut served = [0; 4];
+        for _ in 0..4000 {
+            let next = order.pop(|token| places.get_mut(token as usize)).unwrap();
+            served[next as usize] += 1;
+            let place = &mut places[next as usize];
+            place.begin();
+            order.push(next, place, next < 3);
+        }
+        assert!(served[3] > 4000 / (3 * (1 + READS) as usize + 4), "{served:?}");
     }
 
     #[test]

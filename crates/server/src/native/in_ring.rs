@@ -109,6 +109,7 @@ impl Core {
         // The record of what the slot did before a restart is no longer needed.
         session.take_recorded(header.slot);
         lane.ahead = false;
+        lane.place.begin();
         if let Some(loans) = &mut lane.loans {
             loans.take_back(header);
         }
