@@ -37,9 +37,6 @@ const READ: usize = 128;
 /// Most bytes of a file that are read into the ring before the peer can take them.
 const FILE_PART_BYTES: usize = 256 * 1024;
 
-/// Room in the ring from which on a file is read into it.
-const FILE_ROOM_BYTES: usize = 16 * 1024;
-
 /// How long to spin for room in a full ring before sleeping: about the time in which a peer copies a piece.
 const ROOM_SPIN: Duration = Duration::from_micros(20);
 
@@ -248,10 +245,10 @@ impl ShmLink {
         }
     }
 
-    /// Like [`ShmLink::space_for`], with an error if there is less room than `least`.
-    fn room_for(&self, ring: &Ring, wanted: usize, least: usize) -> io::Result<usize> {
+    /// Like [`ShmLink::space_for`], with an error if there is no room at all.
+    fn room_for(&self, ring: &Ring, wanted: usize) -> io::Result<usize> {
         let room = self.space_for(ring, wanted)?;
-        if room >= least {
+        if room > 0 {
             return Ok(room);
         }
         // Only the peer can make room.
@@ -288,7 +285,7 @@ impl ShmLink {
     pub(crate) fn send_pieces(&self, pieces: &[Piece], more: bool) -> io::Result<usize> {
         let ring = self.rings().0;
         let wanted = pieces.iter().map(Piece::len).sum();
-        let mut space = self.room_for(&ring, wanted, 1)?;
+        let mut space = self.room_for(&ring, wanted)?;
         let start = self.written.load(Ordering::Relaxed);
         let mut position = start;
         'pieces: for piece in pieces {
@@ -322,7 +319,7 @@ impl ShmLink {
     ) -> io::Result<usize> {
         let ring = self.rings().0;
         let length = length.min(FILE_PART_BYTES);
-        let space = self.room_for(&ring, length, length.min(FILE_ROOM_BYTES))?;
+        let space = self.room_for(&ring, length)?;
         let start = self.written.load(Ordering::Relaxed);
         let at = (start % ring.bytes as u64) as usize;
         let count = length.min(space).min(ring.bytes - at);

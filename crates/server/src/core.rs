@@ -339,6 +339,7 @@ impl Core {
             for event in events.drain(..) {
                 self.event(event, &mut scratch);
             }
+            self.look_at_rings();
             self.serve_next(&mut scratch);
             if !self.ending.is_empty() || !self.orphans.is_empty() {
                 self.finish_ending();

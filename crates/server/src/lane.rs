@@ -104,14 +104,19 @@ impl Lane {
         self.out.bytes() + self.expected > UNSENT_BYTES_MAX
     }
 
-    /// Returns true if something can be done over shared memory: something has arrived, or the client has
-    /// taken answers that have to leave before more is read.
-    pub(crate) fn has_news(&self) -> bool {
+    /// Returns true if a lane over shared memory can be read: something has arrived, or was taken out of the
+    /// ring before the lane was paused.
+    pub(crate) fn has_input(&self) -> bool {
         match &*self.link {
-            Link::Shm(link) if self.is_full() => !self.out.is_empty() && link.writable(),
-            Link::Shm(link) => link.readable(),
+            Link::Shm(link) => !self.is_full() && (self.paused || link.readable()),
             _ => false,
         }
+    }
+
+    /// Returns true if something can be done over shared memory: there is input, or room for unsent answers.
+    pub(crate) fn has_news(&self) -> bool {
+        let has_room = |link: &Link| matches!(link, Link::Shm(link) if link.writable());
+        self.has_input() || !self.out.is_empty() && has_room(&self.link)
     }
 
     /// Notes that the lane was granted data.
@@ -125,5 +130,30 @@ impl Lane {
     /// Queues a message that consists of a header only.
     pub(crate) fn send_header(&mut self, header: &Header) {
         self.out.push_short([&header.to_bytes(), b""]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use towline_mem::SharedMemory;
+    use towline_net::{Doorbell, SHM_BYTES, ShmLink, ShmSide};
+
+    /// Nothing else would ever read what such a lane has already taken out of its ring.
+    #[test]
+    fn a_paused_lane_has_input_though_its_ring_is_empty() {
+        let memory = Arc::new(SharedMemory::create("test", SHM_BYTES).unwrap());
+        let (near, far) = std::os::unix::net::UnixStream::pair().unwrap();
+        let bell = Doorbell::between(far.into());
+        let link = ShmLink::new(memory, ShmSide::Server, bell, near.into()).unwrap();
+        let mut lane =
+            Lane::new(Arc::new(Link::Shm(Box::new(link))), Arc::new(CoreStatistics::new()), None);
+        assert!(!lane.has_input() && !lane.has_news());
+        lane.paused = true;
+        assert!(lane.has_input() && lane.has_news());
+        lane.expected = UNSENT_BYTES_MAX + 1;
+        assert!(!lane.has_input() && !lane.has_news());
+        lane.send_header(&Header::new(towline_wire::Kind::Reply, 0, 0));
+        assert!(!lane.has_input() && lane.has_news());
     }
 }

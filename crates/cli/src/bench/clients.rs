@@ -3,11 +3,12 @@
 use super::local::Local;
 use super::processes::{self, mark};
 use super::processor::{Pinned, end_with_parent};
-use super::result::{Measured, summary};
+use super::result::{Measured, monotonic, summary};
 use super::tree;
 use super::workload::{Args, Worker};
 use crate::report::say;
 use std::process::Command;
+use std::sync::{Barrier, OnceLock};
 
 /// A client, ready to run its workload.
 enum Load {
@@ -39,11 +40,11 @@ pub(super) fn run(args: &Args) -> Result<(), String> {
     }
     let results = if args.procs == 1 {
         let _pinned = pin(args, 0)?;
-        let mut load = Load::new(args, 0)?;
+        let mut loads = loads(args, 0)?;
         mark("start")?;
-        let measured = load.run(args.secs);
+        let measured = run_all(&mut loads, args.secs);
         mark("end")?;
-        vec![measured?]
+        measured?
     } else {
         many(args)?
     };
@@ -62,12 +63,37 @@ fn pin(args: &Args, number: usize) -> Result<Option<Pinned>, String> {
     Pinned::to(args.pin[number % args.pin.len()]).map(Some)
 }
 
+/// Connects the clients of process `number`.
+fn loads(args: &Args, number: usize) -> Result<Vec<Load>, String> {
+    let first = number * args.threads;
+    (first..first + args.threads).map(|client| Load::new(args, client)).collect()
+}
+
+/// Runs clients together, each on a thread of its own.
+fn run_all(loads: &mut [Load], secs: f64) -> Result<Vec<Measured>, String> {
+    if let [load] = loads {
+        return Ok(vec![load.run(secs)?]);
+    }
+    // If processors are scarce, threads start one after the other. So all wait for the last one, and end at the
+    // same time.
+    let (ready, end) = (Barrier::new(loads.len()), OnceLock::new());
+    let run = |load: &mut Load| {
+        ready.wait();
+        load.run((end.get_or_init(|| monotonic() + secs) - monotonic()).max(0.0))
+    };
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = loads.iter_mut().map(|load| scope.spawn(|| run(load))).collect();
+        let lost = |_| Err("a client thread panicked".to_owned());
+        threads.into_iter().map(|thread| thread.join().unwrap_or_else(lost)).collect()
+    })
+}
+
 /// Runs a client process: connects, and then its part of what [`processes::together`] does.
 fn work(args: &Args, number: usize) -> Result<(), String> {
     end_with_parent();
     let _pinned = pin(args, number)?;
-    let mut load = Load::new(args, number)?;
-    processes::take_part(|secs| load.run(secs))
+    let mut loads = loads(args, number)?;
+    processes::take_part(|secs| run_all(&mut loads, secs))
 }
 
 /// Runs several client processes at the same time and collects their results.
@@ -82,6 +108,7 @@ fn tell(args: &Args, number: usize, command: &mut Command) {
         ("--bs", args.bs.to_string()),
         ("--qd", args.qd.to_string()),
         ("--procs", args.procs.to_string()),
+        ("--threads", args.threads.to_string()),
         ("--secs", args.secs.to_string()),
         ("--files", args.files.to_string()),
         ("--bigsize", args.bigsize.to_string()),

@@ -16,15 +16,18 @@ pub(super) fn mark(text: &str) -> Result<(), String> {
 }
 
 /// Reports that this process is ready, waits for the start, calls `run` with the seconds to measure, and
-/// sends the result to its parent, which is in [`together`].
-pub(super) fn take_part(run: impl FnOnce(f64) -> Result<Measured, String>) -> Result<(), String> {
+/// sends the results of its clients to its parent, which is in [`together`].
+pub(super) fn take_part(
+    run: impl FnOnce(f64) -> Result<Vec<Measured>, String>,
+) -> Result<(), String> {
     say("ready")?;
     let mut line = String::new();
     std::io::stdin().read_line(&mut line).map_err(|e| e.to_string())?;
     // The start may arrive late, but all processes end at the same time.
     let end: f64 = line.trim().parse().map_err(|_| "the measurement never started")?;
     let measured = run((end - monotonic()).max(0.0))?;
-    let text = serde_json::to_string(&measured.to_sent()).map_err(|e| e.to_string())?;
+    let sent: Vec<Sent> = measured.iter().map(Measured::to_sent).collect();
+    let text = serde_json::to_string(&sent).map_err(|e| e.to_string())?;
     say(text)
 }
 
@@ -55,9 +58,9 @@ pub(super) fn together(
 /// Prints each line that differs from all before.
 fn pass_on(errors: PipeReader) {
     let mut known = HashSet::new();
-    for line in BufReader::new(errors).lines().map_while(Result::ok) {
+    for line in BufReader::new(errors).split(b'\n').map_while(Result::ok) {
         if !known.contains(&line) {
-            note(&line);
+            note(String::from_utf8_lossy(&line));
             known.insert(line);
         }
     }
@@ -79,8 +82,8 @@ fn measure(mut processes: Vec<Process>, secs: f64) -> Result<Vec<Measured>, Stri
     let mut results = Vec::new();
     for process in &mut processes {
         let line = process.line()?;
-        let sent: Sent = serde_json::from_str(&line).map_err(|e| e.to_string())?;
-        results.push(sent.into_measured());
+        let sent: Vec<Sent> = serde_json::from_str(&line).map_err(|e| e.to_string())?;
+        results.extend(sent.into_iter().map(Sent::into_measured));
         let status = process.child.wait().map_err(|e| e.to_string())?;
         if !status.success() {
             return Err("a client process failed".into());

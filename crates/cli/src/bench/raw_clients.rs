@@ -37,7 +37,8 @@ pub(super) fn measure(args: &Args) -> Result<Vec<Measured>, String> {
 pub(super) fn near_end(args: &Args, address: SocketAddr) -> Result<(), String> {
     end_with_parent();
     let socket = connect(address).map_err(|error| format!("tcp: {error}"))?;
-    processes::take_part(|secs| ask(&socket, args, secs).map_err(|error| format!("tcp: {error}")))
+    let measured = |secs| ask(&socket, args, secs).map_err(|error| format!("tcp: {error}"));
+    processes::take_part(|secs| Ok(vec![measured(secs)?]))
 }
 
 /// Accepts all connections and answers their requests, on as many threads as there are `answers`.

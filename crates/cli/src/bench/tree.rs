@@ -32,13 +32,16 @@ pub(super) const OPERATIONS: [&str; 12] = [
     "rwmix",
 ];
 
-/// How many operations in flight, and how many processes, there may be.
+/// How many operations in flight, and how many processes, threads and clients, there may be.
 const COUNTS: std::ops::RangeInclusive<usize> = 1..=4096;
 
 /// Checks the arguments. Returns a message if they make no sense.
 pub(super) fn check(args: &Args) -> Result<(), String> {
-    if !COUNTS.contains(&args.qd) || !COUNTS.contains(&args.procs) {
-        return Err("--qd, --procs: expected 1 to 4096".into());
+    if ![args.qd, args.procs, args.threads].iter().all(|count| COUNTS.contains(count)) {
+        return Err("--qd, --procs, --threads: expected 1 to 4096".into());
+    }
+    if !COUNTS.contains(&args.clients()) {
+        return Err("--procs, --threads: expected at most 4096 clients in all".into());
     }
     if args.bigsize < args.bs as u64 {
         return Err("--bigsize: expected at least one block of --bs".into());
@@ -115,7 +118,7 @@ fn append_digits(text: &mut Vec<u8>, number: u64, least: usize) {
 /// Returns all directories of the tree. Each client starts at a different one.
 pub(super) fn directories(args: &Args, number: u64) -> impl Iterator<Item = Vec<u8>> + use<> {
     let count = args.files / PER_DIRECTORY;
-    let first = number * (count / args.procs as u64);
+    let first = number * (count / args.clients() as u64);
     let rounds = if args.again { u64::MAX / count } else { 1 };
     (0..rounds * count).map(move |n| format!("tree/d{:03}", (first + n) % count).into_bytes())
 }
@@ -145,7 +148,7 @@ impl Blocks {
         let writes =
             op == "seqwrite" || op == "randwrite" || (op == "rwmix" && !number.is_multiple_of(2));
         let all = args.bigsize / args.bs as u64;
-        let part = all / args.procs as u64;
+        let part = all / args.clients() as u64;
         Self {
             path: if writes { format!("wr/big{number}").into_bytes() } else { b"big".to_vec() },
             writes,
@@ -209,6 +212,8 @@ mod tests {
         for line in [
             "x --server h/e --procs 0",
             "x --server h/e --procs 4097",
+            "x --server h/e --threads 0",
+            "x --server h/e --procs 64 --threads 65",
             "x --server h/e --qd 1000000000000",
             "x --server h/e --files 99",
             "x --server h/e --secs 0",

@@ -26,6 +26,9 @@ pub(crate) struct Args {
     /// Client processes.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(super) procs: usize,
+    /// Clients in each process, each with a session and a thread of its own.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(super) threads: usize,
     /// Seconds to measure.
     #[arg(long, default_value_t = 1.0)]
     pub(super) secs: f64,
@@ -47,9 +50,16 @@ pub(crate) struct Args {
     /// Operations in flight that may wait to be sent together; default: half of --qd.
     #[arg(long, value_name = "N")]
     pub(super) coalesce: Option<u32>,
-    /// Number of this client; set for the processes that `--procs` starts.
+    /// Number of this process; set for those that `--procs` starts.
     #[arg(long, hide = true)]
     pub(super) worker: Option<usize>,
+}
+
+impl Args {
+    /// Returns the number of clients in all processes.
+    pub(super) fn clients(&self) -> usize {
+        self.procs * self.threads
+    }
 }
 
 /// Follows an error that says that a file is missing.

@@ -322,7 +322,7 @@ impl Core {
             }
         }
         self.mark(index);
-        self.nbd.resumable.push(index);
+        self.queue_last(NBD_TOKENS + index as u64);
     }
 
     fn haggle(
