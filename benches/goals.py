@@ -291,12 +291,12 @@ def many_clients(bench):
     raw_sizes = {"reading": (53, 65536 + 68, "--sendfile", os.path.join(bench.root, "big")), "writing": (65536 + 68, 68)}
     for name, op in (("reading", "clients"), ("writing", "seqwrite")):
         server = bench.server("--dir", f"t={bench.root}", options=("--buffer-limit", f"{limit}M"))
-        fair = []
+        fair = {"--procs": [], "--threads": []}
 
-        def run(procs, url):
-            result = bench.file(url, op, "--bs", 65536, "--procs", procs, "--secs", length)
-            if procs == 184 and url != bench.root:
-                fair.append(result["fair_min"] / max(1e-9, result["fair_max"]))
+        def run(clients, url, kind="--procs"):
+            result = bench.file(url, op, "--bs", 65536, kind, clients, "--secs", length)
+            if clients == 184 and url != bench.root:
+                fair[kind].append(result["fair_min"] / max(1e-9, result["fair_max"]))
             return result["bytes"] / result["secs"]
 
         def raw(procs):
@@ -304,15 +304,21 @@ def many_clients(bench):
             result = bench.run("net", "--procs", procs, "--request", request, "--reply", reply, "--secs", length, *more)
             return result["bytes"] / result["secs"]
 
-        few, many, local_few, local_many, raw_few, raw_many = bench.medians(
+        few, many, local_few, local_many, raw_few, raw_many, few_threads, many_threads = bench.medians(
             lambda: run(8, server.url()), lambda: run(184, server.url()), lambda: run(8, bench.root), lambda: run(184, bench.root),
-            lambda: raw(8), lambda: raw(184))
+            lambda: raw(8), lambda: raw(184),
+            lambda: run(8, server.url(), "--threads"), lambda: run(184, server.url(), "--threads"))
         bound, raw_ratio = 0.9 * min(1.0, local_many / local_few), raw_many / raw_few
         yield f"184 clients {name} 64 KiB", f">= {100 * bound:.0f} % of 8 clients' (0.9 x local's ratio)", \
             f"{many / 1e9:.2f} GB/s = {100 * many / few:.0f} %", f"8: {few / 1e9:.2f} GB/s; raw TCP: {100 * raw_ratio:.0f} %", many >= bound * few
         yield f"184 clients {name}, beside raw TCP", f">= {90 * raw_ratio:.0f} % (0.9 x raw TCP's ratio)", \
             f"{100 * many / few:.0f} %", f"raw TCP: 8 {raw_few / 1e9:.2f}, 184 {raw_many / 1e9:.2f} GB/s", many / few >= 0.9 * raw_ratio
-        yield f"slowest of 184 clients {name}", ">= 60 % of fastest", f"{100 * statistics.median(fair):.0f} %", "", statistics.median(fair) >= 0.6
+        yield f"184 clients {name}, in one process", f">= {100 * bound:.0f} % of 8 clients' (0.9 x local's ratio)", \
+            f"{many_threads / 1e9:.2f} GB/s = {100 * many_threads / few_threads:.0f} %", f"8: {few_threads / 1e9:.2f} GB/s", \
+            many_threads >= bound * few_threads
+        for kind, where in (("--procs", ""), ("--threads", ", in one process")):
+            slowest = statistics.median(fair[kind])
+            yield f"slowest of 184 clients {name}{where}", ">= 60 % of fastest", f"{100 * slowest:.0f} %", "", slowest >= 0.6
         peak, counters = server.memory_mib("VmHWM"), server.counters()
         buffers = counters["buffer_bytes_peak"] / (1 << 20)
         yield f"server memory, 184 clients {name}", f"buffers <= {limit} MiB", f"buffers {buffers:.0f}, resident {peak:.0f} MiB", "", buffers <= limit
