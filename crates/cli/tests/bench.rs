@@ -95,6 +95,34 @@ fn what_all_client_processes_complain_of_is_said_once() {
 }
 
 #[test]
+fn each_thread_of_each_process_is_a_client() {
+    let place = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = place.path().to_str().unwrap();
+    std::fs::create_dir_all(place.path().join("tree/d000")).unwrap();
+    for number in 0..100 {
+        std::fs::write(place.path().join(format!("tree/d000/f{number:05}")), [0; 4096]).unwrap();
+    }
+    let socket = format!("{path}/socket");
+    let (export, listen) = (format!("e={path}"), format!("unix://{socket}"));
+    let _server = serve(&["--dir", &export, "--listen", &listen], &[&socket]);
+    let url = format!("towline+unix:///e?socket={socket}");
+    let load = ["file", "--server", &url, "--op", "stat_diff", "--files", "100", "--secs", "0.2"];
+    let mut attached = 0;
+    for (procs, threads) in [(1, 3), (2, 3)] {
+        let counts = [procs, threads].map(|count: u64| count.to_string());
+        let out =
+            measured(&[&load[..], &["--procs", &counts[0], "--threads", &counts[1]]].concat());
+        let result: Value = serde_json::from_str(out.lines().last().unwrap()).unwrap();
+        assert_eq!(result["errors"], 0, "{out}");
+        attached += procs * threads;
+        let mut command = Command::new(env!("CARGO_BIN_EXE_towline"));
+        let told = command.args(["stats", "--json", &url.replace("/e?", "/?")]).output().unwrap();
+        let told: Value = serde_json::from_slice(&told.stdout).unwrap();
+        assert_eq!(told["operations"]["Attach"], attached, "{told}");
+    }
+}
+
+#[test]
 fn the_experiments_of_the_paper() {
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let place = directory.path().to_str().unwrap();

@@ -304,7 +304,7 @@ fn who_floods_the_server_does_not_starve_others() {
 }
 
 /// As long as each turn of a core served all clients over shared memory, but only two of the others, they read
-/// ten times as much.
+/// seven times as much.
 #[test]
 fn clients_over_shared_memory_do_not_starve_those_over_sockets() {
     const NEAR: usize = 60;

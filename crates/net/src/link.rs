@@ -292,8 +292,9 @@ impl Link {
                 let sent = link.send_file(file, offset, length);
                 let is_full = matches!(&sent, Err(e) if e.kind() == io::ErrorKind::WouldBlock);
                 Counters::add(&counters.system_calls, u64::from(!is_full));
-                Counters::add(&counters.bytes_sent_copied, *sent.as_ref().unwrap_or(&0) as u64);
-                return sent;
+                let count = sent?;
+                Counters::add(&counters.bytes_sent_copied, count as u64);
+                return Ok(count);
             }
             Self::Local(_) => return Err(io::ErrorKind::Unsupported.into()),
         };

@@ -3,12 +3,13 @@
 use super::local::Local;
 use super::processes::{self, mark};
 use super::processor::{Pinned, end_with_parent};
-use super::result::{Measured, monotonic, summary};
+use super::result::{Measured, summary};
+use super::threads::at_once;
 use super::tree;
 use super::workload::{Args, Worker};
 use crate::report::say;
 use std::process::Command;
-use std::sync::{Barrier, OnceLock};
+use std::time::Duration;
 
 /// A client, ready to run its workload.
 enum Load {
@@ -74,18 +75,9 @@ fn run_all(loads: &mut [Load], secs: f64) -> Result<Vec<Measured>, String> {
     if let [load] = loads {
         return Ok(vec![load.run(secs)?]);
     }
-    // If processors are scarce, threads start one after the other. So all wait for the last one, and end at the
-    // same time.
-    let (ready, end) = (Barrier::new(loads.len()), OnceLock::new());
-    let run = |load: &mut Load| {
-        ready.wait();
-        load.run((end.get_or_init(|| monotonic() + secs) - monotonic()).max(0.0))
-    };
-    std::thread::scope(|scope| {
-        let threads: Vec<_> = loads.iter_mut().map(|load| scope.spawn(|| run(load))).collect();
-        let lost = |_| Err("a client thread panicked".to_owned());
-        threads.into_iter().map(|thread| thread.join().unwrap_or_else(lost)).collect()
-    })
+    let limit = Duration::from_secs_f64(secs);
+    let results = at_once(loads.iter_mut(), limit, |load, limit| load.run(limit.as_secs_f64()));
+    results.into_iter().collect()
 }
 
 /// Runs a client process: connects, and then its part of what [`processes::together`] does.

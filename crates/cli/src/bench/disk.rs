@@ -3,12 +3,12 @@
 
 use super::disk_client::DiskClient;
 use super::nbd_client::{Client, Load, Order, Outcome, Place};
+use super::threads::at_once;
 use super::{paper, processor, several};
 use crate::report::say;
 use crate::serve::parse_bytes;
 use clap::ArgGroup;
 use std::fmt::Display;
-use std::sync::{Barrier, OnceLock};
 use std::time::{Duration, Instant};
 use towline_client::Url;
 
@@ -231,31 +231,19 @@ fn load<C: Send>(
         again: true,
         limit: Duration::from_secs_f64(secs),
     };
-    // If processors are scarce, threads start one after the other. So all wait for the last one and end at
-    // the same time, and the time counts from the first request of any of them to the last answer.
-    let (run, all, end) = (&run, &Barrier::new(clients.div_ceil(each)), &OnceLock::new());
     mark("start")?;
-    let results: Vec<(Instant, Result<Vec<Outcome>, String>, Instant)> =
-        std::thread::scope(|scope| {
-            let begin = move |clients| {
-                all.wait();
-                let began = Instant::now();
-                let limit = end.get_or_init(|| began + load.limit).saturating_duration_since(began);
-                (began, run(clients, Load { limit, ..load }), Instant::now())
-            };
-            let threads: Vec<_> = connected
-                .chunks_mut(each)
-                .map(|clients| scope.spawn(move || begin(clients)))
-                .collect();
-            let lost = |_| (Instant::now(), Err("a thread failed".to_owned()), Instant::now());
-            threads.into_iter().map(|thread| thread.join().unwrap_or_else(lost)).collect()
-        });
+    let results = at_once(connected.chunks_mut(each), load.limit, |clients, limit| {
+        let began = Instant::now();
+        Ok((began, run(clients, Load { limit, ..load })?, Instant::now()))
+    });
     mark("end")?;
+    let results: Vec<_> = results.into_iter().collect::<Result<_, _>>()?;
+    // From the first request of any of them to the last answer.
     let began = results.iter().map(|(began, ..)| *began).min();
     let ended = results.iter().map(|(.., ended)| *ended).max();
     let seconds = began.zip(ended).map_or(0.0, |(began, ended)| (ended - began).as_secs_f64());
     let outcomes: Vec<Vec<Outcome>> =
-        results.into_iter().map(|(_, outcomes, _)| outcomes).collect::<Result<_, _>>()?;
+        results.into_iter().map(|(_, outcomes, _)| outcomes).collect();
     Ok(summary(&outcomes.concat(), seconds))
 }
 

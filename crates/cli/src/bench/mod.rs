@@ -17,6 +17,7 @@ mod raw_clients;
 mod result;
 mod several;
 mod shared;
+mod threads;
 mod tree;
 mod workload;
 

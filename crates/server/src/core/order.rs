@@ -14,8 +14,7 @@ use std::collections::VecDeque;
 
 /// Requests that a connection may start in its turn.
 const ROW: u32 = 4;
-/// How often a connection may be read in its turn, be it in the middle of a message. Four requests with 64 KiB
-/// each take some sixteen.
+/// How often a connection may be read in its turn. Ends the turn of one that is always in the middle of a message.
 const READS: u32 = 32;
 /// Bytes that are moved, roughly, before the core checks for new requests.
 const LOOK_BYTES: u64 = 128 * 1024;
@@ -72,13 +71,6 @@ impl Order {
         }
     }
 
-    /// Adds a connection whose turn was ended although it has sent more.
-    fn push_last(&mut self, token: u64, place: &mut Place) {
-        if !std::mem::replace(&mut place.is_queued, true) {
-            self.rest.push_back(token);
-        }
-    }
-
     /// Removes the next connection, which gets a new turn if it had to wait for one. `None`: another
     /// connection has this token by now.
     fn pop<'a>(&mut self, place: impl FnOnce(u64) -> Option<&'a mut Place>) -> Option<u64> {
@@ -129,8 +121,9 @@ impl Core {
     /// not new.
     pub(crate) fn queue_last(&mut self, token: u64) {
         let Self { order, nbd, lanes, .. } = self;
-        if let Some((place, _)) = place_at(nbd, lanes, token) {
-            order.push_last(token, place);
+        if let Some((place, is_within)) = place_at(nbd, lanes, token) {
+            place.reads = 0;
+            order.push(token, place, is_within);
         }
     }
 
