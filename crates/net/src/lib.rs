@@ -8,6 +8,7 @@
 pub mod address;
 mod congestion;
 mod counters;
+mod doorbell;
 mod glance;
 mod in_place;
 mod in_ring;
@@ -24,6 +25,7 @@ mod spin;
 mod target;
 
 pub use counters::Counters;
+pub use doorbell::Doorbell;
 pub use glance::Glance;
 pub use input::{Incoming, Input, Sink};
 pub use link::{Link, LinkKind};
@@ -31,7 +33,7 @@ pub use local::local_pair;
 pub use payload::Payload;
 pub use pipe::Pipe;
 pub use queue::{Flushed, SENDFILE_BYTES_MIN, SendQueue, Telling};
-pub use shm::{Doorbell, SHM_BYTES, ShmLink, ShmSide};
+pub use shm::{SHM_BYTES, ShmLink, ShmSide};
 pub use socket::{
     MOMENT, PeerCredentials, Wait, network_namespace, pause, peer_closed, peer_credentials,
     receive_descriptors, send_descriptors,
