@@ -7,6 +7,7 @@
 use crate::in_ring::receive_in_place;
 use crate::socket::is_nothing;
 use crate::{Counters, Link, Payload, Spin, Target};
+use smallvec::SmallVec;
 use std::io;
 use towline_wire::limits::HEADER_BYTES;
 use towline_wire::{Header, Kind, ProtocolError};
@@ -127,7 +128,8 @@ pub struct Input {
 #[derive(Debug)]
 struct Bulk {
     header: Header,
-    body: Vec<u8>,
+    /// That of a read or a write is short.
+    body: SmallVec<[u8; 32]>,
     done: usize,
 }
 
@@ -241,7 +243,7 @@ impl Input {
                 let done = place_all(sink, &header, body, 0, present, counters);
                 if bytes.len() < end {
                     self.partial.clear();
-                    self.bulk = Some(Bulk { header, body: body.to_vec(), done });
+                    self.bulk = Some(Bulk { header, body: SmallVec::from_slice(body), done });
                     return Ok(());
                 }
                 Counters::add(&counters.messages_received, 1);
