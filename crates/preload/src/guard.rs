@@ -232,12 +232,13 @@ pub(crate) fn before_fork() {
 
 /// Ends [`before_fork`] in the parent or in the child, which has a single thread.
 pub(crate) fn after_fork(is_child: bool) {
+    // Before the next fork, which may begin now, stores its own.
+    let before = FORKING_MASK.load(Ordering::Relaxed);
     if is_child {
         GATE.store(u32::from(is_inside()), Ordering::Release);
     } else {
         GATE.fetch_and(!FORKING, Ordering::AcqRel);
     }
-    let before = FORKING_MASK.load(Ordering::Relaxed);
     mask(libc::SIG_SETMASK, crate::trap::masks::without(before));
 }
 
