@@ -13,6 +13,14 @@ use std::process::{Child, Command, Stdio};
 use support::compare::{Libc, compiled, same, same_over};
 use support::{TOWLINE, World, have, under_run, wait_until};
 
+/// Cases of `holders.c` that need no rights.
+const HOLDERS_ANYWHERE: [&str; 4] = [
+    "writing-threads-and-new-programs",
+    "stopped-writers",
+    "records-of-stopped-writers",
+    "masks-and-concurrent-forks",
+];
+
 #[test]
 fn descriptors_behave() {
     same(Libc::Shared, "descriptors.c", &[]);
@@ -49,6 +57,20 @@ fn files_have_no_seals() {
 #[test]
 fn locks_of_processes_that_end_are_given_to_others() {
     same(Libc::Shared, "locked.c", &[]);
+}
+
+/// Processes of one number in different PID namespaces, stopped ones, and new programs in the place of busy ones.
+#[test]
+fn holders_of_locks_are_told_apart() {
+    let alone = ["--pid", "--fork", "true"];
+    let can = Command::new("unshare").args(alone).status().is_ok_and(|status| status.success());
+    if can {
+        return same(Libc::Shared, "holders.c", &[]);
+    }
+    println!("SKIPPED: locks-in-namespaces needs the right to make PID namespaces");
+    for case in HOLDERS_ANYWHERE {
+        same(Libc::Shared, "holders.c", &[case]);
+    }
 }
 
 #[test]

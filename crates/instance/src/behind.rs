@@ -10,7 +10,7 @@
 //! shared state, so that processes that do not write need not map the queue.
 #![allow(unsafe_code)]
 
-use crate::lock::{Lock, has_ended};
+use crate::lock::{Holder, Lock, has_ended};
 use rustix::fs::{FallocateFlags, FlockOperation, Mode, OFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 use rustix::thread::futex;
@@ -75,8 +75,6 @@ enum Stage {
 struct Area {
     /// Held while a record is added.
     lock: Lock,
-    /// The keeper's PID namespace: numbers of processes, as in the lock, mean the same there only.
-    namespace: AtomicU64,
     /// How many bytes may be in the queue.
     limit: AtomicU64,
     /// Where the records of the queue are, as far as that is known. Changed under the lock.
@@ -324,7 +322,7 @@ impl Queue {
     /// # Errors
     /// Those of the system calls.
     pub fn create(directory: &[u8], number: usize) -> io::Result<Self> {
-        let (path, namespace) = (path(directory, number), namespace()?);
+        let path = path(directory, number);
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::CREATE | OFlags::EXCL;
         let file = rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR)?;
         let length = size_of::<Area>() as u64;
@@ -335,7 +333,6 @@ impl Queue {
         let area = made.inspect_err(|_| {
             let _ = rustix::fs::unlink(&path);
         })?;
-        area.namespace.store(namespace, Ordering::Relaxed);
         Ok(Self { area, _served: Some(file) })
     }
 
@@ -366,10 +363,10 @@ impl Queue {
         rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared).is_err()
     }
 
-    /// Returns true if this process is in the keeper's PID namespace, so that it may [add](Self::add).
-    #[must_use]
-    pub fn is_in_namespace(&self) -> bool {
-        namespace().is_ok_and(|own| own == self.area.namespace.load(Ordering::Relaxed))
+    /// Frees the lock for a program that was just executed: a thread of the previous one may have had it. No other thread
+    /// may be using the queue yet.
+    pub fn leave_to_new_program(&self, me: Holder) {
+        let _ = self.area.lock.leave_to_new_program(me);
     }
 
     /// Sets how many bytes may be in the queue; at least [`RECORD_BYTES_MAX`] are.
@@ -378,7 +375,7 @@ impl Queue {
         self.area.limit.store(bytes as u64, Ordering::Relaxed);
     }
 
-    /// Adds the beginning of `data`, for process `me`. Waits if the queue is full. Returns the number of bytes
+    /// Adds the beginning of `data`, for process `me`, which must be in the keeper's PID namespace. Waits if the queue is full. Returns the number of bytes
     /// added, which is at most [`RECORD_BYTES_MAX`]; `None` if the caller has to wait for this write, since
     ///
     /// * the place overlaps with one in the queue: writes of the same place would wait for each other there, and
@@ -386,13 +383,13 @@ impl Queue {
     /// * the keeper has ended or wants no more;
     /// * a process that was stopped keeps others from adding.
     #[must_use]
-    pub fn add(&self, behind: Behind<'_>, me: u32, place: &Place, data: &[u8]) -> Option<usize> {
+    pub fn add(&self, behind: Behind<'_>, me: Holder, place: &Place, data: &[u8]) -> Option<usize> {
         let data = &data[..data.len().min(RECORD_BYTES_MAX)];
         loop {
             if !behind.is_ready() || has_ended(behind.0.keeper.load(Ordering::Relaxed)) {
                 return None;
             }
-            let lock = self.area.lock.lock_soon(me)?;
+            let (lock, _) = self.area.lock.lock_soon(me)?;
             let (added, done) = (behind.added(), behind.0.done.load(Ordering::Acquire));
             if self.overlaps(done, added, place, data.len()) {
                 return None;
@@ -496,11 +493,6 @@ fn map(file: &OwnedFd) -> io::Result<&'static Area> {
     };
     // SAFETY: of this length and aligned to a page; zeroes are a valid value. All that changes is atomic or in cells.
     Ok(unsafe { &*area })
-}
-
-/// Returns the number of this process's PID namespace.
-fn namespace() -> io::Result<u64> {
-    Ok(rustix::fs::stat("/proc/self/ns/pid")?.st_ino)
 }
 
 impl Area {

@@ -1,6 +1,6 @@
 //! An open file description, shared by all processes that have descriptors of it.
 
-use crate::lock::{Lock, Locked};
+use crate::lock::{Holder, Left, Lock, Locked};
 use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 /// Longest path that an entry remembers.
@@ -42,17 +42,12 @@ pub struct Entry {
     pub mount: AtomicU32,
     /// Nonzero once another process may hold descriptors of it.
     pub shared: AtomicU32,
-    /// Nonzero while requested changes are unanswered. If the requesting process is killed, the server must
-    /// still find the file open.
-    pub unanswered: AtomicU32,
-    /// Nonzero while its process may keep a descriptor of it that the program does not know of.
-    pub anchored: AtomicU32,
     /// Handle in the protocol.
     pub handle: AtomicU64,
-    /// `Attr::identity` of the file.
-    pub inode: AtomicU64,
     /// File offset; use it only under the lock.
     pub offset: AtomicI64,
+    /// The offset at which whoever has the lock is writing so many bytes, or reading them (negative).
+    begun: [AtomicI64; 2],
     /// `st_mode` at open.
     pub mode: AtomicU32,
     /// What became of writes to it: [`WAITED`], [`TOLD`], or [`FAILED`] with an error number; zero before the
@@ -60,6 +55,13 @@ pub struct Entry {
     writes: AtomicU32,
     lock: Lock,
     length: AtomicU32,
+    /// `Attr::identity` of the file.
+    pub inode: AtomicU64,
+    /// Nonzero while requested changes are unanswered. If the requesting process is killed, the server must
+    /// still find the file open.
+    pub unanswered: AtomicU32,
+    /// Nonzero while its process may keep a descriptor of it that the program does not know of.
+    pub anchored: AtomicU32,
     path: [AtomicU8; PATH_BYTES],
 }
 
@@ -116,6 +118,7 @@ impl Entry {
     /// Forgets what became of writes to the entry's previous file.
     pub fn forget_writes(&self) {
         self.writes.store(0, Ordering::Relaxed);
+        self.begun[1].store(0, Ordering::Relaxed);
     }
 
     /// Notes that a write was waited for.
@@ -194,7 +197,7 @@ impl Entry {
 
     /// Takes the lock of the offset unless a live process has it.
     #[must_use]
-    pub fn try_lock(&self, me: u32) -> Option<Locked<'_>> {
+    pub fn try_lock(&self, me: Holder) -> Option<Locked<'_>> {
         self.lock.try_lock(me)
     }
 
@@ -204,9 +207,55 @@ impl Entry {
         self.lock.is_locked()
     }
 
-    /// Takes the lock of the offset for process `me`, also from a holder that has died.
-    pub fn lock(&self, me: u32) -> Locked<'_> {
-        self.lock.lock(me)
+    /// Takes the lock of the offset for process `me`, also from a holder that has died or is stopped. What that was
+    /// writing keeps its place, and what a stopped one was reading is not read again.
+    pub fn lock(&self, me: Holder) -> Locked<'_> {
+        let (locked, left) = self.lock.lock(me);
+        if let Some(left) = left {
+            self.skip_begun(left == Left::Stopped);
+        }
+        locked
+    }
+
+    /// Frees the lock for a program that was just executed: a thread of the previous one may have had it.
+    pub fn leave_to_new_program(&self, me: Holder) {
+        if self.lock.leave_to_new_program(me) {
+            self.skip_begun(false);
+        }
+    }
+
+    /// Moves the offset behind what the previous holder of the lock has begun to write, or to read if it `may_go_on`.
+    fn skip_begun(&self, may_go_on: bool) {
+        let [from, bytes] = &self.begun;
+        let bytes = bytes.swap(0, Ordering::AcqRel);
+        if bytes > 0 || may_go_on {
+            let from = from.load(Ordering::Acquire);
+            self.move_offset(from, from.saturating_add(bytes.saturating_abs()));
+        }
+    }
+
+    fn move_offset(&self, from: i64, to: i64) {
+        let _ = self.offset.compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed);
+    }
+
+    /// Announces that so many bytes are about to be written at the offset `from`, or read (negative). Returns false if the
+    /// lock was taken over meanwhile, and the offset is no longer the caller's.
+    #[must_use]
+    pub fn begin(&self, locked: &Locked<'_>, from: i64, bytes: i64) -> bool {
+        self.begun[0].store(from, Ordering::Relaxed);
+        self.begun[1].store(bytes, Ordering::SeqCst);
+        // If they are not there any more, who has taken the lock over has moved the offset behind them.
+        let take_back =
+            || self.begun[1].compare_exchange(bytes, 0, Ordering::AcqRel, Ordering::Relaxed);
+        locked.is_held() || bytes != 0 && take_back().is_err()
+    }
+
+    /// Moves the offset behind what was [begun](Self::begin), unless another process has taken the lock over and done so.
+    pub fn end(&self, locked: &Locked<'_>, from: i64, to: i64) {
+        self.move_offset(from, to);
+        if locked.is_held() {
+            self.begun[1].store(0, Ordering::Release);
+        }
     }
 }
 

@@ -20,6 +20,6 @@ pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"towlrun2");
 /// Offset of the number of a process that the library must wait for (`State::take_between`).
 pub(crate) const BETWEEN_AT: usize = 44;
 /// Offset of the configuration.
-pub(crate) const CONFIG_AT: usize = 3704;
+pub(crate) const CONFIG_AT: usize = 3192;
 /// Length of the mapped file.
-pub(crate) const STATE_BYTES: usize = 68_222_976;
+pub(crate) const STATE_BYTES: usize = 69_271_552;

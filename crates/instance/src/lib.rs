@@ -31,8 +31,8 @@ pub mod watches;
 pub use config::{Config, Mount, Root};
 pub use entry::{Entry, Taken};
 pub use layout::{DEVICE_MAJOR, PLACEHOLDERS, STATE, VARIABLE};
-pub use lock::Locked;
-pub use state::{Prepared, State};
+pub use lock::{Holder, Locked};
+pub use state::{Prepared, State, pid_namespace};
 pub use trap::{can_host, has_thread_registers, has_trap};
 
 /// File with messages for the user. It lies in the placeholder folder, so that closing it is noticed.

@@ -1,23 +1,72 @@
-//! Locks between the processes of a run, by process number. A lock whose holder was killed is taken over.
+//! Locks between the processes of a run. A lock whose holder was killed or stopped is taken over.
 #![allow(unsafe_code)]
 
+use rustix::fs::{Mode, OFlags};
 use std::io;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
-/// A lock in shared memory: the number of the process that holds it, or zero.
+/// Bits of a lock's word: the number of the process that holds it (at most 22 bits on Linux), whether that is in another
+/// PID namespace than the keeper's, and a number that tells the times at which a process took the lock from one another.
+const PROCESS: u32 = (1 << 22) - 1;
+const ELSEWHERE: u32 = 1 << 22;
+const TAG: u32 = 1 << 23;
+
+/// How long a lock is held at most by a process of which we cannot tell whether it lives: longer than it waits for a server
+/// that is away (`RECONNECT_SECONDS`).
+const UNSEEN: Duration = Duration::from_secs(90);
+
+/// A process of the run as a holder of locks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Holder(u32);
+
+impl Holder {
+    /// The process of this number; `is_elsewhere`: which means something else in the keeper's PID namespace.
+    #[must_use]
+    pub fn new(process: u32, is_elsewhere: bool) -> Self {
+        Self(process & PROCESS | if is_elsewhere { ELSEWHERE } else { 0 })
+    }
+
+    /// Returns the word of a lock that this process takes now.
+    fn word(self) -> u32 {
+        static TAKEN: AtomicU32 = AtomicU32::new(0);
+        self.0 | TAKEN.fetch_add(TAG, Ordering::Relaxed) & !(TAG - 1)
+    }
+
+    /// Returns the number of the process that has taken a lock, if this process knows it by that.
+    fn known(self, word: u32) -> Option<u32> {
+        ((self.0 | word) & ELSEWHERE == 0).then_some(word & PROCESS)
+    }
+
+    fn has_ended(self, word: u32) -> bool {
+        self.known(word).is_some_and(has_ended)
+    }
+}
+
+/// Who had a lock that was taken over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Left {
+    /// A process that has ended, or of which nobody knows better.
+    Ended,
+    /// A process that is stopped, and may go on as if it still had the lock.
+    Stopped,
+}
+
+/// A lock in shared memory: zero, or who holds it.
 #[derive(Default)]
 #[repr(transparent)]
 pub(crate) struct Lock(AtomicU32);
 
 impl Lock {
     /// Takes the lock unless a live process has it.
-    pub(crate) fn try_lock(&self, me: u32) -> Option<Locked<'_>> {
-        let Err(holder) = self.take_over(0, me) else { return Some(Locked(self)) };
-        (has_ended(holder) && self.take_over(holder, me).is_ok()).then(|| Locked(self))
+    pub(crate) fn try_lock(&self, me: Holder) -> Option<Locked<'_>> {
+        let word = me.word();
+        let Err(held) = self.take_over(0, word) else { return Some(Locked(self, word)) };
+        (me.has_ended(held) && self.take_over(held, word).is_ok()).then(|| Locked(self, word))
     }
 
-    fn take_over(&self, from: u32, me: u32) -> Result<u32, u32> {
-        self.0.compare_exchange(from, me, Ordering::Acquire, Ordering::Relaxed)
+    fn take_over(&self, from: u32, to: u32) -> Result<u32, u32> {
+        self.0.compare_exchange(from, to, Ordering::Acquire, Ordering::Relaxed)
     }
 
     /// Returns true while a process holds the lock.
@@ -25,21 +74,38 @@ impl Lock {
         self.0.load(Ordering::Acquire) != 0
     }
 
-    /// Takes the lock for process `me`, also from a holder that has died.
-    pub(crate) fn lock(&self, me: u32) -> Locked<'_> {
+    /// Takes the lock, also from a holder that has died or is stopped; says so.
+    pub(crate) fn lock(&self, me: Holder) -> (Locked<'_>, Option<Left>) {
+        let mut since = None;
         loop {
-            if let Some(locked) = self.lock_soon(me) {
-                return locked;
+            if let Some(taken) = self.lock_soon(me) {
+                return taken;
+            }
+            let (word, held) = (me.word(), self.0.load(Ordering::Relaxed));
+            let (_, since) = match since {
+                Some((seen, since)) if seen == held => (seen, since),
+                _ => *since.insert((held, Instant::now())),
+            };
+            let left = match me.known(held) {
+                Some(process) => is_stopped(process).then_some(Left::Stopped),
+                None => (since.elapsed() > UNSEEN).then_some(Left::Ended),
+            };
+            if left.is_some() && held != 0 && self.take_over(held, word).is_ok() {
+                return (Locked(self, word), left);
             }
         }
     }
 
     /// [`Self::lock`] that gives up after some ten milliseconds: the holder may have been stopped.
-    pub(crate) fn lock_soon(&self, me: u32) -> Option<Locked<'_>> {
+    pub(crate) fn lock_soon(&self, me: Holder) -> Option<(Locked<'_>, Option<Left>)> {
+        let word = me.word();
         for tries in 1..=512_u32 {
-            let Err(holder) = self.take_over(0, me) else { return Some(Locked(self)) };
-            if tries.is_multiple_of(64) && has_ended(holder) && self.take_over(holder, me).is_ok() {
-                return Some(Locked(self));
+            let Err(held) = self.take_over(0, word) else {
+                return Some((Locked(self, word), None));
+            };
+            if tries.is_multiple_of(64) && me.has_ended(held) && self.take_over(held, word).is_ok()
+            {
+                return Some((Locked(self, word), Some(Left::Ended)));
             }
             if tries > 32 {
                 let pause = libc::timespec { tv_sec: 0, tv_nsec: 20_000 };
@@ -50,14 +116,29 @@ impl Lock {
         }
         None
     }
+
+    /// Frees the lock if `me` has it: before the process executed this program, one of its threads took it. Returns true
+    /// if it was so.
+    pub(crate) fn leave_to_new_program(&self, me: Holder) -> bool {
+        let held = self.0.load(Ordering::Relaxed);
+        held & (PROCESS | ELSEWHERE) == me.0 && self.take_over(held, 0).is_ok()
+    }
 }
 
 /// Guard of a lock.
-pub struct Locked<'a>(&'a Lock);
+pub struct Locked<'a>(&'a Lock, u32);
+
+impl Locked<'_> {
+    /// Returns true unless another process has taken the lock over, since this one was stopped.
+    pub(crate) fn is_held(&self) -> bool {
+        self.0.0.load(Ordering::Acquire) == self.1
+    }
+}
 
 impl Drop for Locked<'_> {
     fn drop(&mut self) {
-        self.0.0.store(0, Ordering::Release);
+        // It may have been taken over.
+        let _ = self.0.0.compare_exchange(self.1, 0, Ordering::Release, Ordering::Relaxed);
     }
 }
 
@@ -84,32 +165,18 @@ pub(crate) fn has_ended(process: u32) -> bool {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::has_ended;
-
-    #[test]
-    fn who_must_not_be_signalled_has_not_ended() {
-        let child = std::process::Command::new("true").spawn();
-        let number = child.and_then(|mut child| child.wait().map(|_| child.id()));
-        assert!(has_ended(number.unwrap()));
-        let mut child = std::process::Command::new("sleep").arg("100").spawn().unwrap();
-        assert!(!has_ended(child.id()));
-        child.kill().unwrap();
-        // SAFETY: all zero is a valid value, and it outlives the call, which leaves the child a zombie.
-        let waited = unsafe {
-            let mut told: libc::siginfo_t = std::mem::zeroed();
-            libc::waitid(libc::P_PID, child.id(), &raw mut told, libc::WEXITED | libc::WNOWAIT)
-        };
-        assert!(waited == 0 && has_ended(child.id()), "nobody has waited for it yet");
-        child.wait().unwrap();
-        let is_there = || {
-            let nobody = 65534usize;
-            // SAFETY: the raw call changes this thread's user only. It fails unless run as root, which does
-            // no harm.
-            unsafe { libc::syscall(libc::SYS_setresuid, nobody, nobody, nobody) };
-            !has_ended(1)
-        };
-        assert!(std::thread::spawn(is_there).join().unwrap());
-    }
+/// Returns true if a process is stopped, by a signal or a debugger (`proc_pid_stat(5)`).
+fn is_stopped(process: u32) -> bool {
+    let path = format!("/proc/{process}/stat");
+    let Ok(file) = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()) else {
+        return false;
+    };
+    let mut text = [0; 128];
+    let length = rustix::io::read(&file, &mut text).unwrap_or(0);
+    // The name, in parentheses, may contain any byte.
+    let state = text[..length].rsplit(|byte| *byte == b')').next().and_then(|rest| rest.get(1));
+    matches!(state, Some(b'T' | b't'))
 }
+
+#[cfg(test)]
+mod tests;

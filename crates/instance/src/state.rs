@@ -4,7 +4,7 @@
 use crate::behind::{Behind, Counts};
 use crate::layout::{BETWEEN_AT, CONFIG_AT, MAGIC, STATE_BYTES as BYTES};
 use crate::ready::Stock;
-use crate::{COUNTED_MAX, Config, ENTRIES, Entry, MOUNTS_MAX, Root, STATE};
+use crate::{COUNTED_MAX, Config, ENTRIES, Entry, Holder, MOUNTS_MAX, Root, STATE};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -47,9 +47,9 @@ struct Head {
     stock: [AtomicU32; MOUNTS_MAX],
     /// One bit per entry, set if it is taken.
     used: [AtomicU64; WORDS],
-    /// Processes with record locks that are about to execute a program; zero: free.
-    executing: [AtomicU32; EXECUTING],
     config: [AtomicU8; CONFIG_BYTES],
+    /// Processes with record locks that are about to execute a program; zero: free.
+    executing: [AtomicU64; EXECUTING],
     /// Number of answered calls per libc function, in the order of the library's table.
     functions: [AtomicU64; COUNTED_MAX],
     /// Number of trapped and answered system calls, by system call number.
@@ -66,6 +66,8 @@ struct Head {
     to_cache: AtomicU64,
     /// See [`State::moving`].
     moving: AtomicU32,
+    /// See [`State::namespace`].
+    namespace: AtomicU64,
 }
 
 /// Number of words in the set of names of working directories.
@@ -121,6 +123,12 @@ fn keeper_has_ended() -> bool {
     waited == 0 && unsafe { info.si_pid() } != 0
 }
 
+/// Returns the number of this process's PID namespace; `None` if `/proc` is not there.
+#[must_use]
+pub fn pid_namespace() -> Option<u64> {
+    Some(rustix::fs::stat("/proc/self/ns/pid").ok()?.st_ino)
+}
+
 /// Maximum number of processes with locks that execute a program at the same time.
 const EXECUTING: usize = 128;
 
@@ -167,6 +175,7 @@ impl State {
     /// Publishes the roots that the servers reported, by mount, and lets waiting programs go on.
     pub fn begin(&self, roots: &[Root]) {
         let head = self.head();
+        head.namespace.store(pid_namespace().unwrap_or(0), Ordering::Relaxed);
         for (to, from) in head.roots.iter().zip(roots) {
             to[0].store(from.handle, Ordering::Relaxed);
             to[1].store(from.inode, Ordering::Relaxed);
@@ -416,6 +425,13 @@ impl State {
         self.head().used.iter().all(|word| word.load(Ordering::Acquire) == 0)
     }
 
+    /// Frees the locks of offsets that threads of this process had when it executed the program that has just begun.
+    pub fn leave_to_new_program(&self, me: Holder) {
+        self.used()
+            .filter_map(|number| self.entry(number))
+            .for_each(|e| e.leave_to_new_program(me));
+    }
+
     /// Frees an entry.
     pub fn give_back(&self, number: usize) {
         let Some(entry) = self.entry(number) else { return };
@@ -443,12 +459,19 @@ impl State {
         &self.head().passed
     }
 
+    /// Returns the number of the keeper's PID namespace once the run has begun; zero if that is not known. Numbers of
+    /// processes, as in locks, mean the same there only.
+    #[must_use]
+    pub fn namespace(&self) -> u64 {
+        self.head().namespace.load(Ordering::Relaxed)
+    }
+
     /// Notes that a process has record locks and is about to execute a program. Returns false if there is
     /// no room.
     #[must_use]
-    pub fn executes(&self, process: u32) -> bool {
+    pub fn executes(&self, process: u64) -> bool {
         let notes = &self.head().executing;
-        let free = |place: &AtomicU32| {
+        let free = |place: &AtomicU64| {
             place.compare_exchange(0, process, Ordering::AcqRel, Ordering::Relaxed).is_ok()
         };
         // There may be a note behind a free place: of an attempt that failed.
@@ -458,13 +481,13 @@ impl State {
     /// Removes the note of [`Self::executes`] for `process`; returns true if there was one. Calls `process`
     /// only if there are notes.
     #[must_use]
-    pub fn executed(&self, process: impl FnOnce() -> u32) -> bool {
+    pub fn executed(&self, process: impl FnOnce() -> u64) -> bool {
         let notes = &self.head().executing;
         if notes.iter().all(|place| place.load(Ordering::Acquire) == 0) {
             return false;
         }
         let process = process();
-        let found = |place: &AtomicU32| {
+        let found = |place: &AtomicU64| {
             place.compare_exchange(process, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
         };
         notes.iter().any(found)

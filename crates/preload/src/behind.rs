@@ -16,8 +16,9 @@
 
 use crate::changed::Change;
 use crate::descriptors::Open;
-use crate::{ahead, process, remote, report, start, written};
+use crate::{ahead, known, process, remote, report, start, written};
 use std::cell::Cell;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 use towline_client::File;
@@ -44,11 +45,10 @@ const SLOW_IN_ORDER: u32 = 2;
 static IS_OTHER: AtomicBool = AtomicBool::new(false);
 /// Number of writes in succession that took long because answers seem to do.
 static SLOW: AtomicU32 = AtomicU32::new(0);
-/// The process that was last found in or out of the keeper's PID namespace: its number, and a bit.
-static IN_NAMESPACE: AtomicU32 = AtomicU32::new(0);
 /// Queues that this process has mapped, by server.
 static QUEUES: [AtomicPtr<Queue>; MOUNTS_MAX] =
     [const { AtomicPtr::new(std::ptr::null_mut()) }; MOUNTS_MAX];
+static OPENING: Mutex<()> = Mutex::new(());
 /// Number of writes whose time was taken.
 static LOOKED: AtomicU32 = AtomicU32::new(0);
 
@@ -138,21 +138,14 @@ fn queue(server: usize) -> Option<&'static Queue> {
     if let Some(queue) = unsafe { place.load(Ordering::Acquire).as_ref() } {
         return Some(queue);
     }
-    let queue = Box::into_raw(Box::new(Queue::open(start::directory(), server).ok()?));
-    // Another thread may have been faster; its queue is as good.
-    place.store(queue, Ordering::Release);
-    // SAFETY: just leaked.
-    unsafe { queue.as_ref() }
-}
-
-/// Returns true if this process is in the PID namespace of the keeper.
-fn is_in_namespace(queue: &Queue) -> bool {
-    let known = IN_NAMESPACE.load(Ordering::Relaxed);
-    let this = process::id();
-    if known >> 1 != this {
-        IN_NAMESPACE.store(this << 1 | u32::from(queue.is_in_namespace()), Ordering::Relaxed);
+    let _opening = known::lock(&OPENING)?;
+    if place.load(Ordering::Acquire).is_null() {
+        let queue = Queue::open(start::directory(), server).ok()?;
+        queue.leave_to_new_program(process::holder());
+        place.store(Box::into_raw(Box::new(queue)), Ordering::Release);
     }
-    IN_NAMESPACE.load(Ordering::Relaxed) & 1 != 0
+    // SAFETY: as above.
+    unsafe { place.load(Ordering::Acquire).as_ref() }
 }
 
 /// Returns false once it is known that the server answers so soon that all its writes are waited for.
@@ -183,12 +176,10 @@ pub(crate) fn write(open: Open, data: &[u8], at: Option<u64>) -> Option<usize> {
         && open.entry.unanswered.load(Ordering::Acquire) == 0
         && is_plain(open)
         && !IS_OTHER.load(Ordering::Relaxed)
+        && process::namespace() == 0
         && remote::user(mount) == Some(behind.user())
         && !crate::hooks::maps::has_shared(open);
     let queue = if is_meant { queue(server)? } else { return None };
-    if !is_in_namespace(queue) {
-        return None;
-    }
     if !state.behind(mount).take_room(data.len()) {
         behind.nudge();
         return None;
@@ -226,7 +217,9 @@ fn add(state: &State, queue: &Queue, open: Open, data: &[u8], at: Option<u64>) -
     let before = changes.fetch_add(1, Ordering::AcqRel);
     let mut done = 0;
     while done < data.len() && entry.may_write_behind() {
-        let Some(count) = queue.add(behind, process::id(), &place, &data[done..]) else { break };
+        let Some(count) = queue.add(behind, process::holder(), &place, &data[done..]) else {
+            break;
+        };
         done += count;
         place.offset = at.map(|at| at + done as u64);
     }

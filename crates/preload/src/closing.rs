@@ -36,8 +36,10 @@ pub(crate) fn leave(open: Open, client: &Client) -> bool {
     }
     let Some(mut left) = lock(&LEFT) else { return false };
     let Some(place) = left.iter_mut().find(|place| place.is_none()) else { return false };
-    // No two processes share a tag, nor do two closes of one process that are close together.
-    let tag = process::id() << 8 | TAGS.fetch_add(1, Ordering::Relaxed) & 0xff;
+    // No two processes share a tag (but for rare ones in different PID namespaces), nor do two closes of one process that
+    // are close together.
+    let tag =
+        (process::id() ^ process::namespace()) << 8 | TAGS.fetch_add(1, Ordering::Relaxed) & 0xff;
     let mount = open.entry.mount.load(Ordering::Relaxed) as usize;
     *place = Some(Left { number: open.number, tag, mount, handle });
     COUNT.fetch_add(1, Ordering::Relaxed);

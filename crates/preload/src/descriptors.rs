@@ -205,7 +205,7 @@ fn take_entry(state: &State) -> Result<usize, i32> {
     let mut changing = Vec::new();
     let taken = loop {
         let Some(number) = state.take() else { break Err(libc::ENFILE) };
-        if state.entry(number).is_some_and(|entry| entry.try_lock(process::id()).is_some()) {
+        if state.entry(number).is_some_and(|entry| entry.try_lock(process::holder()).is_some()) {
             break Ok(number);
         }
         changing.push(number);
@@ -234,7 +234,7 @@ impl Drop for Reserved {
 pub(crate) fn make(new: &New<'_>, reserved: Reserved) -> i32 {
     let Reserved { number, entry, fd, is_pooled } = reserved;
     std::mem::forget(reserved);
-    let filling = entry.lock(process::id());
+    let filling = entry.lock(process::holder());
     entry.flags.store((new.flags & !libc::O_CLOEXEC) as u32, Ordering::Relaxed);
     entry.mount.store(new.mount as u32, Ordering::Relaxed);
     entry.shared.store(0, Ordering::Relaxed);
@@ -485,9 +485,8 @@ pub(crate) fn adopt(fd: i32) {
 /// Adopts the descriptors that this process inherited through `exec`.
 pub(crate) fn adopt_all() {
     // No process of the run has a remote file open.
-    if start::state().is_none_or(State::is_unused) {
-        return;
-    }
+    let Some(state) = start::state().filter(|state| !state.is_unused()) else { return };
+    state.leave_to_new_program(process::holder());
     let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
     let path = c"/proc/self/fd".as_ptr() as usize;
     let arguments = [libc::AT_FDCWD as usize, path, flags as usize, 0, 0, 0];

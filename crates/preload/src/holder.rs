@@ -31,10 +31,9 @@ const CONNECTION_BYTES_MAX: usize = 256;
 /// # Errors
 /// If that fails, locks of a killed process may stay until the end of the run.
 pub(crate) fn tell() -> Result<(), i32> {
-    let number = process::id();
-    let this = Pid::from_raw(number as i32).ok_or(libc::ESRCH)?;
+    let this = Pid::from_raw(process::id() as i32).ok_or(libc::ESRCH)?;
     let this = pidfd_open(this, PidfdFlags::empty()).map_err(Errno::raw_os_error)?;
-    send(&number.to_ne_bytes(), &own::hide(this, Own::Memory)?, Wait::Any)
+    send(&process::identity().to_ne_bytes(), &own::hide(this, Own::Memory)?, Wait::Any)
 }
 
 /// Asks for the number of a shadow and waits for the answer.
@@ -64,7 +63,7 @@ pub(crate) fn connection(mount: usize) -> Option<(Vec<u8>, OwnedFd)> {
     if stock == Stock::Never {
         return None;
     }
-    let want = Want { mount: mount as u32, process: process::id().into() };
+    let want = Want { mount: mount as u32, process: process::identity() };
     let socket = question(&want.to_bytes(), Wait::No).ok()?;
     if stock == Stock::Some(0) {
         return None;

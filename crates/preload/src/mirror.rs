@@ -6,7 +6,7 @@
 
 use crate::guard::checked;
 use crate::place::{self, At};
-use crate::{common, elf, start};
+use crate::{common, elf, process, start};
 use std::sync::atomic::{AtomicU32, Ordering};
 use towline_instance::PROGRAMS;
 
@@ -85,7 +85,7 @@ pub(crate) fn copy(at: &At) -> Result<Vec<u8>, i32> {
     make_folders(&path)?;
     // Written beside it and then renamed: others may be executing the previous copy.
     static COUNT: AtomicU32 = AtomicU32::new(0);
-    let number = (std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+    let number = (process::identity(), COUNT.fetch_add(1, Ordering::Relaxed));
     let new = [&path[..], format!(".{}.{}\0", number.0, number.1).as_bytes()].concat();
     let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL | libc::O_CLOEXEC;
     let fd = call(libc::SYS_openat, [AT, new.as_ptr() as usize, flags as usize, 0o755, 0, 0])?;

@@ -9,7 +9,8 @@ use crate::hooks::lost;
 use crate::start;
 use crate::{behind, closing, fresh, guard, known, limits, opened, process, walk, written};
 pub(crate) use sessions::{
-    adopted, client, disown, goodbye, identity_changed, is_connected, is_lost, let_go, user, waiter,
+    adopted, client, connected_client, disown, goodbye, identity_changed, is_connected, is_lost,
+    let_go, user, waiter,
 };
 use std::sync::atomic::{AtomicBool, Ordering};
 use towline_client::{Error, File, Lock};
@@ -107,7 +108,7 @@ fn size(open: Open) -> Result<u64, i32> {
 /// # Errors
 /// `EBADF` if another thread has closed the file, so that the offset belongs to another file.
 pub(crate) fn lock_offset(open: Open) -> Result<Locked<'static>, i32> {
-    let lock = open.entry.lock(process::id());
+    let lock = open.entry.lock(process::holder());
     if open.is_there() { Ok(lock) } else { Err(libc::EBADF) }
 }
 
@@ -119,11 +120,15 @@ pub(crate) fn offset(open: Open) -> i64 {
 
 /// `read`: at the shared offset, which advances.
 pub(crate) fn read(open: Open, target: &mut [u8]) -> Result<usize, i32> {
-    let _lock = lock_offset(open)?;
-    let offset = offset(open);
-    let count = read_at(open, target, offset)?;
-    open.entry.offset.store(offset + count as i64, Ordering::Relaxed);
-    Ok(count)
+    loop {
+        let lock = lock_offset(open)?;
+        let offset = offset(open);
+        if open.entry.begin(&lock, offset, -(target.len() as i64)) {
+            let read = read_at(open, target, offset);
+            open.entry.end(&lock, offset, offset + read.unwrap_or(0) as i64);
+            return read;
+        }
+    }
 }
 
 /// Fails with `EBADF` if a file is not open for reading.
@@ -148,20 +153,28 @@ pub(crate) fn read_at(open: Open, target: &mut [u8], offset: i64) -> Result<usiz
 
 /// `write`: at the shared offset, which advances, or at the end with `O_APPEND`.
 pub(crate) fn write(open: Open, data: &[u8]) -> Result<usize, i32> {
-    let _lock = lock_offset(open)?;
-    let offset =
-        u64::try_from(open.entry.offset.load(Ordering::Relaxed)).map_err(|_| libc::EINVAL)?;
-    let appends = flags(open) & libc::O_APPEND != 0;
-    let data = prepare(open, data, offset, appends)?;
-    if data.is_empty() {
-        return Ok(0);
+    loop {
+        let lock = lock_offset(open)?;
+        let from = open.entry.offset.load(Ordering::Relaxed);
+        let offset = u64::try_from(from).map_err(|_| libc::EINVAL)?;
+        let appends = flags(open) & libc::O_APPEND != 0;
+        let data = prepare(open, data, offset, appends)?;
+        if data.is_empty() {
+            return Ok(0);
+        }
+        if appends && let Some(count) = behind::write(open, data, None) {
+            return Ok(count);
+        }
+        // Whoever comes after a killed process goes on behind this, so it must be on its way soon.
+        connected_client(open.entry.mount.load(Ordering::Relaxed) as usize)?;
+        // The server says where appended data is.
+        if appends || open.entry.begin(&lock, from, data.len() as i64) {
+            let put = put(open, data, offset, appends);
+            let to = put.map_or(from, |(count, at)| at + count as i64);
+            open.entry.end(&lock, from, to);
+            return put.map(|(count, _)| count);
+        }
     }
-    if appends && let Some(count) = behind::write(open, data, None) {
-        return Ok(count);
-    }
-    let (count, offset) = put(open, data, offset, appends)?;
-    open.entry.offset.store(offset + count as i64, Ordering::Relaxed);
-    Ok(count)
 }
 
 /// `pwrite`; also returns the offset of the data, which `O_APPEND` determines as on Linux.
@@ -300,7 +313,7 @@ pub(crate) fn has_locks() -> bool {
 /// Releases this process's record locks on a file, as any close of it does.
 pub(crate) fn drop_process_locks(open: Open) {
     if HAS_PROCESS_LOCKS.load(Ordering::Relaxed) {
-        let owner = u64::from(process::id());
+        let owner = lock_owner();
         let all = Lock { family: lock::PROCESS, kind: lock::UNLOCK, owner, start: 0, length: 0 };
         // The file may be open in a mode that does not permit locks.
         let _ = with(open, |file| file.lock(&all, false));
@@ -315,14 +328,14 @@ pub(crate) fn leave_locks() {
         && let Some(state) = start::state()
     {
         // Without room the program does not know of its locks, which then last as long as the process.
-        let _ = state.executes(process::id());
+        let _ = state.executes(process::identity());
     }
 }
 
 /// Called after [`leave_locks`], which may have been in the program before: if this process has locks, a new
 /// session must take them over before the previous one ends.
 pub(crate) fn take_over_locks() {
-    if start::state().is_none_or(|state| !state.executed(process::id)) {
+    if start::state().is_none_or(|state| !state.executed(process::identity)) {
         return;
     }
     HAS_PROCESS_LOCKS.store(true, Ordering::Relaxed);
@@ -336,7 +349,7 @@ pub(crate) fn take_over_locks() {
     }
 }
 
-/// Returns this process's number as an owner of locks.
+/// Returns this process as an owner of locks.
 pub(crate) fn lock_owner() -> u64 {
-    u64::from(process::id())
+    process::identity()
 }

@@ -2,7 +2,7 @@
 //! program that this process executes the remote path.
 
 use crate::guard::{self, checked, inside, system_call};
-use crate::{common, descriptors, place, start};
+use crate::{common, descriptors, place, process, start};
 use std::ffi::c_char;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -259,7 +259,7 @@ pub(crate) fn stand_in_of_removed() -> Vec<u8> {
     let mut path = folder();
     path.extend_from_slice(GONE);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    path.extend_from_slice(format!("/{}-{number}\0", std::process::id()).as_bytes());
+    path.extend_from_slice(format!("/{}-{number}\0", process::identity()).as_bytes());
     path
 }
 

@@ -14,11 +14,11 @@ use towline_instance::ready::Want;
 use towline_instance::watches::{ASK_BYTES_MAX, Ask};
 use towline_net::{Wait, receive_descriptors};
 
-/// All processes that have registered. Before its first lock, each sends its number together with a
+/// All processes that have registered. Before its first lock, each sends itself as an owner of locks together with a
 /// descriptor of itself (`pidfd_open(2)`).
 pub(super) struct Holders {
     socket: OwnedFd,
-    known: Vec<(u32, OwnedFd)>,
+    known: Vec<(u64, OwnedFd)>,
     /// Questions, each with the descriptor that its answer is written to.
     asks: Vec<(Ask, OwnedFd)>,
     /// As above.
@@ -50,8 +50,8 @@ impl Holders {
         PollFd::new(&self.socket, PollFlags::IN)
     }
 
-    /// Returns the numbers of the processes that have ended since the last call.
-    pub(super) fn ended(&mut self) -> Vec<u32> {
+    /// Returns the processes that have ended since the last call, as owners of locks.
+    pub(super) fn ended(&mut self) -> Vec<u64> {
         self.meet();
         if self.known.is_empty() {
             return Vec::new();
@@ -83,13 +83,13 @@ impl Holders {
         while let Ok((count, fds)) = receive_descriptors(self.socket.as_fd(), &mut packet, Wait::No)
         {
             let Some(fd) = fds.into_iter().next() else { continue };
-            if let Ok(number) = <[u8; 4]>::try_from(&packet[..count]) {
+            if let Ok(number) = <[u8; 8]>::try_from(&packet[..count]) {
                 if self.known.is_empty() {
                     // Each process takes one descriptor. Programs have been started already and do not
                     // inherit the raised limit.
                     crate::descriptors::raise_limit();
                 }
-                self.known.push((u32::from_ne_bytes(number), fd));
+                self.known.push((u64::from_ne_bytes(number), fd));
             } else if let Some(want) = Want::parse(&packet[..count]) {
                 self.wants.push((want, fd));
             } else if let Some(ask) = Ask::parse(&packet[..count]) {

@@ -52,7 +52,7 @@ enum Gone {
     /// No process has a descriptor any more of this entry, with this handle.
     File(usize, u64),
     /// A process that may have had locks on the files of this server.
-    Process(u32, usize),
+    Process(u64, usize),
 }
 
 /// How much was in the queue of a server at some time.

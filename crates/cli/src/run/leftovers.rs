@@ -45,7 +45,7 @@ enum Job {
     /// An open file is closed, which releases its locks.
     Close(Opened),
     /// The locks of a process that has ended are released.
-    End(u32),
+    End(u64),
 }
 
 impl Leftovers {
@@ -98,7 +98,7 @@ impl Leftovers {
     }
 
     /// Releases the locks of a process that has ended on a server.
-    pub(super) fn end_process(&mut self, process: u32, server: usize) {
+    pub(super) fn end_process(&mut self, process: u64, server: usize) {
         let Server { client, mounts, jobs } = &self.servers[server];
         let is_mapped = self.is_any_mapped()
             && mounts.iter().any(|(mount, _)| mapped(&self.mappings, *mount).next().is_some());
@@ -106,7 +106,7 @@ impl Leftovers {
         if is_mapped || jobs.is_some() && !self.is_idle() {
             self.start(server, Job::End(process));
         } else {
-            client.end_process(process.into());
+            client.end_process(process);
         }
     }
 
@@ -182,7 +182,7 @@ impl Worker {
                         self.write_back(url, (*mount, inode), None);
                     }
                 }
-                client.end_process((*process).into());
+                client.end_process(*process);
             }
         }
     }

@@ -1,6 +1,10 @@
 use super::*;
 use crate::{Config, State};
 
+fn this() -> Holder {
+    Holder::new(std::process::id(), false)
+}
+
 /// The shared state and a queue, with its directory.
 fn queue() -> (tempfile::TempDir, State, Queue) {
     let folder = tempfile::tempdir().unwrap();
@@ -45,7 +49,7 @@ fn what_is_added_is_taken_in_order() {
                         (at..TOTAL.min(at + 1 + step)).map(|at| byte(writer, at)).collect();
                     let writer = writer as u64;
                     let place = Place { handle: writer, inode: writer, ..place(at as u64) };
-                    at += mapped.add(behind, std::process::id(), &place, &data).unwrap();
+                    at += mapped.add(behind, this(), &place, &data).unwrap();
                 }
             });
         }
@@ -73,7 +77,7 @@ fn what_is_added_is_taken_in_order() {
 #[test]
 fn a_full_queue_is_waited_for() {
     let (_folder, state, queue) = queue();
-    let (behind, me) = (state.behind(3), std::process::id());
+    let (behind, me) = (state.behind(3), this());
     queue.limit(0);
     let data = vec![1; RECORD_BYTES_MAX];
     assert_eq!(queue.add(behind, me, &place(0), &data), Some(data.len()));
@@ -97,7 +101,7 @@ fn a_full_queue_is_waited_for() {
 #[test]
 fn what_overlaps_with_the_queue_is_not_added() {
     let (_folder, state, queue) = queue();
-    let (behind, me) = (state.behind(3), std::process::id());
+    let (behind, me) = (state.behind(3), this());
     queue.limit(DATA_BYTES);
     assert_eq!(queue.add(behind, me, &place(100), &[1; 50]), Some(50));
     let add = |at, length| queue.add(behind, me, &place(at), &vec![2; length]);
@@ -113,7 +117,7 @@ fn what_overlaps_with_the_queue_is_not_added() {
 #[test]
 fn whatever_overlaps_is_noticed() {
     let (_folder, state, queue) = queue();
-    let (behind, me) = (state.behind(3), std::process::id());
+    let (behind, me) = (state.behind(3), this());
     queue.limit(DATA_BYTES);
     let mut inside: std::collections::VecDeque<(Place, u64)> = std::collections::VecDeque::new();
     let mut random = 7_u64;
@@ -160,7 +164,7 @@ fn whatever_overlaps_is_noticed() {
 #[test]
 fn what_is_appended_is_not_mixed_with_other_writes() {
     let (_folder, state, queue) = queue();
-    let (behind, me) = (state.behind(3), std::process::id());
+    let (behind, me) = (state.behind(3), this());
     queue.limit(DATA_BYTES);
     let end = Place { offset: None, ..place(0) };
     let (other, end_of_other) = (Place { inode: 6, ..place(9) }, Place { inode: 7, ..end });
@@ -179,12 +183,12 @@ fn a_keeper_that_has_ended_is_noticed() {
     let (folder, state, queue) = queue();
     let behind = state.behind(3);
     let is_served = || Queue::is_served(folder.path().as_os_str().as_bytes(), 3);
-    assert_eq!(queue.add(behind, std::process::id(), &place(0), &[1]), Some(1));
+    assert_eq!(queue.add(behind, this(), &place(0), &[1]), Some(1));
     assert!(is_served());
     let mut child = std::process::Command::new("true").spawn().unwrap();
     child.wait().unwrap();
     behind.0.keeper.store(child.id(), Ordering::Relaxed);
-    assert_eq!(queue.add(behind, std::process::id(), &place(1), &[1]), None);
+    assert_eq!(queue.add(behind, this(), &place(1), &[1]), None);
     assert_eq!(behind.wait(|| false), Err(Abandoned));
     // The lock is the mapping's, too, so this one has to be of a queue that nobody has mapped.
     std::fs::write(folder.path().join("behind-4"), "").unwrap();
@@ -195,8 +199,8 @@ fn a_keeper_that_has_ended_is_noticed() {
 #[test]
 fn who_cannot_add_for_long_writes_otherwise() {
     let (_folder, state, queue) = queue();
-    let _stopped = queue.area.lock.lock(std::process::id());
-    assert_eq!(queue.add(state.behind(3), std::process::id(), &place(0), &[1]), None);
+    let _stopped = queue.area.lock.lock(this());
+    assert_eq!(queue.add(state.behind(3), this(), &place(0), &[1]), None);
 }
 
 #[test]

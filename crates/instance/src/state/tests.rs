@@ -45,12 +45,13 @@ fn both_sides_see_the_same_table() {
     let mut used: Vec<usize> = second.used().collect();
     used.sort_unstable();
     assert_eq!(used, all);
-    drop(entry.lock(1));
-    let held = second.entry(taken[3]).unwrap().lock(1);
-    assert!((0..2).all(|_| entry.try_lock(2).is_none()), "it stays locked");
+    let [one, two] = [1, 2].map(|process| Holder::new(process, false));
+    drop(entry.lock(one));
+    let held = second.entry(taken[3]).unwrap().lock(one);
+    assert!((0..2).all(|_| entry.try_lock(two).is_none()), "it stays locked");
     drop(held);
-    assert!(entry.try_lock(2).is_some());
-    let _held = entry.lock(1);
+    assert!(entry.try_lock(two).is_some());
+    let _held = entry.lock(one);
     entry.leave(7);
     assert_eq!(entry.taken(), Taken::Leaving);
     assert!(!entry.close_left(8), "somebody else's");

@@ -9,7 +9,7 @@ use crate::descriptors::{self, Open};
 use crate::guard::{finish, inside, ours};
 use crate::table::real;
 use crate::waits::{self, RESTART, Wait};
-use crate::{remote, report, start};
+use crate::{process, remote, report, start};
 use libc::{c_int, off64_t};
 use std::future::Future;
 use std::os::fd::AsRawFd;
@@ -233,7 +233,11 @@ pub(crate) unsafe fn fcntl(open: Open, command: c_int, argument: *mut libc::floc
                     asked.l_type = if shared { libc::F_RDLCK } else { libc::F_WRLCK } as _;
                     asked.l_whence = libc::SEEK_SET as _;
                     (asked.l_start, asked.l_len) = (other.start as i64, other.length as i64);
-                    asked.l_pid = if other.owner == 0 { -1 } else { other.owner as i32 };
+                    asked.l_pid = match other.owner {
+                        0 => -1,
+                        // Zero if the process is in another PID namespace, as from the kernel.
+                        owner => process::number_of(owner) as i32,
+                    };
                 }
             }
             Ok(0)

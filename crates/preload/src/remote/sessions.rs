@@ -41,6 +41,11 @@ pub(crate) fn client(mount: usize) -> Result<&'static Client, i32> {
     crate::report::touch();
     behind::asks();
     behind::settle(mount)?;
+    connected_client(mount)
+}
+
+/// [`client`] before it is known what is asked for.
+pub(crate) fn connected_client(mount: usize) -> Result<&'static Client, i32> {
     let place = SESSIONS.get(mount).ok_or(libc::EIO)?;
     let process = process::id();
     // SAFETY: null or a leaked box.
