@@ -218,6 +218,55 @@ fn a_target_that_cannot_be_reached_costs_no_progress() {
     assert!(fs::read(path("source")).unwrap() == fs::read(path("target")).unwrap());
 }
 
+/// Another copy writes to the target in between, through a server that does not say which disk it is.
+#[test]
+fn a_target_that_was_overwritten_under_another_name() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name);
+    let named = |scheme: &str, disk: &str, socket: &str| {
+        format!("{scheme}+unix:///{disk}?socket={}", path(socket).display())
+    };
+    for (name, byte) in [("source", 1), ("other", 2)] {
+        fs::write(path(name), vec![byte; SIZE as usize]).unwrap();
+    }
+    File::create(path("target")).unwrap().set_len(SIZE).unwrap();
+    let mut command = Command::new(TOWLINE);
+    command.arg("serve").stderr(Stdio::null());
+    for disk in ["slow={}:bandwidth=12M", "fast={}"] {
+        command.args(["--disk", &disk.replace("{}", path("target").to_str().unwrap())]);
+    }
+    command.args(["--listen", &format!("unix://{}", path("socket").display())]);
+    command.args(["--nbd", &format!("unix://{}", path("nbd").display())]);
+    let _server = Running(command.spawn().unwrap());
+    for socket in ["socket", "nbd"] {
+        wait_until("the server listens", || UnixStream::connect(path(socket)).is_ok());
+    }
+    let copy = |arguments: &[&str], from: &str, to: &str| {
+        let mut command = Command::new(TOWLINE);
+        command.args(["disk", "copy", "--json", "--quiet"]).args(arguments).arg(path(from));
+        command.arg(to).env("XDG_STATE_HOME", path("state")).stdout(Stdio::piped());
+        command
+    };
+    let slow = named("towline", "slow", "socket");
+    let noted = || {
+        let journals = fs::read_dir(path("state/towline/copies")).into_iter().flatten();
+        let text = |file: std::io::Result<fs::DirEntry>| fs::read_to_string(file.unwrap().path());
+        journals.map(|file| text(file).unwrap().lines().count()).sum::<usize>()
+    };
+    for overwritten in [named("nbd", "fast", "nbd"), named("towline", "fast", "socket")] {
+        let first = Running(copy(&[], "source", &slow).spawn().unwrap());
+        wait_until("something is noted", || noted() > 4);
+        drop(first);
+        assert!(copy(&[], "other", &overwritten).status().unwrap().success(), "{overwritten}");
+        let done = copy(&["--resume"], "source", &slow).output().unwrap();
+        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+        let done: Value = serde_json::from_slice(&done.stdout).unwrap();
+        assert_eq!(done["from_earlier"], 0, "{overwritten}: {done}");
+        let same = fs::read(path("source")).unwrap() == fs::read(path("target")).unwrap();
+        assert!(same, "{overwritten}: the copy differs from its source");
+    }
+}
+
 /// The kernel reports only once that it could not write something.
 #[test]
 fn what_a_failed_flush_may_have_lost_is_not_noted() {

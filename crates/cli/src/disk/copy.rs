@@ -1,8 +1,8 @@
 //! `towline disk copy`: opens source and target, and resumes interrupted copies.
 
 use super::end::{End, Named};
-use super::journal::{Journal, forget_others, full_name, write_journal};
-use super::noted::{Left, Piece, Stamp, Title};
+use super::journal::{Journal, Overwritten, forget_others, full_name, write_journal};
+use super::noted::{Left, Piece, Title};
 use super::pieces::Plan;
 use super::stream::Output;
 use super::transfer::{Earlier, Source, Target, Transfer};
@@ -158,7 +158,7 @@ fn prepare(
     {
         return Err(same_disk());
     }
-    let place = there.map(|there| there.place()).transpose()?;
+    let place = there.map(|there| overwritten(&there)).transpose()?;
     let mut journal = match source {
         Some(_) => open_journal(args)?,
         None => None,
@@ -211,14 +211,16 @@ fn prepare(
     }
     if let Some((end, title, pieces)) = found {
         write_journal(&mut journal, |journal| journal.begin(&title, &pieces))?;
-        let earlier = Earlier { pieces, sure: title.sure() };
-        forget_others(journal.as_ref(), &end.place()?)?;
+        let is_doubtful = journal.as_ref().is_some_and(Journal::is_doubtful);
+        let (source_sure, target_sure) = title.sure();
+        let earlier = Earlier { pieces, sure: (source_sure, target_sure && !is_doubtful) };
+        forget_others(journal.as_ref(), &overwritten(&end)?)?;
         let target = Target::Disk { end, holes_from: u64::MAX };
         return Ok(Prepared { target, journal, earlier });
     }
     // Before the target is changed, so that a copy that is killed right after that cannot be resumed. But only
     // once the target is open, so that one that cannot be opened costs an earlier copy nothing.
-    let mut forget = |place: Option<&Stamp>| -> Outcome<()> {
+    let mut forget = |place: Option<&Overwritten>| -> Outcome<()> {
         if let Some(journal) = &mut journal {
             journal.clear()?;
         }
@@ -231,7 +233,7 @@ fn prepare(
         End::create(name, length, || forget(place.as_ref()))?
     } else {
         let end = open()?;
-        forget(Some(&end.place()?))?;
+        forget(Some(&overwritten(&end)?))?;
         (end, u64::MAX)
     };
     if let Some(title) = title(&end)? {
@@ -239,6 +241,10 @@ fn prepare(
     }
     let target = Target::Disk { end, holes_from };
     Ok(Prepared { target, journal, earlier: Earlier::default() })
+}
+
+fn overwritten(end: &End) -> Outcome<Overwritten> {
+    Ok(Overwritten { place: end.place()?, of_server: end.place_of_server() })
 }
 
 /// Opens the journal. Without one the copy goes on, unless it is to resume an earlier one.

@@ -365,7 +365,7 @@ impl End {
         let unsure = |is: String| Stamp { is, size, sure: false };
         Ok(match &self.kind {
             // Other clients may write to it, which nothing here shows.
-            Kind::Remote(disk) => unsure(format!("disk {:016x}", disk.info().identity)),
+            Kind::Remote(disk) => unsure(remote_place(disk.info().identity)),
             Kind::Nbd(_) => unsure("nbd".to_owned()),
             Kind::Local(..) => {
                 let found = std::fs::metadata(&self.name)
@@ -398,6 +398,16 @@ impl End {
                 Stamp { is, ..stamp }
             }
         })
+    }
+
+    /// Returns what [`Self::place`] says of the same disk where a server on this machine serves it.
+    pub(super) fn place_of_server(&self) -> Option<String> {
+        match &self.kind {
+            Kind::Local(file, _) => {
+                file.continuity().map(|continuity| remote_place(continuity.identity))
+            }
+            Kind::Remote(_) | Kind::Nbd(_) => None,
+        }
     }
 
     /// Returns true if both are known to be the same disk, even if one is the local file or device behind
@@ -513,6 +523,10 @@ pub(super) fn size(text: &str) -> Result<(Option<char>, u64), String> {
     let sign = text.chars().next().filter(|sign| ['+', '-'].contains(sign));
     let number = if sign.is_some() { &text[1..] } else { text };
     Ok((sign, if number == "0" { 0 } else { parse_bytes(number)? }))
+}
+
+fn remote_place(identity: u64) -> String {
+    format!("disk {identity:016x}")
 }
 
 #[cfg(test)]

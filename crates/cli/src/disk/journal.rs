@@ -1,6 +1,6 @@
 //! The journal of a copy: a file with the finished pieces, by which an interrupted copy can be resumed.
 
-use super::noted::{Left, Piece, Stamp, Title, is_to, line};
+use super::noted::{Left, Piece, Stamp, Title, line, target};
 use crate::report::{Failure, Outcome};
 use crate::text::escaped;
 use rustix::fs::FlockOperation;
@@ -36,28 +36,56 @@ pub(super) fn full_name(name: &OsStr) -> String {
     escaped(path.as_ref().map_or(name, |path| path.as_os_str()).as_bytes())
 }
 
-/// Removes the journals of other copies to this target, which is about to be overwritten. `own` is the journal
-/// of the copy that does so.
-pub(super) fn forget_others(own: Option<&Journal>, target: &Stamp) -> Outcome<()> {
+/// A target that is about to be overwritten.
+#[derive(Clone, Debug)]
+pub(super) struct Overwritten {
+    pub(super) place: Stamp,
+    /// What a server on this machine calls it.
+    pub(super) of_server: Option<String>,
+}
+
+/// Removes the journals of other copies to this target, and marks those of copies to what may be the same disk: whoever
+/// resumes one compares what was noted. `own` is the journal of the copy that overwrites it.
+pub(super) fn forget_others(own: Option<&Journal>, overwritten: &Overwritten) -> Outcome<()> {
     match directory() {
-        Some(directory) => forget_others_in(&directory, own, target),
+        Some(directory) => forget_others_in(&directory, own, overwritten),
         None => Ok(()),
     }
 }
 
-fn forget_others_in(directory: &Path, own: Option<&Journal>, target: &Stamp) -> Outcome<()> {
-    if !target.sure {
-        // Resuming such a copy reads and compares the target anyway.
-        return Ok(());
-    }
+fn forget_others_in(
+    directory: &Path,
+    own: Option<&Journal>,
+    overwritten: &Overwritten,
+) -> Outcome<()> {
+    let Overwritten { place, of_server } = overwritten;
     let journals = std::fs::read_dir(directory).into_iter().flatten().flatten();
     for path in journals.map(|entry| entry.path()) {
         let is_own = own.is_some_and(|own| own.path == path);
-        if !is_own && File::open(&path).is_ok_and(|file| is_to(BufReader::new(file), target)) {
-            std::fs::remove_file(&path).map_err(|e| Failure::from(e).about(path.display()))?;
-        }
+        let to = || target(BufReader::new(File::open(&path).ok()?));
+        let Some(to) = Some(to).filter(|_| !is_own).and_then(|to| to()) else { continue };
+        // Whoever resumes a copy to a target of which nobody is sure compares anyway.
+        let is_it = place.sure && to.is == place.is || of_server.as_ref() == Some(&to.is);
+        let done = match is_it {
+            true => std::fs::remove_file(&path).and_then(|()| remove_mark(&path)),
+            false if to.sure && place.may_be(&to) => File::create(mark(&path)).map(drop),
+            false => Ok(()),
+        };
+        done.map_err(|error| Failure::from(error).about(path.display()))?;
     }
     Ok(())
+}
+
+/// Returns the name of the file whose presence says that the target of this journal may have been overwritten.
+fn mark(journal: &Path) -> PathBuf {
+    journal.with_extension("compare")
+}
+
+fn remove_mark(journal: &Path) -> io::Result<()> {
+    match std::fs::remove_file(mark(journal)) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
 }
 
 /// Writes to a journal, or gives it up.
@@ -117,6 +145,11 @@ impl Journal {
         Ok(Left::read(BufReader::new(&self.file), now))
     }
 
+    /// Returns true if another copy may have overwritten the target since this journal was begun.
+    pub(super) fn is_doubtful(&self) -> bool {
+        mark(&self.path).exists()
+    }
+
     fn failed(&self, error: impl Into<Failure>) -> Failure {
         error.into().about(self.path.display())
     }
@@ -124,6 +157,9 @@ impl Journal {
     /// Starts a new journal, with pieces that are already finished.
     pub(super) fn begin(&mut self, now: &Title, done: &[Piece]) -> Outcome<()> {
         let mut begin = || -> io::Result<()> {
+            if done.is_empty() {
+                remove_mark(&self.path)?;
+            }
             self.file.set_len(0)?;
             self.file.seek(SeekFrom::Start(0))?;
             self.file.write_all(line(now)?.as_bytes())
@@ -187,6 +223,7 @@ impl Drop for Journal {
     fn drop(&mut self) {
         // A copy that never began leaves no file.
         if self.file.metadata().is_ok_and(|found| found.len() == 0) {
+            let _ = remove_mark(&self.path);
             let _ = std::fs::remove_file(&self.path);
         }
     }
@@ -194,7 +231,7 @@ impl Drop for Journal {
 
 #[cfg(test)]
 mod tests {
-    use super::{Journal, write_journal};
+    use super::{Journal, Overwritten, write_journal};
     use crate::disk::noted::{Left, Piece, Stamp, Title};
     use std::ffi::OsStr;
     use std::fs::File;
@@ -223,7 +260,7 @@ mod tests {
             source: "a".to_owned(),
             source_is: stamp("1"),
             target: "b".to_owned(),
-            target_is: stamp("2"),
+            target_is: stamp("file 2"),
         };
         let piece = |offset, sum| Piece { offset, length: 5, sum };
         let open = || Journal::open_in(directory.path(), "a", "b");
@@ -254,12 +291,51 @@ mod tests {
         // Another copy to the same target makes this one impossible to resume, even if it changed the length.
         let mut own = Journal::open_in(directory.path(), "c", "b").unwrap();
         own.begin(&Title { source: "c".to_owned(), ..title.clone() }, &[]).unwrap();
-        super::forget_others_in(directory.path(), Some(&own), &stamp("3")).unwrap();
+        let forget = |place: Stamp, of_server: Option<&str>| {
+            let overwritten = Overwritten { place, of_server: of_server.map(str::to_owned) };
+            super::forget_others_in(directory.path(), Some(&own), &overwritten).unwrap();
+        };
+        forget(stamp("file 3"), None);
         assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 2);
-        super::forget_others_in(directory.path(), Some(&own), &other.target_is).unwrap();
+        forget(other.target_is, None);
         assert!(!journal.path.exists() && own.path.exists());
         own.remove();
         assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn copies_to_what_may_be_the_same_disk_are_compared() {
+        let directory = tempfile::tempdir().unwrap();
+        let stamp = |is: &str, sure| Stamp { is: is.to_owned(), size: 20, sure };
+        let begin = |name: &str, target_is: Stamp| {
+            let mut journal = Journal::open_in(directory.path(), "a", name).unwrap();
+            let (source_is, target) = (stamp("file 1", true), name.to_owned());
+            let title = Title { source: "a".to_owned(), source_is, target, target_is };
+            journal.begin(&title, &[]).unwrap();
+            journal
+        };
+        let targets = [stamp("disk 7", true), stamp("file 8", true), stamp("nbd", false)];
+        let cases = [
+            // What is overwritten, what a server calls it, and which copies are no longer sure; none: resumed at all.
+            (stamp("nbd", false), None, [Some(true), Some(true), Some(false)]),
+            (stamp("device 9", false), None, [Some(true), Some(true), Some(false)]),
+            (stamp("disk 9", true), None, [Some(false), Some(true), Some(false)]),
+            (stamp("disk 7", true), None, [None, Some(true), Some(false)]),
+            (stamp("file 9", true), Some("disk 7"), [None, Some(false), Some(false)]),
+            (stamp("file 8", true), Some("disk 9"), [Some(false), None, Some(false)]),
+        ];
+        for (place, of_server, expected) in cases {
+            let journals: Vec<_> = ["d", "f", "n"].into_iter().zip(targets.clone()).collect();
+            let journals: Vec<_> = journals.into_iter().map(|(n, is)| begin(n, is)).collect();
+            assert!(journals.iter().all(|journal| !journal.is_doubtful()), "a new copy");
+            let of_server = of_server.map(str::to_owned);
+            let overwritten = Overwritten { place, of_server };
+            super::forget_others_in(directory.path(), None, &overwritten).unwrap();
+            let found = |journal: &Journal| journal.path.exists().then(|| journal.is_doubtful());
+            assert_eq!(journals.iter().map(found).collect::<Vec<_>>(), expected, "{overwritten:?}");
+            journals.into_iter().for_each(Journal::remove);
+            assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0, "nothing is left");
+        }
     }
 
     #[test]

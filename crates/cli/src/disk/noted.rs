@@ -16,6 +16,36 @@ pub(super) struct Stamp {
     pub(super) sure: bool,
 }
 
+/// What a stamp is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// A disk of one of our servers.
+    Remote,
+    /// A disk of another server, or a device: it may be the same as any other end.
+    Any,
+    /// A local file.
+    File,
+}
+
+impl Stamp {
+    pub(super) fn kind(&self) -> Kind {
+        match self.is.split(' ').next() {
+            Some("disk") => Kind::Remote,
+            Some("file") => Kind::File,
+            _ => Kind::Any,
+        }
+    }
+
+    /// Returns true if the two may be the same disk, although their stamps differ. (That a local file is a disk of a
+    /// server on this machine is told by [`End::place_of_server`](super::end::End::place_of_server).)
+    pub(super) fn may_be(&self, other: &Self) -> bool {
+        match (self.kind(), other.kind()) {
+            (Kind::Any, _) | (_, Kind::Any) | (Kind::Remote, Kind::File) => true,
+            (Kind::File, _) | (Kind::Remote, Kind::Remote) => false,
+        }
+    }
+}
+
 /// Source and target of a copy.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Title {
@@ -82,11 +112,11 @@ impl Left {
     }
 }
 
-/// Returns true for the journal of a copy to this target, whatever its length was.
-pub(super) fn is_to(journal: impl BufRead, target: &Stamp) -> bool {
+/// Returns the target of the copy whose journal this is.
+pub(super) fn target(journal: impl BufRead) -> Option<Stamp> {
     let first = journal.lines().next().and_then(Result::ok);
     let title = first.and_then(|line| serde_json::from_str::<Title>(&line).ok());
-    title.is_some_and(|title| title.target_is.is == target.is)
+    title.map(|title| title.target_is)
 }
 
 /// Formats a line of a journal.
