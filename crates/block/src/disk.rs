@@ -52,6 +52,8 @@ pub trait Failures: std::fmt::Debug + Send + Sync {
 #[derive(Debug, Default)]
 struct State {
     epoch: AtomicU64,
+    /// The largest size that a client was told.
+    told: AtomicU64,
     failed: AtomicBool,
     /// The epoch after a failure is forgiven. Locked to fail and to forgive.
     next_epoch: Mutex<u64>,
@@ -159,6 +161,20 @@ impl Disk {
     #[must_use]
     pub fn geometry(&self) -> Geometry {
         self.shape.of(self.store.geometry())
+    }
+
+    /// [`Self::geometry`] for a client, which takes the size for that of the disk from now on.
+    #[must_use]
+    pub fn told_geometry(&self) -> Geometry {
+        let geometry = self.geometry();
+        self.state.told.fetch_max(geometry.size, Ordering::Relaxed);
+        geometry
+    }
+
+    /// Returns true if a client may take `end` for inside the disk, although it is not, as the disk has shrunk.
+    #[must_use]
+    pub fn was_inside(&self, end: u64) -> bool {
+        end <= self.state.told.load(Ordering::Relaxed)
     }
 
     /// Returns true if a flush or durable write has failed. The kernel has then dropped what it could not

@@ -214,7 +214,8 @@ impl Disk {
     /// Fills `target` with the bytes at `offset`.
     ///
     /// # Errors
-    /// Those of the device; `EINVAL` for a range that is not in whole blocks inside the disk.
+    /// Those of the device; `EINVAL` for a range that is not in whole blocks inside the disk; `EIO` for one that is not any
+    /// more.
     pub fn read_at(&self, target: &mut [u8], offset: u64) -> Result<(), Error> {
         if target.len() > TRANSFER_BYTES_MAX {
             return self.read_vectored_at(&mut [IoSliceMut::new(target)], offset);
@@ -276,7 +277,7 @@ impl Disk {
     ///
     /// # Errors
     /// Those of the device; `EROFS`; `EINVAL` or `ENOSPC` for a range that is not in whole blocks
-    /// inside the disk.
+    /// inside the disk; `EIO` for one that is not any more.
     pub fn write_at(&self, data: &[u8], offset: u64) -> Result<(), Error> {
         self.write(data, offset, false)
     }

@@ -405,8 +405,13 @@ fn a_disk_that_changes_its_size_does_so_for_all_its_users() {
             assert_eq!(disk.resize(size / 2).unwrap().size, size / 2, "{what}");
             for length in [512, 100_000] {
                 let read = other.read_at(&mut found[..length], size / 2).unwrap_err();
-                assert_eq!(read.errno(), Errno::EINVAL, "{what}");
+                assert_eq!(read.errno(), Errno::EIO, "{what}");
                 let write = other.write_at(&data[..length], size / 2 - 256).unwrap_err();
+                assert_eq!(write.errno(), Errno::EIO, "{what}");
+                // It never was as long as this.
+                let read = other.read_at(&mut found[..length], 2 * size).unwrap_err();
+                assert_eq!(read.errno(), Errno::EINVAL, "{what}");
+                let write = other.write_at(&data[..length], 2 * size).unwrap_err();
                 assert_eq!(write.errno(), Errno::ENOSPC, "{what}");
             }
             assert_eq!(other.refresh().unwrap().size, size / 2, "{what}");

@@ -485,7 +485,7 @@ fn changing(
 
 /// Returns the current properties of a disk.
 pub(super) fn description(disk: &Disk) -> Reply<'static> {
-    let geometry = disk.geometry();
+    let geometry = disk.told_geometry();
     let mut flags = 0;
     if disk.read_only {
         flags |= disk_kind::READ_ONLY;
@@ -506,7 +506,8 @@ pub(super) fn description(disk: &Disk) -> Reply<'static> {
     }
 }
 
-/// Checks a range: `EINVAL` if it is not in whole blocks, `beyond` if it does not lie inside the disk.
+/// Checks a range: `EINVAL` if it is not in whole blocks, `beyond` if it does not lie inside the disk, `EIO` if it did
+/// before the disk shrank.
 pub(super) fn within(disk: &Disk, offset: u64, length: u64, beyond: Errno) -> Result<(), Errno> {
     let geometry = disk.geometry();
     if !(offset | length).is_multiple_of(geometry.block_minimum.into()) {
@@ -514,7 +515,9 @@ pub(super) fn within(disk: &Disk, offset: u64, length: u64, beyond: Errno) -> Re
     }
     match offset.checked_add(length) {
         None => Err(Errno::EINVAL),
-        Some(end) if end > geometry.size => Err(beyond),
+        Some(end) if end > geometry.size => {
+            Err(if disk.was_inside(end) { Errno::EIO } else { beyond })
+        }
         Some(_) => Ok(()),
     }
 }
