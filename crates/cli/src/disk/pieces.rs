@@ -20,24 +20,9 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// Plans the copy of `source`. All of it counts as data if it does not report extents.
+    /// Plans the copy of `source`.
     pub(super) fn of(source: &End) -> Outcome<Self> {
-        let size = source.size();
-        let mut data: Vec<Range<u64>> = Vec::new();
-        let told = source.extents(|range, content| {
-            if content == Content::Data {
-                let start = range.start / PIECE_BYTES * PIECE_BYTES;
-                let end = range.end.next_multiple_of(PIECE_BYTES).min(size);
-                match data.last_mut() {
-                    Some(last) if last.end >= start => last.end = last.end.max(end),
-                    _ => data.push(start..end),
-                }
-            }
-        })?;
-        if !told {
-            data.push(0..size);
-        }
-        Ok(Self::new(data, size))
+        Ok(Self::new(data(source)?, source.size()))
     }
 
     fn new(data: Vec<Range<u64>>, size: u64) -> Self {
@@ -62,6 +47,27 @@ impl Plan {
         self.at = end;
         Some((start..end, holds_data))
     }
+}
+
+/// Returns the ranges of a disk that hold data, in order and in whole pieces: all of it, if it does not report extents.
+/// The rest is zero.
+pub(super) fn data(disk: &End) -> Outcome<Vec<Range<u64>>> {
+    let size = disk.size();
+    let mut data: Vec<Range<u64>> = Vec::new();
+    let told = disk.extents(|range, content| {
+        if content == Content::Data {
+            let start = range.start / PIECE_BYTES * PIECE_BYTES;
+            let end = range.end.next_multiple_of(PIECE_BYTES).min(size);
+            match data.last_mut() {
+                Some(last) if last.end >= start => last.end = last.end.max(end),
+                _ => data.push(start..end),
+            }
+        }
+    })?;
+    if !told {
+        data.push(0..size);
+    }
+    Ok(data)
 }
 
 /// Returns true if all bytes are zero.

@@ -2,23 +2,26 @@
 
 use super::end::End;
 use super::noted::Piece;
-use super::pieces::{PIECE_BYTES, is_zero};
+use super::pieces::{PIECE_BYTES, data, is_zero};
 use crate::report::{Failure, Outcome};
 use crate::workers::together;
+use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 /// Compares a disk with the checksums of what was written to it, with this many threads. Local files
-/// and devices are read from the device instead of the page cache, if possible.
+/// and devices are read from the device instead of the page cache, if possible. What is to be zero is not read where
+/// there is nothing but a hole.
 pub(super) fn run(target: &End, pieces: &[Piece], jobs: usize) -> Outcome<()> {
     let past_cache = target.past_cache();
     let target = past_cache.as_ref().unwrap_or(target);
+    let filled = data(target)?;
     let next = AtomicUsize::new(0);
     let failure = Mutex::new(None);
     let work = || {
         let mut buffer = Vec::with_capacity(PIECE_BYTES as usize);
         while let Some(piece) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) {
-            if let Err(wrong) = compare(target, piece, &mut buffer) {
+            if let Err(wrong) = compare(target, piece, &filled, &mut buffer) {
                 // Keep the first failure.
                 failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(wrong);
                 next.store(pieces.len(), Ordering::Relaxed);
@@ -29,15 +32,36 @@ pub(super) fn run(target: &End, pieces: &[Piece], jobs: usize) -> Outcome<()> {
     failure.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
 }
 
-fn compare(target: &End, piece: &Piece, buffer: &mut Vec<u8>) -> Outcome<()> {
-    let end = piece.offset + piece.length;
-    let mut at = piece.offset;
+fn compare(
+    target: &End,
+    piece: &Piece,
+    filled: &[Range<u64>],
+    buffer: &mut Vec<u8>,
+) -> Outcome<()> {
+    let range = piece.offset..piece.offset + piece.length;
+    if piece.sum.is_some() {
+        return compare_range(target, range, piece.sum, buffer);
+    }
+    let first = filled.partition_point(|part| part.end <= range.start);
+    for part in filled[first..].iter().take_while(|part| part.start < range.end) {
+        let part = part.start.max(range.start)..part.end.min(range.end);
+        compare_range(target, part, None, buffer)?;
+    }
+    Ok(())
+}
+
+fn compare_range(
+    target: &End,
+    Range { start: mut at, end }: Range<u64>,
+    sum: Option<u32>,
+    buffer: &mut Vec<u8>,
+) -> Outcome<()> {
     while at < end {
         let length = PIECE_BYTES.min(end - at);
         buffer.resize(length.next_multiple_of(target.block()) as usize, 0);
         target.read(buffer, at)?;
         buffer.truncate(length as usize);
-        let same = match piece.sum {
+        let same = match sum {
             Some(sum) => crc32c::crc32c(buffer) == sum,
             None => is_zero(buffer),
         };
