@@ -471,6 +471,50 @@ fn libraries_load_from_there() {
     assert_eq!(said, wanted, "{}", String::from_utf8_lossy(&output.stderr));
 }
 
+/// Libraries that are found only by the search path in a program, or in the library that asks for them.
+#[test]
+fn libraries_load_by_search_paths_of_their_own() {
+    let world = World::new();
+    for folder in ["lib", "bin"] {
+        fs::create_dir(world.local("served").join(folder)).unwrap();
+    }
+    let write = |name: &str, text: &str| fs::write(world.local(name), text).unwrap();
+    write("inner.c", "int inner(void) { return 4; }");
+    write(
+        "asks.c",
+        "#include <dlfcn.h>\nint asks(void) { void *l = dlopen(\"libinner.so\", RTLD_NOW); \
+         return l ? ((int (*)(void))dlsym(l, \"inner\"))() : -1; }",
+    );
+    write(
+        "main.c",
+        "#include <stdio.h>\nint asks(void);\n\
+         int main(void) { printf(\"%d %d\\n\", asks(), asks()); return 0; }",
+    );
+    let script = "set -e; cd $HERE/served
+        cc -shared -fPIC -o lib/libinner.so ../inner.c
+        for tags in enable disable; do
+            cc -o bin/origin-$tags ../main.c ../asks.c -Wl,-rpath,'$ORIGIN/../lib' -Wl,--$tags-new-dtags
+            cc -o bin/fixed-$tags ../main.c ../asks.c -Wl,-rpath,$AT/lib -Wl,--$tags-new-dtags
+            cc -o bin/braces-$tags ../main.c ../asks.c -Wl,-rpath,'${ORIGIN}/../lib' -Wl,--$tags-new-dtags
+        done
+        cc -shared -fPIC -o lib/libasks.so ../asks.c -Wl,-rpath,'$ORIGIN'
+        cc -o ../local ../main.c -Llib -lasks -Wl,-rpath,$AT/lib
+        cc -o ../asks-itself ../main.c ../asks.c -Wl,-rpath,$AT/lib
+        cc -o ../nowhere ../main.c ../asks.c";
+    let mut command = Command::new("sh");
+    command.args(["-c", script]).env("HERE", &world.path).env("AT", world.local("at"));
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let script = "for program in $AT/bin/* $HERE/local $HERE/asks-itself $HERE/nowhere; do
+            echo ${program##*/} $($program)
+        done";
+    let output = under_run(&world, script);
+    let said = String::from_utf8_lossy(&output.stdout);
+    let wanted = "braces-disable 4 4\nbraces-enable 4 4\nfixed-disable 4 4\nfixed-enable 4 4\norigin-disable 4 4\n\
+                  origin-enable 4 4\nlocal 4 4\nasks-itself 4 4\nnowhere -1 -1\n";
+    assert_eq!(said, wanted, "{}", String::from_utf8_lossy(&output.stderr));
+}
+
 /// Returns the functions that the library takes over.
 fn taken_over() -> Vec<&'static str> {
     let table = include_str!("../../preload/src/table.rs");

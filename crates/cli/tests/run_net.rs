@@ -342,6 +342,32 @@ fn unreached_programs_are_told_of_once() {
     assert_eq!(told.matches("/privileged is setuid").count(), 1, "{told}");
 }
 
+/// The dynamic linker ignores the library, too, in what a process with two users executes.
+#[test]
+fn programs_of_two_users_are_not_started_on_remote_files() {
+    if !support::have("python3") {
+        return;
+    }
+    if !rustix::process::geteuid().is_root() {
+        println!("SKIPPED: only root can have two users");
+        return;
+    }
+    let world = World::new();
+    fs::write(world.local("served/f"), "remote\n").unwrap();
+    let execute = |ids: &str| {
+        let code = format!(
+            "import os\nos.setresuid({ids})\n\
+             try: os.execv('/bin/cat', ['cat', '{PREFIX}/f'])\nexcept OSError as e: print(e.errno)"
+        );
+        under_run(&world, &[], &["python3", "-c", &code])
+    };
+    let got = execute("1, 0, 0");
+    assert_eq!(text(&got.stdout), format!("{}\n", libc::EACCES), "{}", text(&got.stderr));
+    let told = text(&got.stderr);
+    assert!(told.contains("/bin/cat was executed by a process whose real and effective"), "{told}");
+    assert_eq!(text(&execute("0, 0, 0").stdout), "remote\n");
+}
+
 /// Files are named by path, by path relative to a remote working directory, and by system calls without libc.
 /// They can be watched, but have no handles. A local file to which a remote link leads is like any local
 /// file.

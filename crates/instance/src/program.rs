@@ -112,15 +112,18 @@ pub enum Obstacle {
     OtherMachine,
     /// It gains rights that its user lacks, so the dynamic linker ignores the user's `LD_PRELOAD`.
     Privileged,
+    /// The process that executes it has different real and effective users or groups, with the same effect.
+    TwoUsers,
 }
 
 /// All obstacles.
-const OBSTACLES: [Obstacle; 5] = [
+const OBSTACLES: [Obstacle; 6] = [
     Obstacle::Static,
     Obstacle::Go,
     Obstacle::OtherLibc,
     Obstacle::OtherMachine,
     Obstacle::Privileged,
+    Obstacle::TwoUsers,
 ];
 
 impl Obstacle {
@@ -177,6 +180,7 @@ impl Obstacle {
             Self::OtherLibc => "other-libc",
             Self::OtherMachine => "other-machine",
             Self::Privileged => "privileged",
+            Self::TwoUsers => "two-users",
         }
     }
 
@@ -195,6 +199,9 @@ impl Obstacle {
             Self::OtherLibc => "uses another libc than glibc",
             Self::OtherMachine => "is for another machine or for 32 bits",
             Self::Privileged => "is setuid or setgid or has capabilities",
+            Self::TwoUsers => {
+                "was executed by a process whose real and effective users or groups differ"
+            }
         }
     }
 
@@ -219,6 +226,9 @@ impl Obstacle {
             Self::OtherLibc => "use a build of it for glibc, or copy the files with \"towline cp\"",
             Self::Privileged => {
                 "run it as the user whose rights it assumes, or copy the files with \"towline cp\""
+            }
+            Self::TwoUsers => {
+                "execute it with the same real and effective user, or copy the files with \"towline cp\""
             }
         }
     }

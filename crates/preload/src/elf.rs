@@ -23,38 +23,49 @@ fn number<const BYTES: usize>(bytes: &[u8], at: usize) -> Option<usize> {
     usize::try_from(u64::from_ne_bytes(word)).ok()
 }
 
-fn text(bytes: &[u8], at: usize) -> Option<Vec<u8>> {
-    let rest = bytes.get(at..)?;
-    Some(rest[..rest.iter().position(|b| *b == 0)?].to_vec())
+/// Longest name or search path that is read, in bytes.
+const TEXT_BYTES_MAX: usize = 16 * 1024;
+
+/// Reads at most this many bytes at an offset; fewer at the end of the file.
+type Read<'a> = &'a dyn Fn(usize, usize) -> Option<Vec<u8>>;
+
+fn text(read: Read<'_>, at: usize) -> Option<Vec<u8>> {
+    // Nearly all are short.
+    [256, TEXT_BYTES_MAX].into_iter().find_map(|length| {
+        let rest = read(at, length)?;
+        Some(rest[..rest.iter().position(|b| *b == 0)?].to_vec())
+    })
 }
 
 /// Reads the dynamic section of a file; returns `None` if it has none or is damaged.
-pub(crate) fn needs(file: &[u8]) -> Option<Needs> {
+pub(crate) fn needs(read: Read<'_>) -> Option<Needs> {
     const LOAD: usize = 1;
     const DYNAMIC: usize = 2;
-    if file.get(..6)? != HEAD {
+    let head = read(0, 64)?;
+    if head.get(..6)? != HEAD {
         return None;
     }
     let (at, size, count) =
-        (number::<8>(file, 32)?, number::<2>(file, 54)?, number::<2>(file, 56)?);
+        (number::<8>(&head, 32)?, number::<2>(&head, 54)?, number::<2>(&head, 56)?);
+    let parts = read(at, size * count.min(ENTRIES_MAX))?;
     let mut loads = Vec::new();
     let mut dynamic = None;
     for index in 0..count.min(ENTRIES_MAX) {
-        let head = at.checked_add(index.checked_mul(size)?)?;
-        let field = |offset: usize| number::<8>(file, head.checked_add(offset)?);
+        let head = index * size;
+        let field = |offset: usize| number::<8>(&parts, head + offset);
         let (offset, address, length) = (field(8)?, field(16)?, field(32)?);
-        match number::<4>(file, head)? {
+        match number::<4>(&parts, head)? {
             LOAD => loads.push((offset, address, length)),
             DYNAMIC => dynamic = Some((offset, length)),
             _ => {}
         }
     }
     let (start, length) = dynamic?;
+    let entries = read(start, (length / 16).min(ENTRIES_MAX) * 16)?;
     let (mut strings, mut names, mut paths) = (None, Vec::new(), Vec::new());
     for index in 0..(length / 16).min(ENTRIES_MAX) {
-        let entry = start.checked_add(index * 16)?;
-        let value = number::<8>(file, entry.checked_add(8)?)?;
-        match number::<8>(file, entry)? {
+        let value = number::<8>(&entries, index * 16 + 8)?;
+        match number::<8>(&entries, index * 16)? {
             0 => break,
             1 => names.push(value),
             5 => strings = Some(value),
@@ -68,7 +79,7 @@ pub(crate) fn needs(file: &[u8]) -> Option<Needs> {
         offset.checked_add(into)
     })?;
     let all = |list: Vec<usize>| -> Option<Vec<Vec<u8>>> {
-        list.into_iter().map(|at| text(file, place.checked_add(at)?)).collect()
+        list.into_iter().map(|at| text(read, place.checked_add(at)?)).collect()
     };
     let folders = all(paths)?
         .iter()

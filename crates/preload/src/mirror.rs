@@ -4,9 +4,10 @@
 //! directory under its mount and path: so `$ORIGIN` leads from a copy to the copies beside it, and the path
 //! of a copy leads back to the remote path. A copy is made anew if size or modification time differ.
 
+use crate::elf::{self, Needs};
 use crate::guard::checked;
 use crate::place::{self, At};
-use crate::{common, elf, process, start};
+use crate::{common, process, start};
 use std::sync::atomic::{AtomicU32, Ordering};
 use towline_instance::PROGRAMS;
 
@@ -123,22 +124,66 @@ pub(crate) fn copy(at: &At) -> Result<Vec<u8>, i32> {
     Ok(name)
 }
 
-fn read_all(path: &[u8]) -> Option<Vec<u8>> {
-    let flags = (libc::O_RDONLY | libc::O_CLOEXEC) as usize;
+/// Returns what a local program or library needs, of which only the parts that say so are read: some have gigabytes. The
+/// path ends with a zero byte.
+fn needs(path: &[u8]) -> Option<Needs> {
+    let flags = (libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NONBLOCK) as usize;
     let fd = call(libc::SYS_openat, [AT, path.as_ptr() as usize, flags, 0, 0, 0]).ok()?;
-    let mut all = Vec::new();
-    loop {
-        let at = all.len();
-        all.resize(at + PIECE_BYTES, 0);
-        let room = &mut all[at..];
-        let got = call(libc::SYS_read, [fd, room.as_mut_ptr() as usize, room.len(), 0, 0, 0]);
-        all.truncate(at + *got.as_ref().unwrap_or(&0));
-        if got.is_err() || got == Ok(0) {
-            break;
-        }
-    }
+    let needs = elf::needs(&|at, length| {
+        let mut bytes = vec![0; length];
+        let read = [fd, bytes.as_mut_ptr() as usize, length, at, 0, 0];
+        bytes.truncate(call(libc::SYS_pread64, read).ok()?);
+        Some(bytes)
+    });
     let _ = call(libc::SYS_close, [fd, 0, 0, 0, 0, 0]);
-    Some(all)
+    needs
+}
+
+/// Returns the folders in which the loader looks for libraries of a file, as the file names them. The path ends with a
+/// zero byte.
+fn own_folders(file: &[u8], needs: &Needs) -> Vec<Folder> {
+    let end = file.iter().rposition(|b| *b == b'/').unwrap_or(0);
+    let of = |folder: &Vec<u8>| {
+        let is_fixed = !folder.windows(7).any(|part| part == b"$ORIGIN")
+            && !folder.windows(9).any(|part| part == b"${ORIGIN}");
+        let path = replace(&replace(folder, b"${ORIGIN}", &file[..end]), b"$ORIGIN", &file[..end]);
+        Folder { path, is_fixed }
+    };
+    needs.folders.iter().map(of).collect()
+}
+
+/// A folder in which the loader looks.
+struct Folder {
+    path: Vec<u8>,
+    /// It does not depend on where the file is, so the copies of what it contains are elsewhere.
+    is_fixed: bool,
+}
+
+/// Copies a library that a program asks for by its name, from the remote folders in `search` and those that the files that
+/// may ask name themselves. Returns the copies, and whether the loader finds each. The paths of the files end with zero
+/// bytes.
+pub(crate) fn copy_named(library: &[u8], search: &[u8], files: &[Vec<u8>]) -> Vec<(Vec<u8>, bool)> {
+    let given = search.split(|b| *b == b':').map(|path| (path.to_vec(), true));
+    let mut folders: Vec<(Vec<u8>, bool)> = given.collect();
+    for file in files {
+        let own = needs(file).map(|needs| own_folders(file, &needs)).unwrap_or_default();
+        folders.extend(own.into_iter().map(|folder| (folder.path, !folder.is_fixed)));
+    }
+    let copied =
+        |(folder, is_found): (Vec<u8>, bool)| Some((copy_from(&folder, library)?, is_found));
+    folders.into_iter().filter_map(copied).collect()
+}
+
+fn copy_from(folder: &[u8], library: &[u8]) -> Option<Vec<u8>> {
+    let mut at = remote_folder(folder)?;
+    at.path = [&at.path[..], b"/", library].concat();
+    copy(&at).ok()
+}
+
+/// Returns true if a local program names remote folders for its libraries. Its path ends with a zero byte.
+pub(crate) fn names_remote(program: &[u8]) -> bool {
+    let own = needs(program).map(|needs| own_folders(program, &needs)).unwrap_or_default();
+    own.iter().any(|folder| remote_folder(&folder.path).is_some())
 }
 
 /// Returns a search path of the loader with remote folders replaced by those of their copies; `None` if
@@ -184,26 +229,21 @@ pub(crate) fn gather(file: &[u8], search: &[u8]) -> Vec<Vec<u8>> {
     let mut next = vec![file.to_vec()];
     let mut seen: Vec<Vec<u8>> = Vec::new();
     while let Some(file) = next.pop() {
-        let Some(needs) = read_all(&file).and_then(|bytes| elf::needs(&bytes)) else { continue };
-        let end = file.iter().rposition(|b| *b == b'/').unwrap_or(0);
-        for folder in needs.folders {
-            let has_origin = folder.windows(7).any(|part| part == b"$ORIGIN");
-            let origin =
-                replace(&replace(&folder, b"${ORIGIN}", &file[..end]), b"$ORIGIN", &file[..end]);
-            if let Some(at) = remote_folder(&origin).filter(|_| !has_origin) {
-                unknown.push(place_of(at.mount, &at.below()));
+        let Some(needs) = needs(&file) else { continue };
+        for folder in own_folders(&file, &needs) {
+            if let Some(at) = remote_folder(&folder.path) {
+                let copies = place_of(at.mount, &at.below());
+                // The loader never looks again in a folder that was missing at first.
+                let _ = make_folders(&[&copies[..], b"/"].concat());
+                unknown.extend(folder.is_fixed.then_some(copies));
             }
-            folders.push(origin);
+            folders.push(folder.path);
         }
         for library in needs.libraries {
             if seen.contains(&library) || seen.len() >= LIBRARIES_MAX || library.contains(&b'/') {
                 continue;
             }
-            let copied = folders.iter().find_map(|folder| {
-                let mut at = remote_folder(folder)?;
-                at.path = [&at.path[..], b"/", &library].concat();
-                copy(&at).ok()
-            });
+            let copied = folders.iter().find_map(|folder| copy_from(folder, &library));
             seen.push(library);
             next.extend(copied);
         }

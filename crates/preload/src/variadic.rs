@@ -142,6 +142,7 @@ formatted!(__dprintf_chk, 3, "rcx", "x3", streams::vdprintf_checked);
 unsafe extern "C" fn dlopen() {
     naked_asm!(
         "push rsi",
+        "mov rsi, [rsp + 8]",
         "call {choose}",
         "pop rsi",
         "mov rdi, rax",
@@ -158,6 +159,7 @@ unsafe extern "C" fn dlopen() {
     naked_asm!(
         "stp x29, x30, [sp, #-32]!",
         "str x1, [sp, #16]",
+        "mov x1, x30",
         "bl {choose}",
         "mov x16, x1",
         "ldr x1, [sp, #16]",
@@ -177,6 +179,7 @@ unsafe extern "C" fn dlmopen() {
         "push rdx",
         "sub rsp, 8",
         "mov rdi, rsi",
+        "mov rsi, [rsp + 24]",
         "call {choose}",
         "mov rsi, rax",
         "mov r11, rdx",
@@ -197,6 +200,7 @@ unsafe extern "C" fn dlmopen() {
         "stp x29, x30, [sp, #-32]!",
         "stp x0, x2, [sp, #16]",
         "mov x0, x1",
+        "mov x1, x30",
         "bl {choose}",
         "mov x16, x1",
         "mov x1, x0",

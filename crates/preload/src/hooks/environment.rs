@@ -63,7 +63,7 @@ impl Environment {
         let search = find(&new, b"LD_LIBRARY_PATH").unwrap_or_default();
         let copies = mirror::search_path(search);
         if let Some(program) = program
-            && (copies.is_some() || mirror::is_copy(program))
+            && (copies.is_some() || mirror::is_copy(program) || mirror::names_remote(program))
         {
             let unknown = mirror::gather(program, search);
             if copies.is_some() || !unknown.is_empty() {

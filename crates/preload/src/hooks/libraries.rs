@@ -1,6 +1,6 @@
 //! `dlopen` and `dlmopen` of remote libraries, and the names under which these are reported.
 
-use crate::guard::inside;
+use crate::guard::{checked, inside};
 use crate::table::real;
 use crate::{mirror, place};
 use libc::{Dl_info, c_char, c_int, c_void, dl_phdr_info, size_t};
@@ -14,21 +14,22 @@ pub(crate) struct Chosen {
     function: *const c_void,
 }
 
-/// Chooses the path that libc's `dlopen` gets: that of a local copy for a remote library.
-pub(crate) unsafe extern "C" fn choose(path: *const c_char) -> Chosen {
+/// Chooses the path that libc's `dlopen` gets: that of a local copy for a remote library. `caller` is an address in the
+/// code that calls `dlopen`.
+pub(crate) unsafe extern "C" fn choose(path: *const c_char, caller: *const c_void) -> Chosen {
     // SAFETY: the program passes valid arguments.
-    let chosen = unsafe { local_copy(path) };
+    let chosen = unsafe { local_copy(path, caller) };
     Chosen { path: chosen.unwrap_or(path), function: crate::table::real_dlopen() }
 }
 
 /// [`choose`] for `dlmopen`.
-pub(crate) unsafe extern "C" fn choose_apart(path: *const c_char) -> Chosen {
+pub(crate) unsafe extern "C" fn choose_apart(path: *const c_char, caller: *const c_void) -> Chosen {
     // SAFETY: the program passes valid arguments.
-    let chosen = unsafe { local_copy(path) };
+    let chosen = unsafe { local_copy(path, caller) };
     Chosen { path: chosen.unwrap_or(path), function: crate::table::real_dlmopen() }
 }
 
-unsafe fn local_copy(path: *const c_char) -> Option<*const c_char> {
+unsafe fn local_copy(path: *const c_char, caller: *const c_void) -> Option<*const c_char> {
     if crate::start::mounts().is_empty() || !place::is_address(path) || crate::guard::is_inside() {
         return None;
     }
@@ -37,20 +38,16 @@ unsafe fn local_copy(path: *const c_char) -> Option<*const c_char> {
     let search = search();
     if !name.contains(&b'/') {
         // The loader looks in the folders of copies, so a copy must be there.
-        inside(|| {
-            for folder in search.split(|b| *b == b':').filter_map(mirror::original) {
-                let full = [&folder[..], b"/", name, b"\0"].concat();
-                // SAFETY: the path ends with a zero byte.
-                let at = unsafe { place::find_inside(full.as_ptr().cast()) };
-                if let Some(copy) = at.and_then(|at| mirror::copy(&at).ok()) {
-                    mirror::gather(&copy, &search);
-                    break;
-                }
-            }
-            Ok(())
-        })
-        .ok()?;
-        return None;
+        let copies = inside(|| {
+            let copies = mirror::copy_named(name, &search, &callers(caller));
+            copies.iter().for_each(|(copy, _)| drop(mirror::gather(copy, &search)));
+            Ok(copies)
+        });
+        let (copy, is_found) = copies.ok()?.into_iter().next()?;
+        if is_found || is_loaded(path) {
+            return None;
+        }
+        return Some(copy.leak().as_ptr().cast());
     }
     // SAFETY: the program passes valid arguments.
     let at = unsafe { place::find(libc::AT_FDCWD, path) }?;
@@ -61,6 +58,38 @@ unsafe fn local_copy(path: *const c_char) -> Option<*const c_char> {
         Ok(copy.leak().as_ptr().cast::<c_char>())
     })
     .ok()
+}
+
+/// Returns true if a library of this name is loaded, so that the loader does not look for one.
+fn is_loaded(name: *const c_char) -> bool {
+    type Open = unsafe extern "C" fn(*const c_char, c_int) -> *mut c_void;
+    // SAFETY: libc's function of this type, with a string; the library stays loaded as if this had not been called.
+    unsafe {
+        let open: Open = std::mem::transmute(crate::table::real_dlopen());
+        let library = open(name, libc::RTLD_LAZY | libc::RTLD_NOLOAD);
+        !library.is_null() && libc::dlclose(library) == 0
+    }
+}
+
+/// Returns the files whose own search paths apply to a library that the code at this address asks for: its own, and the
+/// program. The paths end with zero bytes.
+fn callers(caller: *const c_void) -> Vec<Vec<u8>> {
+    // SAFETY: all zero is a valid value.
+    let mut info: Dl_info = unsafe { std::mem::zeroed() };
+    // SAFETY: libc fills in the structure if it finds a file, whose name then is a string.
+    let found = unsafe {
+        let is_found = real::dladdr(caller, &raw mut info) != 0 && !info.dli_fname.is_null();
+        is_found.then(|| CStr::from_ptr(info.dli_fname).to_bytes_with_nul().to_vec())
+    };
+    let mut program = vec![0; libc::PATH_MAX as usize];
+    let link = c"/proc/self/exe".as_ptr() as usize;
+    let at = program.as_mut_ptr() as usize;
+    let call = [libc::AT_FDCWD as usize, link, at, program.len() - 1, 0, 0];
+    // SAFETY: the buffer is longer than said. Not the hook: it tells the remote name.
+    let length = unsafe { checked(libc::SYS_readlinkat, call) }.unwrap_or(0);
+    program.truncate(length + 1);
+    let all = found.into_iter().chain([program]);
+    all.filter(|path| path.starts_with(b"/")).collect()
 }
 
 /// Finds the library of an address, and reports a remote one by its own name: some libraries look for their

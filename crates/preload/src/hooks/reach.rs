@@ -242,14 +242,22 @@ fn look(path: &[u8]) -> Option<(Vec<u8>, Option<Obstacle>)> {
     };
     first.truncate(count);
     let rights = (status.st_mode, status.st_uid, status.st_gid);
-    Some((first, Obstacle::of_rights(rights, capabilities, user())))
+    let gained = Obstacle::of_rights(rights, capabilities, user());
+    let two_users = (user() != real_user()).then_some(Obstacle::TwoUsers);
+    Some((first, gained.or(two_users)))
+}
+
+fn id(number: libc::c_long) -> u32 {
+    // SAFETY: only calls without arguments.
+    unsafe { system_call(number, [0; 6]) as u32 }
 }
 
 /// Returns the effective user and group of this process.
 fn user() -> (u32, u32) {
-    let id = |number| {
-        // SAFETY: the calls have no arguments.
-        unsafe { system_call(number, [0; 6]) as u32 }
-    };
     (id(libc::SYS_geteuid), id(libc::SYS_getegid))
+}
+
+/// Returns its real user and group.
+fn real_user() -> (u32, u32) {
+    (id(libc::SYS_getuid), id(libc::SYS_getgid))
 }
