@@ -27,7 +27,7 @@ fn number<const BYTES: usize>(bytes: &[u8], at: usize) -> Option<usize> {
 const TEXT_BYTES_MAX: usize = 16 * 1024;
 
 /// Reads at most this many bytes at an offset; fewer at the end of the file.
-type Read<'a> = &'a dyn Fn(usize, usize) -> Option<Vec<u8>>;
+pub(crate) type Read<'a> = &'a dyn Fn(usize, usize) -> Option<Vec<u8>>;
 
 fn text(read: Read<'_>, at: usize) -> Option<Vec<u8>> {
     // Nearly all are short.
@@ -37,17 +37,50 @@ fn text(read: Read<'_>, at: usize) -> Option<Vec<u8>> {
     })
 }
 
-/// Reads the dynamic section of a file; returns `None` if it has none or is damaged.
+/// Where a file's dynamic section says that the texts are.
+struct Places {
+    libraries: Vec<usize>,
+    folders: Vec<usize>,
+}
+
+/// Returns what a file says it needs; `None` if it has no dynamic section or is damaged.
 pub(crate) fn needs(read: Read<'_>) -> Option<Needs> {
+    let places = places(read)?;
+    Some(Needs {
+        libraries: texts(read, &places.libraries)?,
+        folders: split(&texts(read, &places.folders)?),
+    })
+}
+
+/// Returns only the folders of [`needs`], of which most programs have none: three system calls tell.
+pub(crate) fn folders(read: Read<'_>) -> Option<Vec<Vec<u8>>> {
+    Some(split(&texts(read, &places(read)?.folders)?))
+}
+
+fn texts(read: Read<'_>, places: &[usize]) -> Option<Vec<Vec<u8>>> {
+    places.iter().map(|at| text(read, *at)).collect()
+}
+
+fn split(paths: &[Vec<u8>]) -> Vec<Vec<u8>> {
+    paths.iter().flat_map(|path| path.split(|b| *b == b':')).map(<[u8]>::to_vec).collect()
+}
+
+fn places(read: Read<'_>) -> Option<Places> {
     const LOAD: usize = 1;
     const DYNAMIC: usize = 2;
-    let head = read(0, 64)?;
-    if head.get(..6)? != HEAD {
+    /// The program headers of nearly all files lie within these bytes.
+    const FIRST_BYTES: usize = 1024;
+    let first = read(0, FIRST_BYTES)?;
+    if first.get(..6)? != HEAD {
         return None;
     }
     let (at, size, count) =
-        (number::<8>(&head, 32)?, number::<2>(&head, 54)?, number::<2>(&head, 56)?);
-    let parts = read(at, size * count.min(ENTRIES_MAX))?;
+        (number::<8>(&first, 32)?, number::<2>(&first, 54)?, number::<2>(&first, 56)?);
+    let length = size * count.min(ENTRIES_MAX);
+    let parts = match first.get(at..at.checked_add(length)?) {
+        Some(parts) => parts.to_vec(),
+        None => read(at, length)?,
+    };
     let mut loads = Vec::new();
     let mut dynamic = None;
     for index in 0..count.min(ENTRIES_MAX) {
@@ -62,14 +95,14 @@ pub(crate) fn needs(read: Read<'_>) -> Option<Needs> {
     }
     let (start, length) = dynamic?;
     let entries = read(start, (length / 16).min(ENTRIES_MAX) * 16)?;
-    let (mut strings, mut names, mut paths) = (None, Vec::new(), Vec::new());
+    let (mut strings, mut libraries, mut folders) = (None, Vec::new(), Vec::new());
     for index in 0..(length / 16).min(ENTRIES_MAX) {
         let value = number::<8>(&entries, index * 16 + 8)?;
         match number::<8>(&entries, index * 16)? {
             0 => break,
-            1 => names.push(value),
+            1 => libraries.push(value),
             5 => strings = Some(value),
-            15 | 29 => paths.push(value),
+            15 | 29 => folders.push(value),
             _ => {}
         }
     }
@@ -78,13 +111,8 @@ pub(crate) fn needs(read: Read<'_>) -> Option<Needs> {
         let into = strings.checked_sub(*address).filter(|into| into < length)?;
         offset.checked_add(into)
     })?;
-    let all = |list: Vec<usize>| -> Option<Vec<Vec<u8>>> {
-        list.into_iter().map(|at| text(read, place.checked_add(at)?)).collect()
+    let all = |list: Vec<usize>| -> Option<Vec<usize>> {
+        list.into_iter().map(|at| place.checked_add(at)).collect()
     };
-    let folders = all(paths)?
-        .iter()
-        .flat_map(|path| path.split(|b| *b == b':'))
-        .map(<[u8]>::to_vec)
-        .collect();
-    Some(Needs { libraries: all(names)?, folders })
+    Some(Places { libraries: all(libraries)?, folders: all(folders)? })
 }

@@ -127,21 +127,25 @@ pub(crate) fn copy(at: &At) -> Result<Vec<u8>, i32> {
 /// Returns what a local program or library needs, of which only the parts that say so are read: some have gigabytes. The
 /// path ends with a zero byte.
 fn needs(path: &[u8]) -> Option<Needs> {
+    with_reader(path, elf::needs)
+}
+
+fn with_reader<T>(path: &[u8], work: impl FnOnce(elf::Read<'_>) -> Option<T>) -> Option<T> {
     let flags = (libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NONBLOCK) as usize;
     let fd = call(libc::SYS_openat, [AT, path.as_ptr() as usize, flags, 0, 0, 0]).ok()?;
-    let needs = elf::needs(&|at, length| {
+    let told = work(&|at, length| {
         let mut bytes = vec![0; length];
         let read = [fd, bytes.as_mut_ptr() as usize, length, at, 0, 0];
         bytes.truncate(call(libc::SYS_pread64, read).ok()?);
         Some(bytes)
     });
     let _ = call(libc::SYS_close, [fd, 0, 0, 0, 0, 0]);
-    needs
+    told
 }
 
 /// Returns the folders in which the loader looks for libraries of a file, as the file names them. The path ends with a
 /// zero byte.
-fn own_folders(file: &[u8], needs: &Needs) -> Vec<Folder> {
+fn own_folders(file: &[u8], folders: &[Vec<u8>]) -> Vec<Folder> {
     let end = file.iter().rposition(|b| *b == b'/').unwrap_or(0);
     let of = |folder: &Vec<u8>| {
         let is_fixed = !folder.windows(7).any(|part| part == b"$ORIGIN")
@@ -149,7 +153,7 @@ fn own_folders(file: &[u8], needs: &Needs) -> Vec<Folder> {
         let path = replace(&replace(folder, b"${ORIGIN}", &file[..end]), b"$ORIGIN", &file[..end]);
         Folder { path, is_fixed }
     };
-    needs.folders.iter().map(of).collect()
+    folders.iter().map(of).collect()
 }
 
 /// A folder in which the loader looks.
@@ -166,7 +170,8 @@ pub(crate) fn copy_named(library: &[u8], search: &[u8], files: &[Vec<u8>]) -> Ve
     let given = search.split(|b| *b == b':').map(|path| (path.to_vec(), true));
     let mut folders: Vec<(Vec<u8>, bool)> = given.collect();
     for file in files {
-        let own = needs(file).map(|needs| own_folders(file, &needs)).unwrap_or_default();
+        let own = with_reader(file, elf::folders).unwrap_or_default();
+        let own = own_folders(file, &own);
         folders.extend(own.into_iter().map(|folder| (folder.path, !folder.is_fixed)));
     }
     let copied =
@@ -182,8 +187,8 @@ fn copy_from(folder: &[u8], library: &[u8]) -> Option<Vec<u8>> {
 
 /// Returns true if a local program names remote folders for its libraries. Its path ends with a zero byte.
 pub(crate) fn names_remote(program: &[u8]) -> bool {
-    let own = needs(program).map(|needs| own_folders(program, &needs)).unwrap_or_default();
-    own.iter().any(|folder| remote_folder(&folder.path).is_some())
+    let own = with_reader(program, elf::folders).unwrap_or_default();
+    own_folders(program, &own).iter().any(|folder| remote_folder(&folder.path).is_some())
 }
 
 /// Returns a search path of the loader with remote folders replaced by those of their copies; `None` if
@@ -230,7 +235,7 @@ pub(crate) fn gather(file: &[u8], search: &[u8]) -> Vec<Vec<u8>> {
     let mut seen: Vec<Vec<u8>> = Vec::new();
     while let Some(file) = next.pop() {
         let Some(needs) = needs(&file) else { continue };
-        for folder in own_folders(&file, &needs) {
+        for folder in own_folders(&file, &needs.folders) {
             if let Some(at) = remote_folder(&folder.path) {
                 let copies = place_of(at.mount, &at.below());
                 // The loader never looks again in a folder that was missing at first.
