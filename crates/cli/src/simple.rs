@@ -324,8 +324,12 @@ fn replace(
 ) -> Outcome<()> {
     if let Some(source) = source {
         let (one, other) = (attr_if_any(source, false)?, attr_if_any(link, false)?);
-        if one.is_some() && one.map(|attr| attr.identity()) == other.map(|attr| attr.identity()) {
-            return Err(Failure::new("is the same file"));
+        if let (Some(one), Some(other)) = (one, other)
+            && one.identity() == other.identity()
+        {
+            // With two names, it is a link to the source already.
+            let is_one_name = one.links == 1 || source.path() == link.path();
+            return if is_one_name { Err(Failure::new("is the same file")) } else { Ok(()) };
         }
     }
     let name = format!(".{:08x}.towline-link", std::process::id());

@@ -10,7 +10,7 @@ use std::fs;
 use std::io::{Read, Seek, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileExt, MetadataExt, symlink};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, symlink};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -491,6 +491,37 @@ fn a_fifo_without_write_permission_for_its_place_is_an_error() {
     assert_eq!(output.status.code(), Some(1), "{complaint}");
     assert!(complaint.contains("/target/fifo: permission denied"), "{complaint}");
     set_mode(&target, 0o755);
+}
+
+/// As links do.
+#[test]
+fn fifos_replace_files_and_links_but_not_directories() {
+    let world = World::new();
+    let (source, target) = (world.local("source"), world.local("served/target"));
+    for directory in [&source, &target, &target.join("directory")] {
+        fs::create_dir(directory).unwrap();
+    }
+    let names = ["file", "link", "fifo", "directory"];
+    for name in names {
+        let mode = Mode::from_raw_mode(0o644);
+        rustix::fs::mknodat(CWD, source.join(name), FileType::Fifo, mode, 0).unwrap();
+    }
+    fs::write(target.join("file"), "old").unwrap();
+    fs::write(target.join("other"), "other").unwrap();
+    symlink("other", target.join("link")).unwrap();
+    let mode = Mode::from_raw_mode(0o600);
+    rustix::fs::mknodat(CWD, target.join("fifo"), FileType::Fifo, mode, 0).unwrap();
+    let from = format!("{}/.", source.display());
+    for _ in 0..2 {
+        let complaint = bad(1, &["cp", "-a", &from, &world.url("dir/target")]);
+        assert!(complaint.contains("/directory: is a directory and cannot be replaced by a fifo"));
+        for name in &names[..3] {
+            let found = fs::symlink_metadata(target.join(name)).unwrap();
+            assert!(found.file_type().is_fifo() && found.mode() & 0o777 == 0o644, "{name}");
+        }
+        assert_eq!(fs::read(target.join("other")).unwrap(), b"other");
+        assert_eq!(fs::read_dir(&target).unwrap().count(), 5, "nothing else");
+    }
 }
 
 #[test]

@@ -85,6 +85,68 @@ fn access_list() -> Vec<u8> {
     list
 }
 
+/// Returns a list with these rights of the owner, the group, a named user and everybody, in this order.
+fn list_with([owner, group, named, mask, others]: [Option<u16>; 5]) -> Vec<u8> {
+    let mut list = 2u32.to_le_bytes().to_vec();
+    let entries =
+        [(1u16, owner, u32::MAX), (2, named, 1234), (4, group, u32::MAX), (16, mask, u32::MAX)];
+    for (tag, permissions, id) in entries.into_iter().chain([(32, others, u32::MAX)]) {
+        if let Some(permissions) = permissions {
+            list.extend(tag.to_le_bytes().into_iter().chain(permissions.to_le_bytes()));
+            list.extend_from_slice(&id.to_le_bytes());
+        }
+    }
+    list
+}
+
+/// Whatever their size: large ones are complete before anybody else gets rights.
+#[test]
+fn new_files_have_no_more_rights_than_their_directory_hands_down() {
+    let world = World::new();
+    let source = world.local("served/source");
+    fs::create_dir(&source).unwrap();
+    for (name, size) in [("small", 10), ("middle", 200_000), ("large", 5 << 20)] {
+        fs::write(source.join(name), noise(size, 3)).unwrap();
+    }
+    fs::File::create(source.join("hole")).unwrap().set_len(300_000).unwrap();
+    let lists = [
+        [Some(7), Some(0), None, None, Some(0)],
+        [Some(7), Some(5), Some(7), Some(1), Some(4)],
+        [Some(6), Some(0), Some(7), Some(7), Some(0)],
+    ];
+    for (number, list) in lists.map(list_with).into_iter().enumerate() {
+        for (mode, side) in [(0o644, "served"), (0o666, "here")] {
+            let directory = world.local(&format!("{side}/{number}"));
+            fs::create_dir_all(&directory).unwrap();
+            if rustix::fs::lsetxattr(&directory, DEFAULT_LIST, &list, XattrFlags::empty()).is_err()
+            {
+                return eprintln!("SKIPPED: no access control lists here");
+            }
+            let local = source.display().to_string();
+            let (from, target) = match side {
+                "served" => (local.clone(), world.url(&format!("dir/{number}"))),
+                _ => (world.url("dir/source"), directory.display().to_string()),
+            };
+            for name in names(&source) {
+                set_mode(&source.join(&name), mode);
+            }
+            let plain = directory.join("plain");
+            let script = format!("umask 022; cp {local}/small {}; ", plain.display());
+            let script = script + &format!("exec {TOWLINE} cp -r '{from}/.' '{target}'");
+            let done = Command::new("sh").args(["-c", &script]).output().unwrap();
+            assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+            let told =
+                |path: &Path| (fs::metadata(path).unwrap().mode(), list_of(path, ACCESS_LIST));
+            // The kernel leaves the umask out, we do not (`towline-cp(1)`).
+            let like = directory.join(if mode == 0o644 { "plain" } else { "small" });
+            for name in names(&source) {
+                let found = told(&directory.join(&name));
+                assert_eq!(found, told(&like), "{list:?} {side} {name}");
+            }
+        }
+    }
+}
+
 /// Returns a list of a file, empty if it has none.
 fn list_of(file: &Path, name: &str) -> Vec<u8> {
     let mut value = [0; 100];

@@ -107,6 +107,11 @@ const ACCESS_LIST: &str = "system.posix_acl_access";
 /// The list that files made in a directory inherit.
 const DEFAULT_LIST: &str = "system.posix_acl_default";
 const GROUP_BITS: u32 = 0o070;
+/// Tags of entries.
+const OWNER: u8 = 1;
+const GROUP: u8 = 4;
+const MASK: u8 = 16;
+const OTHERS: u8 = 32;
 /// The version with which lists begin. Setting a list without entries removes the one that is there.
 const VERSION: [u8; 4] = 2u32.to_le_bytes();
 
@@ -133,10 +138,22 @@ impl AccessList {
     /// Returns the mode with the group bits of the list's entry for the group. Each entry is a tag, rights
     /// and the number of a user or group (`linux/posix_acl_xattr.h`).
     fn without_list(&self, mode: u32) -> u32 {
-        const GROUP: [u8; 2] = [4, 0];
-        let entries = self.0.get(VERSION.len()..).unwrap_or(&[]).chunks_exact(8);
-        let group = entries.filter(|entry| entry[..2] == GROUP).map(|entry| entry[2]).next();
-        mode & (!GROUP_BITS | u32::from(group.unwrap_or(0) & 7) << 3)
+        mode & (!GROUP_BITS | self.rights(GROUP).unwrap_or(0) << 3)
+    }
+
+    /// Returns the rights of the list's entry with this tag.
+    fn rights(&self, tag: u8) -> Option<u32> {
+        let mut entries = self.0.get(VERSION.len()..).unwrap_or(&[]).chunks_exact(8);
+        entries.find(|entry| entry[..2] == [tag, 0]).map(|entry| u32::from(entry[2] & 7))
+    }
+
+    /// Returns the bits of the mode that the kernel leaves to a new file which inherits this list: those for the group are
+    /// the mask's, where there is one (*Object creation and default ACLs* in `acl(5)`).
+    fn most(&self) -> u32 {
+        let group = self.rights(MASK).or_else(|| self.rights(GROUP));
+        let [owner, group, others] =
+            [self.rights(OWNER), group, self.rights(OTHERS)].map(|rights| rights.unwrap_or(0));
+        owner << 6 | group << 3 | others
     }
 }
 
@@ -182,21 +199,30 @@ pub(super) fn has_list(file: &End) -> Outcome<bool> {
     }
 }
 
-/// Whether copies inherit an access control list from the directory in which they are made.
+/// The access control list that copies inherit from the directory in which they are made, if any.
 #[derive(Default)]
-pub(super) struct Parent(OnceLock<bool>);
+pub(super) struct Parent(OnceLock<Option<AccessList>>);
 
 impl Parent {
     /// Returns true if this copy inherits a list. It lies in the directory itself or in one that the copy has
     /// made there, which inherited the list. Only the first call asks.
     pub(super) fn hands_down(&self, copy: &End) -> Outcome<bool> {
+        Ok(self.list(copy)?.is_some())
+    }
+
+    /// Returns the permission bits that the list takes away from a file that is made there.
+    pub(super) fn denied(&self, copy: &End) -> Outcome<u32> {
+        Ok(self.list(copy)?.as_ref().map_or(0, |list| 0o777 & !list.most()))
+    }
+
+    fn list(&self, copy: &End) -> Outcome<&Option<AccessList>> {
         if let Some(known) = self.0.get() {
-            return Ok(*known);
+            return Ok(known);
         }
         let directory = copy.sibling(b".")?;
         let list = list_of(&directory, &Attr::default(), DEFAULT_LIST);
-        let found = list.map_err(|failure| failure.about(&directory))?.is_some();
-        Ok(*self.0.get_or_init(|| found))
+        let found = list.map_err(|failure| failure.about(&directory))?;
+        Ok(self.0.get_or_init(|| found.map(AccessList)))
     }
 }
 

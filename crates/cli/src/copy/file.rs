@@ -47,6 +47,8 @@ struct Legacy {
     replaced: Option<Attr>,
     /// Access control list, set together with the mode.
     list: Option<AccessList>,
+    /// Bits of the mode that a list which it inherits takes away.
+    denied: u32,
 }
 
 /// How regular files are copied.
@@ -133,7 +135,7 @@ impl Files {
         if inline && !matches!(existing, Existing::There(_)) {
             let inherits = || parent.hands_down(target);
             let list = self.wanted.access_list((source, attr), None, inherits)?;
-            let legacy = Legacy { replaced: None, list };
+            let legacy = Legacy { list, ..Legacy::default() };
             let mode = self.wanted.mode_before(attr, None);
             // The data is in the request itself, so the server writes all of it or nothing.
             match target.write_new(mode, data) {
@@ -177,7 +179,24 @@ impl Files {
         let there = replaced.as_ref().map(|attr| (target, attr));
         let inherits = || parent.hands_down(target);
         let list = self.wanted.access_list((source, &status.attr), there, inherits)?;
-        Ok(Legacy { replaced, list })
+        Ok(Legacy { replaced, list, denied: 0 })
+    }
+
+    /// [`Self::legacy`] of a copy that is made with rights for its owner only: the kernel cannot tell what a list that it
+    /// inherits leaves of its mode.
+    fn late_legacy(
+        &self,
+        source: &End,
+        target: &End,
+        status: &Status,
+        existing: &Existing,
+        parent: &Parent,
+    ) -> Outcome<Legacy> {
+        let mut legacy = self.legacy(source, target, status, existing, parent)?;
+        if legacy.replaced.is_none() && !self.wanted.mode {
+            legacy.denied = parent.denied(target).map_err(|f| f.about(target))?;
+        }
+        Ok(legacy)
     }
 
     /// Compares the copy with `data` if asked to, and sets its attributes.
@@ -199,7 +218,7 @@ impl Files {
         let mut set = self.wanted.rest(attr, replaced);
         if data.is_none() {
             // A large part gives rights only to its owner until it is complete.
-            set.mode = Some(self.wanted.mode(attr, replaced));
+            set.mode = Some(self.wanted.mode(attr, replaced) & !legacy.denied);
         }
         if self.wanted.xattr {
             // Before the attributes: setting the owner, even to the same one, removes file capabilities
@@ -224,7 +243,7 @@ impl Files {
         let sparse = is_sparse(status);
         let _permit = self.large.take();
         let existing = looked_at(target, existing)?;
-        let legacy = self.legacy(source, target, status, &existing, parent)?;
+        let legacy = self.late_legacy(source, target, status, &existing, parent)?;
         let input = source.open_regular(status.is_followed).map_err(|f| f.about(source))?;
         let attr = input.opened().map_err(|f| f.about(source))?;
         // True in `/sys`, where the size is that of a page. A hole can be read to its end.
@@ -396,7 +415,7 @@ impl Files {
         input: &mut Handle,
         parent: &Parent,
     ) -> Outcome<()> {
-        let legacy = self.legacy(source, target, status, existing, parent)?;
+        let legacy = self.late_legacy(source, target, status, existing, parent)?;
         let part = target.sibling(&part::unique_name(target.name(), self.run))?;
         let mut output = part.create(0o600).map_err(|f| f.about(target))?;
         let copied = self

@@ -361,10 +361,17 @@ impl<'a> Tree<'a> {
             Ok(()) => true,
             Err(failure) if failure.is(Errno::EEXIST) => {
                 let there = target.status(false).map_err(|f| f.about(target))?;
-                if there.attr.file_type() != attr.file_type() || there.attr.rdev != attr.rdev {
-                    return Err(failure.about(target));
+                if there.attr.is_directory() {
+                    let text = "is a directory and cannot be replaced by a fifo, socket or device";
+                    return Err(Failure::new(text).about(target));
                 }
-                false
+                let is_other =
+                    there.attr.file_type() != attr.file_type() || there.attr.rdev != attr.rdev;
+                if is_other {
+                    let make = |beside: &End| beside.make_node(mode, attr.rdev);
+                    replace(target, self.files.run, make).map_err(|f| f.about(target))?;
+                }
+                is_other
             }
             // A missing right to the directory is an error, as it would be for a file.
             Err(failure) if failure.is_refusal() && !failure.is(Errno::EACCES) => {

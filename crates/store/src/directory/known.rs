@@ -40,6 +40,8 @@ const USES_MIN: u8 = 3;
 const USES_MAX: u8 = 192;
 /// Maximum number of known directories; each holds a descriptor.
 const KNOWN_MAX: usize = 512;
+/// Maximum number of directories above a known one: all of them are watched for each.
+const DEPTH_MAX: usize = 64;
 /// Maximum number of paths whose uses are counted.
 const COUNTED_MAX: usize = 2048;
 /// How long a directory is known at most.
@@ -253,30 +255,30 @@ impl Known {
 /// not possible, or if the directory moved meanwhile.
 fn walk(tree: &Tree, path: &[u8], generation: u64) -> Option<OwnedFd> {
     let plain = |name: &[u8]| !name.is_empty() && name != b"." && name != b"..";
-    if !path.split(|byte| *byte == b'/').all(plain) {
+    let names = || path.split(|byte| *byte == b'/');
+    if !names().all(plain) || names().count() > DEPTH_MAX {
         return None;
     }
     let kind = rustix::fs::fstatfs(&tree.root).ok()?.f_type;
     if !LOCAL.contains(&kind) || !watch(&tree.root, generation) {
         return None;
     }
-    let ends = path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(end, _)| end);
-    for end in ends {
-        if !watch(&open(tree, &path[..end])?, generation) {
+    let mut directory: Option<OwnedFd> = None;
+    for name in names() {
+        let next = open(directory.as_ref().unwrap_or(&tree.root), name)?;
+        if !watch(&next, generation) {
             return None;
         }
+        directory = Some(next);
     }
-    let directory = open(tree, path)?;
-    if !watch(&directory, generation) {
-        return None;
-    }
+    let directory = directory?;
     // A directory that moved before it was watched is elsewhere by now.
-    let now = open(tree, path)?;
+    let now = open(&tree.root, path)?;
     let identity = |fd| super::attributes::stat_file(fd).ok().map(|stat| identity_of(&stat));
     (identity(&directory)? == identity(&now)?).then_some(directory)
 }
 
-fn open(tree: &Tree, path: &[u8]) -> Option<OwnedFd> {
+fn open(above: &OwnedFd, path: &[u8]) -> Option<OwnedFd> {
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
-    rustix::fs::openat2(&tree.root, path, PARENT, Mode::empty(), resolve).ok()
+    rustix::fs::openat2(above, path, PARENT, Mode::empty(), resolve).ok()
 }
