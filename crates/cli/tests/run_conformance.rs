@@ -14,10 +14,11 @@ use support::compare::{Libc, compiled, same, same_over};
 use support::{TOWLINE, World, have, under_run, wait_until};
 
 /// Cases of `holders.c` that need no rights.
-const HOLDERS_ANYWHERE: [&str; 4] = [
+const HOLDERS_ANYWHERE: [&str; 5] = [
     "writing-threads-and-new-programs",
     "stopped-writers",
     "records-of-stopped-writers",
+    "stopped-readers",
     "masks-and-concurrent-forks",
 ];
 
@@ -480,6 +481,11 @@ fn libraries_load_by_search_paths_of_their_own() {
     }
     let write = |name: &str, text: &str| fs::write(world.local(name), text).unwrap();
     write("inner.c", "int inner(void) { return 4; }");
+    write("other.c", "int inner(void) { return 5; }");
+    write(
+        "linked.c",
+        "#include <stdio.h>\nint inner(void);\nint main(void) { printf(\"%d\\n\", inner()); return 0; }",
+    );
     write(
         "asks.c",
         "#include <dlfcn.h>\nint asks(void) { void *l = dlopen(\"libinner.so\", RTLD_NOW); \
@@ -500,18 +506,22 @@ fn libraries_load_by_search_paths_of_their_own() {
         cc -shared -fPIC -o lib/libasks.so ../asks.c -Wl,-rpath,'$ORIGIN'
         cc -o ../local ../main.c -Llib -lasks -Wl,-rpath,$AT/lib
         cc -o ../asks-itself ../main.c ../asks.c -Wl,-rpath,$AT/lib
-        cc -o ../nowhere ../main.c ../asks.c";
+        cc -o ../nowhere ../main.c ../asks.c
+        mkdir ../opt; cc -shared -fPIC -o ../opt/libinner.so ../other.c
+        cc -o ../here-first ../main.c ../asks.c -Wl,-rpath,$HERE/opt:$AT/lib
+        cc -o ../there-first ../main.c ../asks.c -Wl,-rpath,$AT/lib:$HERE/opt
+        cc -o ../linked ../linked.c -Llib -linner -Wl,-rpath,$HERE/opt:$AT/lib";
     let mut command = Command::new("sh");
     command.args(["-c", script]).env("HERE", &world.path).env("AT", world.local("at"));
     let output = command.output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let script = "for program in $AT/bin/* $HERE/local $HERE/asks-itself $HERE/nowhere; do
+    let script = "for program in $AT/bin/* $HERE/local $HERE/asks-itself $HERE/nowhere $HERE/*-first $HERE/linked; do
             echo ${program##*/} $($program)
         done";
     let output = under_run(&world, script);
     let said = String::from_utf8_lossy(&output.stdout);
     let wanted = "braces-disable 4 4\nbraces-enable 4 4\nfixed-disable 4 4\nfixed-enable 4 4\norigin-disable 4 4\n\
-                  origin-enable 4 4\nlocal 4 4\nasks-itself 4 4\nnowhere -1 -1\n";
+                  origin-enable 4 4\nlocal 4 4\nasks-itself 4 4\nnowhere -1 -1\nhere-first 5 5\nthere-first 4 4\nlinked 5\n";
     assert_eq!(said, wanted, "{}", String::from_utf8_lossy(&output.stderr));
 }
 

@@ -477,7 +477,7 @@ impl Disk {
     /// different flags. Ask again from their end for the rest.
     ///
     /// # Errors
-    /// `EINVAL` for an empty range or one that is not in whole blocks inside the disk.
+    /// `EINVAL` for an empty range or one that is not in whole blocks inside the disk; `EIO` for one that is not any more.
     pub fn extents(
         &self,
         offset: u64,

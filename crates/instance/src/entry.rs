@@ -1,6 +1,6 @@
 //! An open file description, shared by all processes that have descriptors of it.
 
-use crate::lock::{Holder, Left, Lock, Locked};
+use crate::lock::{Holder, Lock, Locked};
 use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 /// Longest path that an entry remembers.
@@ -46,7 +46,7 @@ pub struct Entry {
     pub handle: AtomicU64,
     /// File offset; use it only under the lock.
     pub offset: AtomicI64,
-    /// The offset at which whoever has the lock is writing so many bytes, or reading them (negative).
+    /// The offset at which whoever has the lock is writing, and how many bytes.
     begun: [AtomicI64; 2],
     /// `st_mode` at open.
     pub mode: AtomicU32,
@@ -208,11 +208,11 @@ impl Entry {
     }
 
     /// Takes the lock of the offset for process `me`, also from a holder that has died or is stopped. What that was
-    /// writing keeps its place, and what a stopped one was reading is not read again.
+    /// writing keeps its place.
     pub fn lock(&self, me: Holder) -> Locked<'_> {
-        let (locked, left) = self.lock.lock(me);
-        if let Some(left) = left {
-            self.skip_begun(left == Left::Stopped);
+        let (locked, is_taken_over) = self.lock.lock(me);
+        if is_taken_over {
+            self.skip_begun();
         }
         locked
     }
@@ -220,42 +220,52 @@ impl Entry {
     /// Frees the lock for a program that was just executed: a thread of the previous one may have had it.
     pub fn leave_to_new_program(&self, me: Holder) {
         if self.lock.leave_to_new_program(me) {
-            self.skip_begun(false);
+            self.skip_begun();
         }
     }
 
-    /// Moves the offset behind what the previous holder of the lock has begun to write, or to read if it `may_go_on`.
-    fn skip_begun(&self, may_go_on: bool) {
+    /// Moves the offset behind what the previous holder of the lock has begun to write.
+    fn skip_begun(&self) {
         let [from, bytes] = &self.begun;
-        let bytes = bytes.swap(0, Ordering::AcqRel);
-        if bytes > 0 || may_go_on {
-            let from = from.load(Ordering::Acquire);
-            self.move_offset(from, from.saturating_add(bytes.saturating_abs()));
-        }
+        let bytes = bytes.swap(0, Ordering::SeqCst);
+        let from = from.load(Ordering::SeqCst);
+        let _ = self.move_offset(from, from.saturating_add(bytes));
     }
 
-    fn move_offset(&self, from: i64, to: i64) {
-        let _ = self.offset.compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed);
+    fn move_offset(&self, from: i64, to: i64) -> bool {
+        self.offset.compare_exchange(from, to, Ordering::SeqCst, Ordering::Relaxed).is_ok()
     }
 
-    /// Announces that so many bytes are about to be written at the offset `from`, or read (negative). Returns false if the
-    /// lock was taken over meanwhile, and the offset is no longer the caller's.
+    /// Announces that so many bytes are about to be written at the offset `from`. Returns false if the lock was taken over
+    /// meanwhile, as this process was stopped: the offset may be another one by now.
     #[must_use]
     pub fn begin(&self, locked: &Locked<'_>, from: i64, bytes: i64) -> bool {
-        self.begun[0].store(from, Ordering::Relaxed);
+        if !locked.is_held() {
+            return false;
+        }
+        self.begun[0].store(from, Ordering::SeqCst);
         self.begun[1].store(bytes, Ordering::SeqCst);
-        // If they are not there any more, who has taken the lock over has moved the offset behind them.
-        let take_back =
-            || self.begun[1].compare_exchange(bytes, 0, Ordering::AcqRel, Ordering::Relaxed);
-        locked.is_held() || bytes != 0 && take_back().is_err()
+        let is_held = locked.is_held();
+        if !is_held {
+            // If they are not there any more, who has taken the lock over leaves a hole for them.
+            let (from, to) = (Ordering::SeqCst, Ordering::Relaxed);
+            let _ = self.begun[1].compare_exchange(bytes, 0, from, to);
+        }
+        is_held
     }
 
     /// Moves the offset behind what was [begun](Self::begin), unless another process has taken the lock over and done so.
     pub fn end(&self, locked: &Locked<'_>, from: i64, to: i64) {
-        self.move_offset(from, to);
+        let _ = self.move_offset(from, to);
         if locked.is_held() {
-            self.begun[1].store(0, Ordering::Release);
+            self.begun[1].store(0, Ordering::SeqCst);
         }
+    }
+
+    /// Moves the offset. Returns false if the lock was taken over meanwhile, as this process was stopped.
+    #[must_use]
+    pub fn set_offset(&self, locked: &Locked<'_>, from: i64, to: i64) -> bool {
+        locked.is_held() && self.move_offset(from, to)
     }
 }
 

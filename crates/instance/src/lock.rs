@@ -43,15 +43,6 @@ impl Holder {
     }
 }
 
-/// Who had a lock that was taken over.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Left {
-    /// A process that has ended, or of which nobody knows better.
-    Ended,
-    /// A process that is stopped, and may go on as if it still had the lock.
-    Stopped,
-}
-
 /// A lock in shared memory: zero, or who holds it.
 #[derive(Default)]
 #[repr(transparent)]
@@ -66,7 +57,7 @@ impl Lock {
     }
 
     fn take_over(&self, from: u32, to: u32) -> Result<u32, u32> {
-        self.0.compare_exchange(from, to, Ordering::Acquire, Ordering::Relaxed)
+        self.0.compare_exchange(from, to, Ordering::SeqCst, Ordering::Relaxed)
     }
 
     /// Returns true while a process holds the lock.
@@ -74,8 +65,8 @@ impl Lock {
         self.0.load(Ordering::Acquire) != 0
     }
 
-    /// Takes the lock, also from a holder that has died or is stopped; says so.
-    pub(crate) fn lock(&self, me: Holder) -> (Locked<'_>, Option<Left>) {
+    /// Takes the lock, also from a holder that has died or is stopped. Returns true if it was taken over.
+    pub(crate) fn lock(&self, me: Holder) -> (Locked<'_>, bool) {
         let mut since = None;
         loop {
             if let Some(taken) = self.lock_soon(me) {
@@ -86,26 +77,26 @@ impl Lock {
                 Some((seen, since)) if seen == held => (seen, since),
                 _ => *since.insert((held, Instant::now())),
             };
-            let left = match me.known(held) {
-                Some(process) => is_stopped(process).then_some(Left::Stopped),
-                None => (since.elapsed() > UNSEEN).then_some(Left::Ended),
+            let is_left = match me.known(held) {
+                Some(process) => is_stopped(process),
+                None => since.elapsed() > UNSEEN,
             };
-            if left.is_some() && held != 0 && self.take_over(held, word).is_ok() {
-                return (Locked(self, word), left);
+            if is_left && held != 0 && self.take_over(held, word).is_ok() {
+                return (Locked(self, word), true);
             }
         }
     }
 
     /// [`Self::lock`] that gives up after some ten milliseconds: the holder may have been stopped.
-    pub(crate) fn lock_soon(&self, me: Holder) -> Option<(Locked<'_>, Option<Left>)> {
+    pub(crate) fn lock_soon(&self, me: Holder) -> Option<(Locked<'_>, bool)> {
         let word = me.word();
         for tries in 1..=512_u32 {
             let Err(held) = self.take_over(0, word) else {
-                return Some((Locked(self, word), None));
+                return Some((Locked(self, word), false));
             };
             if tries.is_multiple_of(64) && me.has_ended(held) && self.take_over(held, word).is_ok()
             {
-                return Some((Locked(self, word), Some(Left::Ended)));
+                return Some((Locked(self, word), true));
             }
             if tries > 32 {
                 let pause = libc::timespec { tv_sec: 0, tv_nsec: 20_000 };
@@ -118,10 +109,10 @@ impl Lock {
     }
 
     /// Frees the lock if `me` has it: before the process executed this program, one of its threads took it. Returns true
-    /// if it was so.
+    /// if it was so. Not in another PID namespace than the keeper's, of which there may be several.
     pub(crate) fn leave_to_new_program(&self, me: Holder) -> bool {
         let held = self.0.load(Ordering::Relaxed);
-        held & (PROCESS | ELSEWHERE) == me.0 && self.take_over(held, 0).is_ok()
+        me.known(held) == Some(me.0) && self.take_over(held, 0).is_ok()
     }
 }
 
@@ -131,7 +122,7 @@ pub struct Locked<'a>(&'a Lock, u32);
 impl Locked<'_> {
     /// Returns true unless another process has taken the lock over, since this one was stopped.
     pub(crate) fn is_held(&self) -> bool {
-        self.0.0.load(Ordering::Acquire) == self.1
+        self.0.0.load(Ordering::SeqCst) == self.1
     }
 }
 
@@ -165,7 +156,8 @@ pub(crate) fn has_ended(process: u32) -> bool {
     }
 }
 
-/// Returns true if a process is stopped, by a signal or a debugger (`proc_pid_stat(5)`).
+/// Returns true if the first thread of a process is stopped (`proc_pid_stat(5)`): all are by a signal, but a debugger may
+/// have stopped it alone.
 fn is_stopped(process: u32) -> bool {
     let path = format!("/proc/{process}/stat");
     let Ok(file) = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()) else {

@@ -12,7 +12,15 @@ const HEAD: [u8; 6] =
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Needs {
     pub(crate) libraries: Vec<Vec<u8>>,
-    pub(crate) folders: Vec<Vec<u8>>,
+    pub(crate) folders: Folders,
+}
+
+/// Folders in which the loader looks for a file's libraries.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Folders {
+    pub(crate) paths: Vec<Vec<u8>>,
+    /// Before it looks in those of `LD_LIBRARY_PATH` (`DT_RPATH`), not after that (`DT_RUNPATH`).
+    pub(crate) are_first: bool,
 }
 
 fn number<const BYTES: usize>(bytes: &[u8], at: usize) -> Option<usize> {
@@ -40,21 +48,25 @@ fn text(read: Read<'_>, at: usize) -> Option<Vec<u8>> {
 /// Where a file's dynamic section says that the texts are.
 struct Places {
     libraries: Vec<usize>,
+    /// Of `DT_RUNPATH`, if there is one: the loader then looks at no other.
     folders: Vec<usize>,
+    are_first: bool,
 }
 
 /// Returns what a file says it needs; `None` if it has no dynamic section or is damaged.
 pub(crate) fn needs(read: Read<'_>) -> Option<Needs> {
     let places = places(read)?;
-    Some(Needs {
-        libraries: texts(read, &places.libraries)?,
-        folders: split(&texts(read, &places.folders)?),
-    })
+    Some(Needs { libraries: texts(read, &places.libraries)?, folders: folders_at(read, &places)? })
 }
 
-/// Returns only the folders of [`needs`], of which most programs have none: three system calls tell.
-pub(crate) fn folders(read: Read<'_>) -> Option<Vec<Vec<u8>>> {
-    Some(split(&texts(read, &places(read)?.folders)?))
+/// Returns only the folders of [`needs`], of which most programs have none: two reads tell.
+pub(crate) fn folders(read: Read<'_>) -> Option<Folders> {
+    folders_at(read, &places(read)?)
+}
+
+fn folders_at(read: Read<'_>, places: &Places) -> Option<Folders> {
+    let paths = split(&texts(read, &places.folders)?);
+    Some(Folders { paths, are_first: places.are_first })
 }
 
 fn texts(read: Read<'_>, places: &[usize]) -> Option<Vec<Vec<u8>>> {
@@ -95,14 +107,16 @@ fn places(read: Read<'_>) -> Option<Places> {
     }
     let (start, length) = dynamic?;
     let entries = read(start, (length / 16).min(ENTRIES_MAX) * 16)?;
-    let (mut strings, mut libraries, mut folders) = (None, Vec::new(), Vec::new());
+    let (mut strings, mut libraries) = (None, Vec::new());
+    let (mut first, mut last) = (Vec::new(), Vec::new());
     for index in 0..(length / 16).min(ENTRIES_MAX) {
         let value = number::<8>(&entries, index * 16 + 8)?;
         match number::<8>(&entries, index * 16)? {
             0 => break,
             1 => libraries.push(value),
             5 => strings = Some(value),
-            15 | 29 => folders.push(value),
+            15 => first.push(value),
+            29 => last.push(value),
             _ => {}
         }
     }
@@ -114,5 +128,7 @@ fn places(read: Read<'_>) -> Option<Places> {
     let all = |list: Vec<usize>| -> Option<Vec<usize>> {
         list.into_iter().map(|at| place.checked_add(at)).collect()
     };
-    Some(Places { libraries: all(libraries)?, folders: all(folders)? })
+    let are_first = last.is_empty();
+    let folders = all(if are_first { first } else { last })?;
+    Some(Places { libraries: all(libraries)?, folders, are_first })
 }

@@ -4,7 +4,7 @@
 //! directory under its mount and path: so `$ORIGIN` leads from a copy to the copies beside it, and the path
 //! of a copy leads back to the remote path. A copy is made anew if size or modification time differ.
 
-use crate::elf::{self, Needs};
+use crate::elf::{self, Folders, Needs};
 use crate::guard::checked;
 use crate::place::{self, At};
 use crate::{common, process, start};
@@ -143,52 +143,72 @@ fn with_reader<T>(path: &[u8], work: impl FnOnce(elf::Read<'_>) -> Option<T>) ->
     told
 }
 
-/// Returns the folders in which the loader looks for libraries of a file, as the file names them. The path ends with a
-/// zero byte.
-fn own_folders(file: &[u8], folders: &[Vec<u8>]) -> Vec<Folder> {
+/// Returns the folders in which the loader looks for libraries of a file. The path ends with a zero byte.
+fn own_folders(file: &[u8], folders: &Folders) -> Vec<Vec<u8>> {
     let end = file.iter().rposition(|b| *b == b'/').unwrap_or(0);
     let of = |folder: &Vec<u8>| {
-        let is_fixed = !folder.windows(7).any(|part| part == b"$ORIGIN")
-            && !folder.windows(9).any(|part| part == b"${ORIGIN}");
-        let path = replace(&replace(folder, b"${ORIGIN}", &file[..end]), b"$ORIGIN", &file[..end]);
-        Folder { path, is_fixed }
+        replace(&replace(folder, b"${ORIGIN}", &file[..end]), b"$ORIGIN", &file[..end])
     };
-    folders.iter().map(of).collect()
+    folders.paths.iter().map(of).collect()
 }
 
-/// A folder in which the loader looks.
-struct Folder {
-    path: Vec<u8>,
-    /// It does not depend on where the file is, so the copies of what it contains are elsewhere.
-    is_fixed: bool,
+fn split(search: &[u8]) -> Vec<Vec<u8>> {
+    search.split(|b| matches!(b, b':' | b';')).map(<[u8]>::to_vec).collect()
 }
 
-/// Copies a library that a program asks for by its name, from the remote folders in `search` and those that the files that
-/// may ask name themselves. Returns the copies, and whether the loader finds each. The paths of the files end with zero
-/// bytes.
-pub(crate) fn copy_named(library: &[u8], search: &[u8], files: &[Vec<u8>]) -> Vec<(Vec<u8>, bool)> {
-    let given = search.split(|b| *b == b':').map(|path| (path.to_vec(), true));
-    let mut folders: Vec<(Vec<u8>, bool)> = given.collect();
-    for file in files {
-        let own = with_reader(file, elf::folders).unwrap_or_default();
-        let own = own_folders(file, &own);
-        folders.extend(own.into_iter().map(|folder| (folder.path, !folder.is_fixed)));
+/// The copy of a library.
+pub(crate) struct Copied {
+    pub(crate) path: Vec<u8>,
+    /// The loader looks where it is.
+    pub(crate) is_found: bool,
+}
+
+/// Copies a library that a program asks for by its name, if the first folder that has it is remote: of those that the files
+/// that may ask name themselves, and of `search`. The first file is the one that asks. The paths of the files end with
+/// zero bytes.
+pub(crate) fn copy_named(library: &[u8], search: &[u8], files: &[Vec<u8>]) -> Option<Copied> {
+    let (mut first, mut last) = (Vec::new(), Vec::new());
+    for (number, file) in files.iter().enumerate() {
+        let folders = with_reader(file, elf::folders).unwrap_or_default();
+        let own = own_folders(file, &folders);
+        if folders.are_first {
+            first.extend(own);
+        } else if number == 0 {
+            last.extend(own);
+        }
     }
-    let copied =
-        |(folder, is_found): (Vec<u8>, bool)| Some((copy_from(&folder, library)?, is_found));
-    folders.into_iter().filter_map(copied).collect()
+    let given = split(search);
+    let is_given = |at: usize| (first.len()..first.len() + given.len()).contains(&at);
+    let mut all = first.iter().chain(&given).chain(&last).enumerate();
+    let (at, folder, found) =
+        all.find_map(|(at, folder)| Some((at, folder, look_in(folder, library)?)))?;
+    let Found::Copy(path) = found else { return None };
+    Some(Copied { path, is_found: is_given(at) || original(folder).is_some() })
 }
 
-fn copy_from(folder: &[u8], library: &[u8]) -> Option<Vec<u8>> {
-    let mut at = remote_folder(folder)?;
-    at.path = [&at.path[..], b"/", library].concat();
-    copy(&at).ok()
+/// Where a library is.
+enum Found {
+    /// On this machine.
+    Here,
+    /// On a server. This is the path of its copy.
+    Copy(Vec<u8>),
+}
+
+/// Looks for a library in a folder, and copies a remote one.
+fn look_in(folder: &[u8], library: &[u8]) -> Option<Found> {
+    if let Some(mut at) = remote_folder(folder) {
+        at.path = [&at.path[..], b"/", library].concat();
+        return copy(&at).ok().map(Found::Copy);
+    }
+    let path = [folder, b"/", library, b"\0"].concat();
+    let access = [AT, path.as_ptr() as usize, libc::F_OK as usize, 0, 0, 0];
+    (!folder.is_empty() && call(libc::SYS_faccessat, access).is_ok()).then_some(Found::Here)
 }
 
 /// Returns true if a local program names remote folders for its libraries. Its path ends with a zero byte.
 pub(crate) fn names_remote(program: &[u8]) -> bool {
     let own = with_reader(program, elf::folders).unwrap_or_default();
-    own_folders(program, &own).iter().any(|folder| remote_folder(&folder.path).is_some())
+    own_folders(program, &own).iter().any(|folder| remote_folder(folder).is_some())
 }
 
 /// Returns a search path of the loader with remote folders replaced by those of their copies; `None` if
@@ -226,31 +246,40 @@ fn remote_folder(folder: &[u8]) -> Option<At> {
 ///
 /// `file` ends with a zero byte.
 pub(crate) fn gather(file: &[u8], search: &[u8]) -> Vec<Vec<u8>> {
-    let split = |path: &[u8]| -> Vec<Vec<u8>> {
-        path.split(|b| matches!(b, b':' | b';')).map(<[u8]>::to_vec).collect()
-    };
-    let mut folders = split(search);
+    let given = split(search);
+    // Folders of files that come before: the loader looks there, too, if they are to be looked at first.
+    let mut before: Vec<Vec<u8>> = Vec::new();
     let mut unknown: Vec<Vec<u8>> = Vec::new();
     let mut next = vec![file.to_vec()];
     let mut seen: Vec<Vec<u8>> = Vec::new();
     while let Some(file) = next.pop() {
         let Some(needs) = needs(&file) else { continue };
-        for folder in own_folders(&file, &needs.folders) {
-            if let Some(at) = remote_folder(&folder.path) {
-                let copies = place_of(at.mount, &at.below());
-                // The loader never looks again in a folder that was missing at first.
-                let _ = make_folders(&[&copies[..], b"/"].concat());
-                unknown.extend(folder.is_fixed.then_some(copies));
-            }
-            folders.push(folder.path);
+        let own = own_folders(&file, &needs.folders);
+        for at in own.iter().filter_map(|folder| remote_folder(folder)) {
+            // The loader never looks again in a folder that was missing at first.
+            let _ = make_folders(&[&place_of(at.mount, &at.below())[..], b"/"].concat());
         }
+        let folders = match needs.folders.are_first {
+            true => [&own[..], &before, &given].concat(),
+            false => [&given[..], &own, &before].concat(),
+        };
+        before.extend(own);
         for library in needs.libraries {
             if seen.contains(&library) || seen.len() >= LIBRARIES_MAX || library.contains(&b'/') {
                 continue;
             }
-            let copied = folders.iter().find_map(|folder| copy_from(folder, &library));
+            let found =
+                folders.iter().find_map(|folder| Some((folder, look_in(folder, &library)?)));
             seen.push(library);
-            next.extend(copied);
+            let Some((folder, Found::Copy(copied))) = found else { continue };
+            if original(folder).is_none()
+                && !given.contains(folder)
+                && let Some(at) = remote_folder(folder)
+            {
+                let copies = place_of(at.mount, &at.below());
+                unknown.extend((!unknown.contains(&copies)).then_some(copies));
+            }
+            next.push(copied);
         }
     }
     unknown

@@ -123,10 +123,10 @@ pub(crate) fn read(open: Open, target: &mut [u8]) -> Result<usize, i32> {
     loop {
         let lock = lock_offset(open)?;
         let offset = offset(open);
-        if open.entry.begin(&lock, offset, -(target.len() as i64)) {
-            let read = read_at(open, target, offset);
-            open.entry.end(&lock, offset, offset + read.unwrap_or(0) as i64);
-            return read;
+        let count = read_at(open, target, offset)?;
+        // Otherwise this process was stopped, and others have gone on.
+        if open.entry.set_offset(&lock, offset, offset + count as i64) {
+            return Ok(count);
         }
     }
 }
@@ -186,11 +186,12 @@ pub(crate) fn write_at(open: Open, data: &[u8], offset: i64) -> Result<(usize, i
 
 /// Appends to a file that may not be open with `O_APPEND`; if `moves`, its offset moves behind the data.
 pub(crate) fn append(open: Open, data: &[u8], moves: bool) -> Result<usize, i32> {
-    let _lock = moves.then(|| lock_offset(open)).transpose()?;
-    let offset = offset(open) as u64;
-    let (count, at) = put(open, prepare(open, data, offset, true)?, offset, true)?;
-    if moves {
-        open.entry.offset.store(at + count as i64, Ordering::Relaxed);
+    let lock = moves.then(|| lock_offset(open)).transpose()?;
+    let from = offset(open);
+    let (count, at) = put(open, prepare(open, data, from as u64, true)?, from as u64, true)?;
+    if let Some(lock) = lock {
+        // Otherwise others have gone on at the offset.
+        let _ = open.entry.set_offset(&lock, from, at + count as i64);
     }
     Ok(count)
 }
@@ -275,9 +276,19 @@ pub(crate) fn seek(open: Open, offset: i64, whence: i32) -> Result<i64, i32> {
     if is_path(open) {
         return Err(libc::EBADF);
     }
-    let entry = open.entry;
-    let _lock = lock_offset(open)?;
-    let now = self::offset(open);
+    loop {
+        let lock = lock_offset(open)?;
+        let now = self::offset(open);
+        let at = sought(open, now, offset, whence)?;
+        // Otherwise this process was stopped, and others have gone on.
+        if open.entry.set_offset(&lock, now, at) {
+            return Ok(at);
+        }
+    }
+}
+
+/// Returns the offset to which `lseek` leads from `now`.
+fn sought(open: Open, now: i64, offset: i64, whence: i32) -> Result<i64, i32> {
     let at = match whence {
         libc::SEEK_SET => Some(offset),
         libc::SEEK_CUR => now.checked_add(offset),
@@ -288,12 +299,7 @@ pub(crate) fn seek(open: Open, offset: i64, whence: i32) -> Result<i64, i32> {
         }
         _ => return Err(libc::EINVAL),
     };
-    let at = at.ok_or(libc::EINVAL)?;
-    if at < 0 {
-        return Err(libc::EINVAL);
-    }
-    entry.offset.store(at, Ordering::Relaxed);
-    Ok(at)
+    at.filter(|at| *at >= 0).ok_or(libc::EINVAL)
 }
 
 /// Notes that this process is about to take record locks, which any close of the file releases.

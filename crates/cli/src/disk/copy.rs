@@ -210,8 +210,9 @@ fn prepare(
         }
     }
     if let Some((end, title, pieces)) = found {
-        write_journal(&mut journal, |journal| journal.begin(&title, &pieces))?;
+        // Before the journal is begun, after which it may be given up.
         let is_doubtful = journal.as_ref().is_some_and(Journal::is_doubtful);
+        write_journal(&mut journal, |journal| journal.begin(&title, &pieces))?;
         let (source_sure, target_sure) = title.sure();
         let earlier = Earlier { pieces, sure: (source_sure, target_sure && !is_doubtful) };
         forget_others(journal.as_ref(), &overwritten(&end)?)?;

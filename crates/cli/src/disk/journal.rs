@@ -59,19 +59,29 @@ fn forget_others_in(
     overwritten: &Overwritten,
 ) -> Outcome<()> {
     let Overwritten { place, of_server } = overwritten;
+    let mut has_changed = false;
     let journals = std::fs::read_dir(directory).into_iter().flatten().flatten();
     for path in journals.map(|entry| entry.path()) {
         let is_own = own.is_some_and(|own| own.path == path);
         let to = || target(BufReader::new(File::open(&path).ok()?));
         let Some(to) = Some(to).filter(|_| !is_own).and_then(|to| to()) else { continue };
-        // Whoever resumes a copy to a target of which nobody is sure compares anyway.
-        let is_it = place.sure && to.is == place.is || of_server.as_ref() == Some(&to.is);
-        let done = match is_it {
-            true => std::fs::remove_file(&path).and_then(|()| remove_mark(&path)),
-            false if to.sure && place.may_be(&to) => File::create(mark(&path)).map(drop),
-            false => Ok(()),
+        // Whoever resumes a copy to a target of which nobody is sure compares anyway. Another machine's server may call
+        // another disk the same.
+        let may_be = place.may_be(&to) || of_server.as_ref() == Some(&to.is);
+        let done = if place.sure && to.is == place.is {
+            std::fs::remove_file(&path).and_then(|()| remove_mark(&path))
+        } else if to.sure && may_be {
+            File::create(mark(&path)).map(drop)
+        } else {
+            continue;
         };
         done.map_err(|error| Failure::from(error).about(path.display()))?;
+        has_changed = true;
+    }
+    if has_changed {
+        // Before anything is overwritten.
+        let synced = File::open(directory).and_then(|directory| directory.sync_all());
+        synced.map_err(|error| Failure::from(error).about(directory.display()))?;
     }
     Ok(())
 }
@@ -321,7 +331,7 @@ mod tests {
             (stamp("device 9", false), None, [Some(true), Some(true), Some(false)]),
             (stamp("disk 9", true), None, [Some(false), Some(true), Some(false)]),
             (stamp("disk 7", true), None, [None, Some(true), Some(false)]),
-            (stamp("file 9", true), Some("disk 7"), [None, Some(false), Some(false)]),
+            (stamp("file 9", true), Some("disk 7"), [Some(true), Some(false), Some(false)]),
             (stamp("file 8", true), Some("disk 9"), [Some(false), None, Some(false)]),
         ];
         for (place, of_server, expected) in cases {

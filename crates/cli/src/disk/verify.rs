@@ -11,7 +11,7 @@ use std::sync::{Mutex, PoisonError};
 
 /// Compares a disk with the checksums of what was written to it, with this many threads. Local files
 /// and devices are read from the device instead of the page cache, if possible. What is to be zero is not read where
-/// there is nothing but a hole.
+/// the extents say that it is.
 pub(super) fn run(target: &End, pieces: &[Piece], jobs: usize) -> Outcome<()> {
     let past_cache = target.past_cache();
     let target = past_cache.as_ref().unwrap_or(target);

@@ -3,6 +3,7 @@
 #include "case.h"
 #include <pthread.h>
 #include <sched.h>
+#include <sys/mman.h>
 
 enum { LENGTH = 1 << 16 };
 
@@ -35,14 +36,21 @@ static void writing_threads_and_new_programs(void) {
     }
 }
 
+/* Stops a child. */
+static void stop(pid_t child) {
+    int how = 0;
+    MUST(kill(child, SIGSTOP));
+    MUST(waitpid(child, &how, WUNTRACED));
+    if (!WIFSTOPPED(how)) _exit(91);
+}
+
 static void stopped_writers(void) {
     long fd = MUST(open("f", O_RDWR | O_CREAT, 0644));
     pid_t writer = MUST(fork());
     if (writer == 0) write_on((void *)fd);
     for (int i = 0; i < 8; i++) {
         usleep(10000);
-        MUST(kill(writer, SIGSTOP));
-        MUST(waitpid(writer, NULL, WUNTRACED));
+        stop(writer);
         IN_CHILD(alarm(20); if (write(fd, "hello", 5) != 5) _exit(93));
         MUST(kill(writer, SIGCONT));
     }
@@ -53,28 +61,33 @@ static void stopped_writers(void) {
 
 /* Each record is written once and whole, whoever is stopped while it writes. */
 static void records_of_stopped_writers(void) {
-    enum { WRITERS = 3, RECORDS = 100, RECORD = 64 };
+    enum { WRITERS = 3, STOPS = 60, RECORD = 64 };
+    struct shared { int is_over, written[WRITERS]; };
+    volatile struct shared *shared =
+        mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     int fd = MUST(open("f", O_RDWR | O_CREAT, 0644));
     pid_t writers[WRITERS];
     for (int i = 0; i < WRITERS; i++) {
         writers[i] = MUST(fork());
         if (writers[i] == 0) {
             char record[RECORD];
-            alarm(40);
-            for (int k = 0; k < RECORDS; k++) {
+            for (int k = 0; !shared->is_over; k++) {
                 memset(record, '.', RECORD);
                 sprintf(record, "%d %d", i, k);
                 if (write(fd, record, RECORD) != RECORD) _exit(92);
+                shared->written[i] = k + 1;
             }
             _exit(0);
         }
     }
-    for (int i = 0; i < 60; i++) {
-        kill(writers[i % WRITERS], SIGSTOP);
-        usleep(2000);
-        if (i % 6 == 0) usleep(30000);
-        kill(writers[i % WRITERS], SIGCONT);
+    for (int i = 0; i < STOPS; i++) {
+        stop(writers[i % WRITERS]);
+        int before = shared->written[(i + 1) % WRITERS];
+        for (int k = 0; k < 10000 && shared->written[(i + 1) % WRITERS] < before + 3; k++) usleep(1000);
+        if (shared->written[(i + 1) % WRITERS] < before + 3) say("others wait for a stopped writer");
+        MUST(kill(writers[i % WRITERS], SIGCONT));
     }
+    shared->is_over = 1;
     for (int i = 0; i < WRITERS; i++) reap(writers[i]);
     char record[RECORD];
     int next[WRITERS] = {0}, others = 0;
@@ -84,8 +97,34 @@ static void records_of_stopped_writers(void) {
         if (sscanf(record, "%d %d", &i, &k) != 2 || i < 0 || i >= WRITERS || next[i] != k) others++;
         else next[i]++;
     }
-    say("%d %d %d records, %d others", next[0], next[1], next[2], others);
+    for (int i = 0; i < WRITERS; i++) {
+        say("writer %d: %s", i, next[i] == shared->written[i] ? "all records" : "records are lost");
+    }
+    say("%d others", others);
     MUST(ftruncate(fd, 0));
+}
+
+/* What is written while a process is stopped that reads at the end of the file, or goes there, stays in its place. */
+static void stopped_readers(void) {
+    enum { STOPS = 100 };
+    int fd = MUST(open("f", O_RDWR | O_CREAT, 0644));
+    pid_t reader = MUST(fork());
+    if (reader == 0) {
+        for (;;) {
+            if (lseek(fd, 0, SEEK_END) < 0 || read(fd, bytes, 4096) < 0) _exit(90);
+        }
+    }
+    for (int i = 0; i < STOPS; i++) {
+        usleep(1000);
+        stop(reader);
+        MUST(write(fd, "hello", 5));
+        MUST(kill(reader, SIGCONT));
+    }
+    MUST(kill(reader, SIGKILL));
+    reap(reader);
+    struct stat status;
+    MUST(fstat(fd, &status));
+    say("%ld bytes", (long)status.st_size);
 }
 
 /* The child of a fork has the thread's own mask, and the thread keeps it, although others fork, too. */
@@ -165,6 +204,7 @@ static const struct test tests[] = {
     {"writing-threads-and-new-programs", writing_threads_and_new_programs},
     {"stopped-writers", stopped_writers},
     {"records-of-stopped-writers", records_of_stopped_writers},
+    {"stopped-readers", stopped_readers},
     {"masks-and-concurrent-forks", masks_and_concurrent_forks},
     {"locks-in-namespaces", locks_in_namespaces},
     {NULL, NULL},

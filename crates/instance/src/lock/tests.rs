@@ -37,50 +37,52 @@ fn this() -> Holder {
     Holder::new(std::process::id(), false)
 }
 
-/// Others go on where it would, and it changes nothing when it goes on.
+/// Others go on behind what it was writing, and it changes nothing when it goes on.
 #[test]
 fn a_stopped_holder_loses_the_lock_but_not_its_place() {
     let mut child = sleeper();
     stop(&child);
     let stopped = Holder::new(child.id(), false);
     with_entry(|_, entry| {
-        for (bytes, at) in [(5, 15), (-3, 18)] {
-            let from = entry.offset.load(Ordering::Relaxed);
-            let late = begin(entry, stopped, bytes);
-            let ours = begin(entry, this(), 100);
-            assert_eq!(entry.offset.load(Ordering::Relaxed), at);
-            // It goes on, and meets the end of the file, or not.
-            entry.end(&late, from, from + 1);
-            entry.end(&late, from, from + bytes.abs());
-            drop(late);
-            assert_eq!(entry.offset.load(Ordering::Relaxed), at);
-            assert!(ours.is_held() && entry.try_lock(stopped).is_none());
-            entry.end(&ours, at, at);
-            drop(ours);
-            assert!(!entry.is_locked());
-        }
-        // It was stopped before it began.
+        let late = begin(entry, stopped, 5);
+        let ours = begin(entry, this(), 100);
+        assert_eq!(entry.offset.load(Ordering::Relaxed), 15);
+        // It goes on, and could write all, or not.
+        assert!(!entry.begin(&late, 10, 5) && !entry.set_offset(&late, 15, 16));
+        entry.end(&late, 10, 15);
+        entry.end(&late, 10, 11);
+        drop(late);
+        assert_eq!(entry.offset.load(Ordering::Relaxed), 15);
+        assert!(ours.is_held() && entry.try_lock(stopped).is_none());
+        // Its own place is still known.
+        std::mem::forget(ours);
+        entry.leave_to_new_program(this());
+        assert_eq!(entry.offset.load(Ordering::Relaxed), 115);
+        assert!(!entry.is_locked());
+        // It was stopped while it read.
         let late = entry.lock(stopped);
         let ours = entry.lock(this());
-        assert!(!entry.begin(&late, 18, 5), "it has to look at the offset again");
-        drop(ours);
+        assert!(entry.set_offset(&ours, 115, 120) && !entry.set_offset(&late, 115, 116));
+        assert_eq!(entry.offset.load(Ordering::Relaxed), 120);
     });
     child.kill().unwrap();
     child.wait().unwrap();
 }
 
 #[test]
-fn what_a_killed_holder_wrote_is_not_overwritten_and_what_it_read_is_read_again() {
+fn what_a_killed_holder_wrote_is_not_overwritten() {
     let mut child = sleeper();
     let killed = Holder::new(child.id(), false);
     child.kill().unwrap();
     child.wait().unwrap();
     with_entry(|_, entry| {
-        for (bytes, at) in [(5, 15), (-3, 15)] {
-            std::mem::forget(begin(entry, killed, bytes));
-            drop(entry.lock(this()));
-            assert_eq!(entry.offset.load(Ordering::Relaxed), at);
-        }
+        std::mem::forget(begin(entry, killed, 5));
+        drop(entry.lock(this()));
+        assert_eq!(entry.offset.load(Ordering::Relaxed), 15);
+        // It has begun nothing.
+        std::mem::forget(entry.lock(killed));
+        drop(entry.lock(this()));
+        assert_eq!(entry.offset.load(Ordering::Relaxed), 15);
         // After it had moved the offset itself.
         let done = begin(entry, killed, 5);
         entry.end(&done, 15, 20);
@@ -116,6 +118,11 @@ fn a_new_program_does_not_keep_the_locks_of_the_previous_one() {
         state.leave_to_new_program(this());
         assert!(!entry.is_locked());
         assert_eq!(entry.offset.load(Ordering::Relaxed), 15);
+        // In another namespace, there may be others with this number.
+        let elsewhere = Holder::new(std::process::id(), true);
+        let _held = entry.lock(elsewhere);
+        state.leave_to_new_program(elsewhere);
+        assert!(entry.is_locked());
     });
 }
 

@@ -341,9 +341,20 @@ pub(crate) unsafe fn dirfd(at: *mut DIR) -> c_int {
 
 /// Writes entries as `getdents64(2)` does; keeps the cookie of the last one as the file's offset.
 fn records(open: Open, to: &mut [u8]) -> Result<usize, i32> {
-    let _lock = remote::lock_offset(open)?;
-    let cookie = open.entry.offset.load(Ordering::Relaxed) as u64;
-    let (entries, _) = list(open, cookie)?;
+    loop {
+        let lock = remote::lock_offset(open)?;
+        let cookie = open.entry.offset.load(Ordering::Relaxed);
+        let (count, next) = records_from(open, cookie, to)?;
+        // Otherwise this process was stopped, and others have gone on.
+        if open.entry.set_offset(&lock, cookie, next) {
+            return Ok(count);
+        }
+    }
+}
+
+/// Writes entries behind a cookie; returns the number of bytes, and the cookie of the last one.
+fn records_from(open: Open, mut cookie: i64, to: &mut [u8]) -> Result<(usize, i64), i32> {
+    let (entries, _) = list(open, cookie as u64)?;
     let mut at = 0;
     for entry in &entries {
         let bytes = (19 + entry.name.len() + 1).next_multiple_of(8);
@@ -360,9 +371,9 @@ fn records(open: Open, to: &mut [u8]) -> Result<usize, i32> {
         record[18] = entry.file_type;
         record[19..19 + entry.name.len()].copy_from_slice(&entry.name);
         at += bytes;
-        open.entry.offset.store(entry.cookie as i64, Ordering::Relaxed);
+        cookie = entry.cookie as i64;
     }
-    Ok(at)
+    Ok((at, cookie))
 }
 
 pub(crate) unsafe fn getdents64(fd: c_int, to: *mut c_void, room: size_t) -> ssize_t {

@@ -18,18 +18,27 @@ pub(crate) struct Chosen {
 /// code that calls `dlopen`.
 pub(crate) unsafe extern "C" fn choose(path: *const c_char, caller: *const c_void) -> Chosen {
     // SAFETY: the program passes valid arguments.
-    let chosen = unsafe { local_copy(path, caller) };
+    let chosen = unsafe { local_copy(path, caller, || is_loaded(path)) };
     Chosen { path: chosen.unwrap_or(path), function: crate::table::real_dlopen() }
 }
 
 /// [`choose`] for `dlmopen`.
 pub(crate) unsafe extern "C" fn choose_apart(path: *const c_char, caller: *const c_void) -> Chosen {
     // SAFETY: the program passes valid arguments.
-    let chosen = unsafe { local_copy(path, caller) };
+    let chosen = unsafe { local_copy(path, caller, || false) };
     Chosen { path: chosen.unwrap_or(path), function: crate::table::real_dlmopen() }
 }
 
-unsafe fn local_copy(path: *const c_char, caller: *const c_void) -> Option<*const c_char> {
+/// Returns the path of the local copy that is to be opened in the place of this library. `is_loaded`: the loader has one of
+/// this name, and does not look for it.
+///
+/// # Safety
+/// `path` is null or a string; `caller` is an address in code.
+unsafe fn local_copy(
+    path: *const c_char,
+    caller: *const c_void,
+    is_loaded: impl FnOnce() -> bool,
+) -> Option<*const c_char> {
     if crate::start::mounts().is_empty() || !place::is_address(path) || crate::guard::is_inside() {
         return None;
     }
@@ -38,16 +47,15 @@ unsafe fn local_copy(path: *const c_char, caller: *const c_void) -> Option<*cons
     let search = search();
     if !name.contains(&b'/') {
         // The loader looks in the folders of copies, so a copy must be there.
-        let copies = inside(|| {
-            let copies = mirror::copy_named(name, &search, &callers(caller));
-            copies.iter().for_each(|(copy, _)| drop(mirror::gather(copy, &search)));
-            Ok(copies)
+        // Not inside, as it waits for the loader's lock, whose owner may wait for us.
+        let callers = callers(caller);
+        let copied = inside(|| {
+            let copied = mirror::copy_named(name, &search, &callers).ok_or(libc::ENOENT)?;
+            mirror::gather(&copied.path, &search);
+            Ok(copied)
         });
-        let (copy, is_found) = copies.ok()?.into_iter().next()?;
-        if is_found || is_loaded(path) {
-            return None;
-        }
-        return Some(copy.leak().as_ptr().cast());
+        let copied = copied.ok().filter(|copied| !copied.is_found)?;
+        return (!is_loaded()).then(|| copied.path.leak().as_ptr().cast());
     }
     // SAFETY: the program passes valid arguments.
     let at = unsafe { place::find(libc::AT_FDCWD, path) }?;
@@ -74,13 +82,6 @@ fn is_loaded(name: *const c_char) -> bool {
 /// Returns the files whose own search paths apply to a library that the code at this address asks for: its own, and the
 /// program. The paths end with zero bytes.
 fn callers(caller: *const c_void) -> Vec<Vec<u8>> {
-    // SAFETY: all zero is a valid value.
-    let mut info: Dl_info = unsafe { std::mem::zeroed() };
-    // SAFETY: libc fills in the structure if it finds a file, whose name then is a string.
-    let found = unsafe {
-        let is_found = real::dladdr(caller, &raw mut info) != 0 && !info.dli_fname.is_null();
-        is_found.then(|| CStr::from_ptr(info.dli_fname).to_bytes_with_nul().to_vec())
-    };
     let mut program = vec![0; libc::PATH_MAX as usize];
     let link = c"/proc/self/exe".as_ptr() as usize;
     let at = program.as_mut_ptr() as usize;
@@ -88,8 +89,28 @@ fn callers(caller: *const c_void) -> Vec<Vec<u8>> {
     // SAFETY: the buffer is longer than said. Not the hook: it tells the remote name.
     let length = unsafe { checked(libc::SYS_readlinkat, call) }.unwrap_or(0);
     program.truncate(length + 1);
-    let all = found.into_iter().chain([program]);
-    all.filter(|path| path.starts_with(b"/")).collect()
+    let library = library_of(caller).filter(|path| path.starts_with(b"/"));
+    library.into_iter().chain([program]).collect()
+}
+
+/// Returns the path of the library in which an address is, with a zero byte at the end; `None` for the program itself.
+fn library_of(address: *const c_void) -> Option<Vec<u8>> {
+    /// The beginning of `struct link_map` (`link.h`).
+    #[repr(C)]
+    struct LinkMap {
+        _address: usize,
+        name: *const c_char,
+    }
+    const RTLD_DL_LINKMAP: c_int = 2;
+    // SAFETY: all zero is a valid value. libc stores the address of its own structure if it finds one, whose name is a
+    // string: an empty one for the program.
+    unsafe {
+        let mut info: Dl_info = std::mem::zeroed();
+        let mut map: *mut LinkMap = std::ptr::null_mut();
+        let found = real::dladdr1(address, &raw mut info, (&raw mut map).cast(), RTLD_DL_LINKMAP);
+        let name = map.as_ref().filter(|_| found != 0)?.name;
+        (!name.is_null() && *name != 0).then(|| CStr::from_ptr(name).to_bytes_with_nul().to_vec())
+    }
 }
 
 /// Finds the library of an address, and reports a remote one by its own name: some libraries look for their

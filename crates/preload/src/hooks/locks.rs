@@ -235,7 +235,7 @@ pub(crate) unsafe fn fcntl(open: Open, command: c_int, argument: *mut libc::floc
                     (asked.l_start, asked.l_len) = (other.start as i64, other.length as i64);
                     asked.l_pid = match other.owner {
                         0 => -1,
-                        // Zero if the process is in another PID namespace, as from the kernel.
+                        // Zero if the process is in another PID namespace.
                         owner => process::number_of(owner) as i32,
                     };
                 }
