@@ -102,7 +102,7 @@ pub(crate) fn holder() -> Holder {
     Holder::new(id(), namespace() != 0)
 }
 
-/// Returns the number of the process with this [identity](identity); zero if this one does not know it by a number.
+/// Returns the number of the process with this [`identity`]; zero if this one does not know it by a number.
 pub(crate) fn number_of(identity: u64) -> u32 {
     if identity >> 32 == u64::from(namespace()) { identity as u32 } else { 0 }
 }
