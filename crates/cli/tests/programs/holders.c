@@ -34,6 +34,8 @@ static void writing_threads_and_new_programs(void) {
         }
         reap(child);
     }
+    /* Where they wrote depends on when. */
+    MUST(ftruncate(fd, 0));
 }
 
 /* Stops a child. */
