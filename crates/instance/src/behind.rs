@@ -375,8 +375,9 @@ impl Queue {
         self.area.limit.store(bytes as u64, Ordering::Relaxed);
     }
 
-    /// Adds the beginning of `data`, for process `me`, which must be in the keeper's PID namespace. Waits if the queue is full. Returns the number of bytes
-    /// added, which is at most [`RECORD_BYTES_MAX`]; `None` if the caller has to wait for this write, since
+    /// Adds the beginning of `data`, for process `me`, which must be in the keeper's PID namespace. Waits if the queue is
+    /// full. Returns the number of bytes added, which is at most [`RECORD_BYTES_MAX`]; `None` if the caller has to wait for
+    /// this write, since
     ///
     /// * the place overlaps with one in the queue: writes of the same place would wait for each other there, and
     ///   everybody for them all. What is appended may follow what was by the same descriptor;

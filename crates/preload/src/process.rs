@@ -91,8 +91,8 @@ pub(crate) fn namespace() -> u32 {
     if known == HOME { 0 } else { known }
 }
 
-/// Returns what no two processes of the run have in common: the number, and the PID namespace in which it is this
-/// process's.
+/// Returns what no two processes of the run have in common, as an owner of locks: the number, and the PID namespace in
+/// which it is this process's.
 pub(crate) fn identity() -> u64 {
     u64::from(namespace()) << 32 | u64::from(id())
 }

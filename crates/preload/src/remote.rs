@@ -319,7 +319,7 @@ pub(crate) fn has_locks() -> bool {
 /// Releases this process's record locks on a file, as any close of it does.
 pub(crate) fn drop_process_locks(open: Open) {
     if HAS_PROCESS_LOCKS.load(Ordering::Relaxed) {
-        let owner = lock_owner();
+        let owner = process::identity();
         let all = Lock { family: lock::PROCESS, kind: lock::UNLOCK, owner, start: 0, length: 0 };
         // The file may be open in a mode that does not permit locks.
         let _ = with(open, |file| file.lock(&all, false));
@@ -345,7 +345,7 @@ pub(crate) fn take_over_locks() {
         return;
     }
     HAS_PROCESS_LOCKS.store(true, Ordering::Relaxed);
-    let (owner, kind) = (lock_owner(), lock::SHARED);
+    let (owner, kind) = (process::identity(), lock::SHARED);
     let probe = Lock { family: lock::PROCESS, kind, owner, start: 0, length: 1 };
     for (_, open) in descriptors::all(0, u32::MAX) {
         if !is_path(open) {
@@ -353,9 +353,4 @@ pub(crate) fn take_over_locks() {
             let _ = with(open, |file| file.test_lock(&probe));
         }
     }
-}
-
-/// Returns this process as an owner of locks.
-pub(crate) fn lock_owner() -> u64 {
-    process::identity()
 }

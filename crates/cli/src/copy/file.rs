@@ -182,21 +182,13 @@ impl Files {
         Ok(Legacy { replaced, list, denied: 0 })
     }
 
-    /// [`Self::legacy`] of a copy that is made with rights for its owner only: the kernel cannot tell what a list that it
-    /// inherits leaves of its mode.
-    fn late_legacy(
-        &self,
-        source: &End,
-        target: &End,
-        status: &Status,
-        existing: &Existing,
-        parent: &Parent,
-    ) -> Outcome<Legacy> {
-        let mut legacy = self.legacy(source, target, status, existing, parent)?;
-        if legacy.replaced.is_none() && !self.wanted.mode {
-            legacy.denied = parent.denied(target).map_err(|f| f.about(target))?;
+    /// Returns what a list takes away that a new copy inherits. It is made with rights for its owner only, so the kernel
+    /// could not tell.
+    fn denied(&self, legacy: &Legacy, target: &End, parent: &Parent) -> Outcome<u32> {
+        match legacy.replaced {
+            None if !self.wanted.mode => parent.denied(target).map_err(|f| f.about(target)),
+            _ => Ok(0),
         }
-        Ok(legacy)
     }
 
     /// Compares the copy with `data` if asked to, and sets its attributes.
@@ -243,7 +235,8 @@ impl Files {
         let sparse = is_sparse(status);
         let _permit = self.large.take();
         let existing = looked_at(target, existing)?;
-        let legacy = self.late_legacy(source, target, status, &existing, parent)?;
+        let mut legacy = self.legacy(source, target, status, &existing, parent)?;
+        legacy.denied = self.denied(&legacy, target, parent)?;
         let input = source.open_regular(status.is_followed).map_err(|f| f.about(source))?;
         let attr = input.opened().map_err(|f| f.about(source))?;
         // True in `/sys`, where the size is that of a page. A hole can be read to its end.
@@ -415,7 +408,8 @@ impl Files {
         input: &mut Handle,
         parent: &Parent,
     ) -> Outcome<()> {
-        let legacy = self.late_legacy(source, target, status, existing, parent)?;
+        let mut legacy = self.legacy(source, target, status, existing, parent)?;
+        legacy.denied = self.denied(&legacy, target, parent)?;
         let part = target.sibling(&part::unique_name(target.name(), self.run))?;
         let mut output = part.create(0o600).map_err(|f| f.about(target))?;
         let copied = self

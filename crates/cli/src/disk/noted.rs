@@ -17,8 +17,7 @@ pub(super) struct Stamp {
 }
 
 /// What a stamp is of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+enum Kind {
     /// A disk of one of our servers.
     Remote,
     /// A disk of another server, or a device: it may be the same as any other end.
@@ -28,7 +27,7 @@ pub(super) enum Kind {
 }
 
 impl Stamp {
-    pub(super) fn kind(&self) -> Kind {
+    fn kind(&self) -> Kind {
         match self.is.split(' ').next() {
             Some("disk") => Kind::Remote,
             Some("file") => Kind::File,

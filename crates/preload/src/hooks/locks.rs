@@ -214,7 +214,7 @@ pub(crate) unsafe fn fcntl(open: Open, command: c_int, argument: *mut libc::floc
         Err(error) => return finish(Err(error)),
     };
     let family = if is_process { lock::PROCESS } else { lock::OPEN_FILE };
-    let wanted = Lock { family, kind, owner: remote::lock_owner(), start, length };
+    let wanted = Lock { family, kind, owner: process::identity(), start, length };
     if asks {
         let test = || inside(|| remote::with(open, |file| file.test_lock(&wanted)));
         let tested = match test() {

@@ -225,6 +225,7 @@ fn look(path: &[u8]) -> Option<(Vec<u8>, Option<Obstacle>)> {
     // SAFETY: all zero is a valid `stat`.
     let mut status: libc::stat = unsafe { std::mem::zeroed() };
     let mut capabilities = false;
+    let user = user();
     // SAFETY: the path ends with a zero byte, the buffers have the lengths passed to the calls, and the
     // descriptor is closed here.
     let count = unsafe {
@@ -233,7 +234,7 @@ fn look(path: &[u8]) -> Option<(Vec<u8>, Option<Obstacle>)> {
         let _ = checked(libc::SYS_fstat, [fd, &raw mut status as usize, 0, 0, 0, 0]);
         let read = [fd, first.as_mut_ptr() as usize, FIRST_BYTES, 0, 0, 0];
         let count = checked(libc::SYS_pread64, read);
-        if user().0 != 0 {
+        if user.0 != 0 {
             let name = c"security.capability".as_ptr() as usize;
             capabilities = checked(libc::SYS_fgetxattr, [fd, name, 0, 0, 0, 0]).is_ok();
         }
@@ -242,8 +243,8 @@ fn look(path: &[u8]) -> Option<(Vec<u8>, Option<Obstacle>)> {
     };
     first.truncate(count);
     let rights = (status.st_mode, status.st_uid, status.st_gid);
-    let gained = Obstacle::of_rights(rights, capabilities, user());
-    let two_users = (user() != real_user()).then_some(Obstacle::TwoUsers);
+    let gained = Obstacle::of_rights(rights, capabilities, user);
+    let two_users = (user != real_user()).then_some(Obstacle::TwoUsers);
     Some((first, gained.or(two_users)))
 }
 

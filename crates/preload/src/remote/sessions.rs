@@ -3,7 +3,7 @@
 //! A process connects on demand, with one session per server in the run's family. The child of a fork
 //! leaves its parent's sessions alone and opens its own.
 
-use super::{HAS_PROCESS_LOCKS, drop_process_locks, flags, lock_owner, number};
+use super::{HAS_PROCESS_LOCKS, drop_process_locks, flags, number};
 use crate::descriptors::{self, Open, Own};
 use crate::start::{self, Target};
 use crate::{ahead, behind, cache, closing, fresh, guard, known, own, process, walk};
@@ -181,7 +181,7 @@ fn options() -> Options {
     options.nearer_after = REQUESTS_FAR;
     options.tell_xattrs = known::wants_xattrs;
     options.family = start::config().map_or(0, |config| config.family);
-    options.process = lock_owner();
+    options.process = process::identity();
     options.hide = |fd| own::hide(fd, Own::Connection).map_err(std::io::Error::from_raw_os_error);
     options.changes = start::state().map(towline_instance::State::changes);
     options.place_of = place_of;
