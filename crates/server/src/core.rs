@@ -468,6 +468,7 @@ impl Core {
         let before = lane.out.bytes();
         match lane.out.flush(&lane.link, &mut self.pipe, &self.statistics.counters) {
             Ok(flushed) => {
+                lane.place.spend(before.saturating_sub(lane.out.bytes()));
                 if flushed == Flushed::Blocked
                     && lane.link.kind() != LinkKind::Shm
                     && let Err(error) = self.reactor.watch_writable(index as u64)

@@ -2,20 +2,26 @@
 //!
 //! A client that shares the processors with the server sends its next request as soon as it is answered. If
 //! that request is served right away, the client's memory is still in the caches; if all others come first,
-//! it is not. So a connection starts [`ROW`] requests before the waiting connections are served, provided
-//! that it sends them in time. Between two checks for new requests, the core serves only as many connections
-//! as move [`LOOK_BYTES`]. With 184 clients, each one waits longer for its turn but finishes its requests
-//! sooner. The core never waits for a client.
+//! it is not. So connections have turns: in its turn, a connection starts [`ROW`] requests before the waiting
+//! connections are served, provided that it sends them in time. Between two checks for new requests, the core
+//! serves only as many connections as move [`LOOK_BYTES`]. With 184 clients, each one waits longer for its turn
+//! but finishes its requests sooner. The core never waits for a client.
+//!
+//! A connection that asks after others have had all their turns goes before those that always ask, so who asks
+//! rarely hardly waits.
 
 use super::{Core, NBD_TOKENS};
 use crate::lane::Lane;
 use crate::nbd::Nbd;
 use std::collections::VecDeque;
+use std::sync::atomic::Ordering;
 
 /// Requests that a connection may start in its turn.
-const ROW: u32 = 4;
+const ROW: u32 = 16;
+/// Bytes after which a connection starts no more requests in its turn.
+const ROW_BYTES: u64 = 1 << 20;
 /// How often a connection may be read in its turn. Ends the turn of one that is always in the middle of a message.
-const READS: u32 = 32;
+const READS: u32 = 64;
 /// Bytes that are moved, roughly, before the core checks for new requests.
 const LOOK_BYTES: u64 = 128 * 1024;
 /// Minimum number of connections served between two checks: enough for clients and core to work in parallel.
@@ -29,14 +35,26 @@ pub(crate) struct Place {
     is_queued: bool,
     /// Requests this connection may still start in its current turn.
     left: u32,
+    /// Bytes that may still be moved before it starts no more.
+    bytes_left: u64,
     /// How often it may still be read in its current turn.
     reads: u32,
+    /// How many turns had been given when it was last served.
+    turn: u64,
 }
 
 impl Place {
     /// Notes that the connection starts a request.
     pub(crate) fn begin(&mut self) {
         self.left = self.left.saturating_sub(1);
+    }
+
+    /// Notes that so many bytes were, or will be, moved for the connection.
+    pub(crate) fn spend(&mut self, bytes: u64) {
+        self.bytes_left = self.bytes_left.saturating_sub(bytes);
+        if self.bytes_left == 0 {
+            self.left = 0;
+        }
     }
 }
 
@@ -45,8 +63,14 @@ impl Place {
 pub(super) struct Order {
     /// Connections whose turn it is.
     first: VecDeque<u64>,
-    /// Connections that wait for their turn.
+    /// Connections that had not asked for as long as all others had their turns.
+    rare: VecDeque<u64>,
+    /// Other connections that wait for their turn.
     rest: VecDeque<u64>,
+    /// One of `rare` was served last, before the others.
+    was_rare: bool,
+    /// Turns given so far.
+    turns: u64,
     /// Connections served since [`Order::width`] was last asked.
     served: u64,
     /// Bytes that had been moved until then.
@@ -55,33 +79,46 @@ pub(super) struct Order {
 
 impl Order {
     pub(super) fn is_empty(&self) -> bool {
-        self.first.is_empty() && self.rest.is_empty()
+        self.len() == 0
     }
 
     fn len(&self) -> u64 {
-        (self.first.len() + self.rest.len()) as u64
+        (self.first.len() + self.rare.len() + self.rest.len()) as u64
     }
 
     /// Adds a connection that can be read. A connection in the middle of a message or transfer (`is_within`)
     /// goes on with its turn.
     fn push(&mut self, token: u64, place: &mut Place, is_within: bool) {
-        if !std::mem::replace(&mut place.is_queued, true) {
-            let goes_on = place.reads > 0 && (is_within || place.left > 0);
-            if goes_on { &mut self.first } else { &mut self.rest }.push_back(token);
+        if std::mem::replace(&mut place.is_queued, true) {
+            return;
         }
+        let goes_on = place.reads > 0 && (is_within || place.left > 0);
+        if goes_on {
+            return self.first.push_back(token);
+        }
+        let waiting = (self.rare.len() + self.rest.len()) as u64;
+        let is_rare = self.turns - place.turn > waiting;
+        if is_rare { &mut self.rare } else { &mut self.rest }.push_back(token);
     }
 
     /// Removes the next connection, which gets a new turn if it had to wait for one. `None`: another
     /// connection has this token by now.
     fn pop<'a>(&mut self, place: impl FnOnce(u64) -> Option<&'a mut Place>) -> Option<u64> {
-        let goes_on = self.first.pop_front();
-        let token = goes_on.or_else(|| self.rest.pop_front())?;
+        // Every second time, so that neither kind can keep the other from being served.
+        self.was_rare = !self.was_rare && !self.rare.is_empty();
+        let rare = if self.was_rare { self.rare.pop_front() } else { None };
+        let goes_on = if rare.is_none() { self.first.pop_front() } else { None };
+        let waited = || self.rest.pop_front().or_else(|| self.rare.pop_front());
+        let token = rare.or(goes_on).or_else(waited)?;
         let place = place(token).filter(|place| place.is_queued)?;
         place.is_queued = false;
-        match goes_on {
-            Some(_) => place.reads = place.reads.saturating_sub(1),
-            None => (place.left, place.reads) = (ROW, READS - 1),
+        if goes_on.is_some() {
+            place.reads = place.reads.saturating_sub(1);
+        } else {
+            self.turns += 1;
+            (place.left, place.bytes_left, place.reads) = (ROW, ROW_BYTES, READS - 1);
         }
+        place.turn = self.turns;
         self.served += 1;
         Some(token)
     }
@@ -158,10 +195,24 @@ impl Core {
                 return;
             }
             let Self { order, nbd, lanes, .. } = self;
-            if let Some(token) = order.pop(|token| Some(place_at(nbd, lanes, token)?.0)) {
-                self.read(token, scratch);
+            let Some(token) = order.pop(|token| Some(place_at(nbd, lanes, token)?.0)) else {
+                continue;
+            };
+            let before = self.bytes_received();
+            self.read(token, scratch);
+            let received = self.bytes_received() - before;
+            // Requests to disks over NBD note what they will move.
+            if token < NBD_TOKENS
+                && let Some(Some(lane)) = self.lanes.get_mut(token as usize)
+            {
+                lane.place.spend(received);
             }
         }
+    }
+
+    /// Returns the bytes that this core has received so far.
+    pub(super) fn bytes_received(&self) -> u64 {
+        self.statistics.counters.bytes_received.load(Ordering::Relaxed)
     }
 }
 
@@ -199,14 +250,59 @@ mod tests {
     #[test]
     fn each_makes_a_row_of_requests_in_its_turn_and_all_have_turns() {
         let (mut order, mut places) = connections(3);
-        let served = serve(&mut order, &mut places, 1, 15);
-        assert_eq!(served, [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 0, 0, 0]);
+        let row = ROW as usize;
+        let served = serve(&mut order, &mut places, 1, 4 * row);
+        let rows = [0, 1, 2, 0].map(|token| vec![token; row]).concat();
+        assert_eq!(served, rows);
         let (mut order, mut places) = connections(7);
-        let served = serve(&mut order, &mut places, 2, 7 * 4 * 10);
+        let served = serve(&mut order, &mut places, 2, 7 * row * 10);
         for token in 0..7 {
             let count = served.iter().filter(|served| **served == token).count();
-            assert!((36..=44).contains(&count), "{token}: {count} of 40: {served:?}");
+            assert!((9 * row..=11 * row).contains(&count), "{token}: {count} of {}", 10 * row);
         }
+    }
+
+    #[test]
+    fn who_has_moved_enough_starts_no_more() {
+        let (mut order, mut places) = connections(2);
+        let mut served = Vec::new();
+        for _ in 0..6 {
+            let next = order.pop(|token| places.get_mut(token as usize)).unwrap();
+            let place = &mut places[next as usize];
+            place.begin();
+            place.spend(ROW_BYTES / 2);
+            order.push(next, place, false);
+            served.push(next);
+        }
+        assert_eq!(served, [0, 0, 1, 1, 0, 0]);
+    }
+
+    #[test]
+    fn who_asks_rarely_hardly_waits_and_keeps_nobody_from_being_served() {
+        let (mut order, mut places) = connections(51);
+        serve(&mut order, &mut places, 1, 50 * ROW as usize);
+        // The last one has had no turn, as it asks only now; then it asks no more for a while.
+        let mut pop = |order: &mut Order| order.pop(|token| places.get_mut(token as usize));
+        assert_eq!(pop(&mut order), Some(50));
+        let served = serve(&mut order, &mut places, 1, 60 * ROW as usize);
+        assert!(!served.contains(&50));
+        order.push(50, &mut places[50], false);
+        let served = serve(&mut order, &mut places, 1, 3 * ROW as usize);
+        let before = served.iter().position(|token| *token == 50).unwrap();
+        assert!(before <= 1, "{before} requests of others came first");
+        // Rare ones and the others have turns alternately.
+        let (mut order, mut places) = connections(4);
+        order.turns = 100;
+        for (token, last) in [(0, 100), (1, 100), (2, 10), (3, 10)] {
+            places[token].turn = last;
+            places[token].is_queued = false;
+        }
+        (order.rare, order.rest) = Default::default();
+        for (token, place) in places.iter_mut().enumerate() {
+            order.push(token as u64, place, false);
+        }
+        let mut pop = || order.pop(|token| places.get_mut(token as usize));
+        assert_eq!([pop(), pop(), pop(), pop()], [Some(2), Some(0), Some(3), Some(1)]);
     }
 
     #[test]

@@ -212,6 +212,7 @@ impl Serving<'_> {
     /// Charges for a request that was taken and moves `bytes` bytes.
     fn charge(&mut self, bytes: u64) {
         self.lane.place.begin();
+        self.lane.place.spend(bytes);
         if let Some(meter) = self.limiting() {
             meter.charge(Instant::now(), 1, bytes);
         }
