@@ -3,11 +3,11 @@
 //! A client that shares the processors with the server sends its next request as soon as it is answered. If
 //! that request is served right away, the client's memory is still in the caches; if all others come first,
 //! it is not. So connections have turns: in its turn, a connection starts [`ROW`] requests before the waiting
-//! connections are served, provided that it sends them in time. Between two checks for new requests, the core
+//! connections are served, or as many as move [`ROW_BYTES`], provided that it sends them in time. Between two checks for new requests, the core
 //! serves only as many connections as move [`LOOK_BYTES`]. With 184 clients, each one waits longer for its turn
 //! but finishes its requests sooner. The core never waits for a client.
 //!
-//! A connection that asks after others have had all their turns goes before those that always ask, so who asks
+//! A connection that asks after all others have had their turns goes before those that always ask, so who asks
 //! rarely hardly waits.
 
 use super::{Core, NBD_TOKENS};
@@ -97,7 +97,7 @@ impl Order {
             return self.first.push_back(token);
         }
         let waiting = (self.rare.len() + self.rest.len()) as u64;
-        let is_rare = self.turns - place.turn > waiting;
+        let is_rare = place.turn + waiting < self.turns;
         if is_rare { &mut self.rare } else { &mut self.rest }.push_back(token);
     }
 
