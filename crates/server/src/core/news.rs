@@ -17,14 +17,16 @@ impl Core {
     /// Receives from the connection that most likely has news, without asking the ring. Returns true if
     /// something was received.
     pub(super) fn try_guess(&mut self, scratch: &mut [u8]) -> bool {
-        let before = self.bytes_received();
+        let received =
+            |core: &Self| core.statistics.counters.bytes_received.load(Ordering::Relaxed);
+        let before = received(self);
         let moved = self.bytes_moved();
         let since = moved - std::mem::replace(&mut self.guessed_at, moved);
         let took = 1 + u32::try_from(since / SMALL_BYTES).unwrap_or(u32::MAX - 1);
         let Some(event) = self.reactor.guess(took) else { return false };
         self.event(event, scratch);
         self.serve_next(scratch);
-        let came = self.bytes_received() != before;
+        let came = received(self) != before;
         if !came {
             self.reactor.guessed_wrong();
         }

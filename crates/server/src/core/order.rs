@@ -3,9 +3,9 @@
 //! A client that shares the processors with the server sends its next request as soon as it is answered. If
 //! that request is served right away, the client's memory is still in the caches; if all others come first,
 //! it is not. So connections have turns: in its turn, a connection starts [`ROW`] requests before the waiting
-//! connections are served, or as many as move [`ROW_BYTES`], provided that it sends them in time. Between two checks for new requests, the core
-//! serves only as many connections as move [`LOOK_BYTES`]. With 184 clients, each one waits longer for its turn
-//! but finishes its requests sooner. The core never waits for a client.
+//! connections are served, or as many as move [`ROW_BYTES`], provided that it sends them in time. Between two
+//! checks for new requests, the core serves only as many connections as move [`LOOK_BYTES`]. With 184 clients,
+//! each one waits longer for its turn but finishes its requests sooner. The core never waits for a client.
 //!
 //! A connection that asks after all others have had their turns goes before those that always ask, so who asks
 //! rarely hardly waits.
@@ -14,7 +14,6 @@ use super::{Core, NBD_TOKENS};
 use crate::lane::Lane;
 use crate::nbd::Nbd;
 use std::collections::VecDeque;
-use std::sync::atomic::Ordering;
 
 /// Requests that a connection may start in its turn.
 const ROW: u32 = 16;
@@ -106,13 +105,18 @@ impl Order {
     fn pop<'a>(&mut self, place: impl FnOnce(u64) -> Option<&'a mut Place>) -> Option<u64> {
         // Every second time, so that neither kind can keep the other from being served.
         self.was_rare = !self.was_rare && !self.rare.is_empty();
-        let rare = if self.was_rare { self.rare.pop_front() } else { None };
-        let goes_on = if rare.is_none() { self.first.pop_front() } else { None };
-        let waited = || self.rest.pop_front().or_else(|| self.rare.pop_front());
-        let token = rare.or(goes_on).or_else(waited)?;
+        let goes_on = !self.was_rare && !self.first.is_empty();
+        let queue = if goes_on {
+            &mut self.first
+        } else if self.was_rare || self.rest.is_empty() {
+            &mut self.rare
+        } else {
+            &mut self.rest
+        };
+        let token = queue.pop_front()?;
         let place = place(token).filter(|place| place.is_queued)?;
         place.is_queued = false;
-        if goes_on.is_some() {
+        if goes_on {
             place.reads = place.reads.saturating_sub(1);
         } else {
             self.turns += 1;
@@ -195,24 +199,10 @@ impl Core {
                 return;
             }
             let Self { order, nbd, lanes, .. } = self;
-            let Some(token) = order.pop(|token| Some(place_at(nbd, lanes, token)?.0)) else {
-                continue;
-            };
-            let before = self.bytes_received();
-            self.read(token, scratch);
-            let received = self.bytes_received() - before;
-            // Requests to disks over NBD note what they will move.
-            if token < NBD_TOKENS
-                && let Some(Some(lane)) = self.lanes.get_mut(token as usize)
-            {
-                lane.place.spend(received);
+            if let Some(token) = order.pop(|token| Some(place_at(nbd, lanes, token)?.0)) {
+                self.read(token, scratch);
             }
         }
-    }
-
-    /// Returns the bytes that this core has received so far.
-    pub(super) fn bytes_received(&self) -> u64 {
-        self.statistics.counters.bytes_received.load(Ordering::Relaxed)
     }
 }
 
@@ -291,13 +281,8 @@ mod tests {
         let before = served.iter().position(|token| *token == 50).unwrap();
         assert!(before <= 1, "{before} requests of others came first");
         // Rare ones and the others have turns alternately.
-        let (mut order, mut places) = connections(4);
-        order.turns = 100;
-        for (token, last) in [(0, 100), (1, 100), (2, 10), (3, 10)] {
-            places[token].turn = last;
-            places[token].is_queued = false;
-        }
-        (order.rare, order.rest) = Default::default();
+        let mut order = Order { turns: 100, ..Order::default() };
+        let mut places = [100, 100, 10, 10].map(|turn| Place { turn, ..Place::default() });
         for (token, place) in places.iter_mut().enumerate() {
             order.push(token as u64, place, false);
         }

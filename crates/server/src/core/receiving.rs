@@ -76,6 +76,7 @@ impl Core {
             }
         }
         let Some(Some(lane)) = self.lanes.get_mut(index) else { return };
+        lane.place.spend(received(&receiving) - before);
         lane.receiving = Some(receiving);
         let hello = lane.hello.take();
         match (failure, hello) {
