@@ -190,6 +190,12 @@ impl<T: Copy> Engine<T> {
         self.memory.limits.fragments.buffer_bytes() as u64
     }
 
+    /// Returns true if there is an output to take.
+    #[must_use]
+    pub fn has_output(&self) -> bool {
+        !self.outputs.is_empty()
+    }
+
     /// Returns the next output for a front.
     pub fn next_output(&mut self) -> Option<Output<T>> {
         self.outputs.pop_front()

@@ -4,6 +4,7 @@ use crate::local::LocalLink;
 use crate::socket::{self, Piece, Wait};
 use crate::{Counters, Pipe, ShmLink, Spin, Target};
 use rustix::event::PollFlags;
+use rustix::net::sockopt::socket_incoming_cpu;
 use smallvec::SmallVec;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -54,6 +55,16 @@ impl Link {
             Self::Shm(link) => Some(link.socket().as_fd()),
             Self::Local(_) => None,
         }
+    }
+
+    /// Returns the processor on which the bytes of a TCP connection arrived last: where the client runs, if it is on
+    /// this machine, else where the interrupts of the network card are handled. `None` for other links. Costs a
+    /// system call (`SO_INCOMING_CPU`, socket(7)).
+    #[must_use]
+    pub fn arrives_on(&self) -> Option<u32> {
+        let Self::Socket(fd, LinkKind::Tcp) = self else { return None };
+        // The kernel says -1 while it does not know.
+        socket_incoming_cpu(fd).ok().filter(|processor| *processor != u32::MAX)
     }
 
     /// True when the peer has closed its end or is gone. Data that it sent before may still be unread.

@@ -1,6 +1,8 @@
 //! A core: one thread with an event loop, lanes and sessions.
 
+mod giving_way;
 mod mail;
+mod moving;
 mod news;
 mod order;
 mod receiving;
@@ -23,6 +25,7 @@ use crate::priority::Queue;
 use crate::sessions::Sessions;
 use crate::stats::{CoreStatistics, Stages};
 use crate::waiting::Waiting;
+pub(crate) use moving::{Homes, Moving};
 use order::Order;
 pub(crate) use order::Place;
 use parking_lot::{Mutex, RwLock};
@@ -62,6 +65,7 @@ pub(crate) struct Shared {
     pub(crate) local_socket: u64,
     pub(crate) next_core: AtomicUsize,
     pub(crate) next_session: AtomicU64,
+    pub(crate) homes: Homes,
     pub(crate) families: Families,
     pub(crate) identity: bool,
     pub(crate) squash_root: bool,
@@ -83,9 +87,10 @@ impl Shared {
         (0..self.cores.len()).map(|_| next()).find(|core| self.cores[*core].turns.waiting() == 0)
     }
 
-    /// Returns the core on which a session lives; its number says which.
+    /// Returns the core on which a session lives: the one that its number says, unless it has moved.
     pub(crate) fn home(&self, session: u64) -> usize {
-        (session % self.mailboxes.len() as u64) as usize
+        let first = (session % self.mailboxes.len() as u64) as usize;
+        self.homes.get(session).unwrap_or(first)
     }
 
     /// Puts the boot epoch and the server's time for the request into the header of a reply.
@@ -319,7 +324,8 @@ impl Core {
                 || self.serves_disks && (self.nbd.is_busy() || self.engine.has_work())
                 || self.has_low_request()
                 || self.spin_or_prepare_sleep();
-            if !busy || !self.try_guess(&mut scratch) {
+            let gave_way = self.order.way.give_way();
+            if !busy || gave_way || !self.try_guess(&mut scratch) {
                 let timeout = if busy {
                     Some(Duration::ZERO)
                 } else {

@@ -112,6 +112,7 @@ impl Core {
         }
         let Some(mut served) = self.sessions.remove(id) else { return true };
         self.statistics.sessions.fetch_sub(1, Ordering::Relaxed);
+        self.shared.homes.remove(id);
         if let Some(state) = &self.shared.state {
             state.end(id);
         }

@@ -7,7 +7,6 @@
 
 use crate::core::Shared;
 use crate::guarded::unless_panics;
-use crate::mailbox::Mail;
 use parking_lot::Mutex;
 
 type Tell = Box<dyn FnOnce(&str) + Send>;
@@ -54,9 +53,7 @@ pub(crate) fn work_of_core(
         None => format!("core {core} failed because of a bug in the server, which stops"),
     };
     log::error!("{why}");
-    for mailbox in &shared.mailboxes {
-        mailbox.send(Mail::Shutdown);
-    }
+    shared.tell_to_end();
     // No other thread does this core's work, so new clients, or those handed over, must not be left waiting.
     shared.cores[core].turns.sleeps();
     shared.mailboxes[core].take();

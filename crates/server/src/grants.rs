@@ -252,6 +252,15 @@ impl Served {
         !self.away.is_empty() || self.running.iter().flatten().any(|running| !waits(running))
     }
 
+    /// Returns true if no request of the session is under way, so that it can move to another core with its lane.
+    pub(crate) fn is_at_rest(&self) -> bool {
+        let is_busy = !self.away.is_empty() || !self.waiting.is_empty() || self.is_low;
+        !is_busy
+            && !self.has_ended
+            && self.running.iter().all(Option::is_none)
+            && self.disks.is_at_rest()
+    }
+
     /// Returns true if the request of this slot waits for data.
     pub(crate) fn is_transfer(&self, slot: u16) -> bool {
         let running = self.running.get(usize::from(slot)).and_then(Option::as_ref);

@@ -103,17 +103,7 @@ impl Core {
         greeted: Option<(Hello, Option<(u32, u32)>)>,
         scratch: &mut [u8],
     ) {
-        let index = self.free_lanes.pop().unwrap_or_else(|| {
-            self.lanes.push(None);
-            self.lanes.len() - 1
-        });
-        let token = index as u64;
-        let watched = link.fd().map(|fd| self.reactor.watch(fd, token));
-        if let Some(Err(error)) = watched {
-            complaints::warn(format_args!("cannot watch a connection: {error}"));
-            self.free_lanes.push(index);
-            return;
-        }
+        let Some(index) = self.watch_lane(&link) else { return };
         self.statistics.lanes.fetch_add(1, Ordering::Relaxed);
         let peer = match &greeted {
             Some((_, peer)) => *peer,
@@ -128,6 +118,21 @@ impl Core {
         }
     }
 
+    /// Watches a connection that becomes a lane. Returns the lane's index; `None`: it cannot be watched.
+    pub(crate) fn watch_lane(&mut self, link: &Link) -> Option<usize> {
+        let index = self.free_lanes.pop().unwrap_or_else(|| {
+            self.lanes.push(None);
+            self.lanes.len() - 1
+        });
+        let watched = link.fd().map(|fd| self.reactor.watch(fd, index as u64));
+        if let Some(Err(error)) = watched {
+            complaints::warn(format_args!("cannot watch a connection: {error}"));
+            self.free_lanes.push(index);
+            return None;
+        }
+        Some(index)
+    }
+
     pub(crate) fn greet(&mut self, index: usize, hello: &Hello) {
         let epoch = self.shared.boot_epoch;
         let Some(lane) = self.lanes[index].as_mut() else { return };
@@ -138,7 +143,10 @@ impl Core {
             return;
         }
         let home = self.shared.home(hello.session);
-        if hello.session != 0 && home != self.index {
+        // A session that another core is handing over is in the mailbox; the lane gets in line behind it.
+        let is_coming = self.shared.homes.get(hello.session) == Some(self.index)
+            && self.sessions.get(hello.session).is_none();
+        if hello.session != 0 && (home != self.index || is_coming) {
             let Some(lane) = self.lanes[index].take() else { return };
             if let Some(fd) = lane.link.fd() {
                 let _ = self.reactor.unwatch(fd, index as u64);

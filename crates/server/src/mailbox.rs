@@ -1,7 +1,9 @@
 //! How other threads reach a core: a list of messages, and a doorbell that its event loop watches.
 
+use crate::core::Moving;
 use crate::elsewhere::Return;
 use crate::ending::ProcessLocks;
+use crate::nbd::NbdLane;
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, eventfd};
 use std::io;
@@ -26,6 +28,10 @@ pub(crate) enum Mail {
     Answered { token: u64, result: io::Result<Vec<Vec<Status>>> },
     /// This lane's hello names a session of this core; user and group of a local peer.
     Join(Arc<Link>, Hello, Option<(u32, u32)>),
+    /// Another core hands over this lane and its session.
+    Moved(Box<Moving>),
+    /// Another core hands over this connection of an NBD client.
+    NbdMoved(Box<NbdLane>),
     /// Blocking work for this request has finished; `took` is in nanoseconds.
     Unblocked { session: u64, slot: u16, sequence: u32, result: BlockingResult, took: u64 },
     /// A request returns from a thread of a store that may hang.

@@ -1,7 +1,7 @@
 //! Starts and stops a server.
 
 use crate::config::{CORE_BUFFER_BYTES_MIN, CORES_MAX, Config, DiskExport, EngineWish, Export};
-use crate::core::{Core, Protocol, Shared};
+use crate::core::{Core, Homes, Protocol, Shared};
 use crate::disks::Disks;
 use crate::exports::Exports;
 use crate::failure::{Failure, work_of_core};
@@ -213,6 +213,7 @@ impl Server {
             local_socket,
             next_core: AtomicUsize::new(0),
             next_session: AtomicU64::new(first_session),
+            homes: Homes::default(),
             families: Families::new(boot_epoch),
             identity: config.identity,
             squash_root: !config.no_root_squash,
@@ -363,9 +364,7 @@ impl Server {
         if let Some(keeping) = &mut self.keeping {
             keeping.end();
         }
-        for mailbox in &self.shared.mailboxes {
-            mailbox.send(Mail::Shutdown);
-        }
+        self.shared.tell_to_end();
         let begun = Instant::now();
         for (index, thread) in self.threads.drain(..).enumerate() {
             while !thread.is_finished() && begun.elapsed() < STOP {

@@ -10,7 +10,7 @@ use hdrhistogram::Histogram;
 use parking_lot::Mutex;
 use serde::Serialize;
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 use towline_block::Moved;
@@ -102,6 +102,10 @@ pub(crate) struct CoreStatistics {
     /// Requests of low priority that began in a turn in which others sent requests, too.
     pub(crate) low_among_others: AtomicU64,
     pub(crate) lanes: AtomicU64,
+    /// Connections handed over to cores on the processors where their bytes arrive.
+    pub(crate) lanes_moved: AtomicU64,
+    /// The processor on which the core ran when it last had more to do than it served at once.
+    pub(crate) processor: AtomicU32,
     pub(crate) sessions: AtomicU64,
     pub(crate) protocol_errors: AtomicU64,
     /// Bytes of the blocks that clients have on loan.
@@ -124,6 +128,8 @@ impl CoreStatistics {
             replays: AtomicU64::new(0),
             low_among_others: AtomicU64::new(0),
             lanes: AtomicU64::new(0),
+            lanes_moved: AtomicU64::new(0),
+            processor: AtomicU32::new(u32::MAX),
             sessions: AtomicU64::new(0),
             protocol_errors: AtomicU64::new(0),
             bytes_on_loan: AtomicU64::new(0),
@@ -227,6 +233,7 @@ impl Statistics {
             add("replays", core.replays.load(Ordering::Relaxed));
             add("requests_low_among_others", core.low_among_others.load(Ordering::Relaxed));
             add("lanes", core.lanes.load(Ordering::Relaxed));
+            add("lanes_moved", core.lanes_moved.load(Ordering::Relaxed));
             add("sessions", core.sessions.load(Ordering::Relaxed));
             add("protocol_errors", core.protocol_errors.load(Ordering::Relaxed));
             add("bytes_on_loan", core.bytes_on_loan.load(Ordering::Relaxed));

@@ -123,6 +123,13 @@ impl Waiting {
         throttled.into_iter().chain(due).map(|throttled| throttled.kept).chain(low).collect()
     }
 
+    /// Returns true if a request of the session is held back.
+    pub(crate) fn holds(&self, session: u64) -> bool {
+        let mut limited = self.throttled.iter().chain(&self.due).map(|throttled| &throttled.kept);
+        limited.any(|kept| kept.session == session)
+            || self.low.iter().any(|kept| kept.session == session)
+    }
+
     /// Forgets the waiting requests of a session and returns their slots.
     pub(crate) fn forget(&mut self, session: u64) -> Vec<u16> {
         self.take_all(session).iter().map(|kept| kept.header.slot).collect()

@@ -10,6 +10,8 @@ impl Core {
         match mail {
             Mail::Lane(link) => self.add_lane(link, None, scratch),
             Mail::Join(link, hello, peer) => self.add_lane(link, Some((hello, peer)), scratch),
+            Mail::Moved(moving) => self.take_over(*moving),
+            Mail::NbdMoved(lane) => self.take_over_nbd(*lane),
             Mail::Unblocked { session, slot, sequence, result, took } => {
                 let Some(mut running) = self.take_running(session, slot, sequence) else { return };
                 running.stages.storage += took;
@@ -47,7 +49,13 @@ impl Core {
                     self.drive(session, slot, running, now);
                 }
             }
-            Mail::Orphan { session, locks } => self.orphan(session, locks),
+            Mail::Orphan { session, locks } => {
+                let home = self.shared.home(session);
+                match home == self.index {
+                    true => self.orphan(session, locks),
+                    false => self.shared.mailboxes[home].send(Mail::Orphan { session, locks }),
+                }
+            }
             Mail::LocksReleased { session, slot, sequence } => {
                 if let Some(mut running) = self.take_running(session, slot, sequence) {
                     running.compound.process_ended();

@@ -10,6 +10,7 @@
 //! A connection that asks after all others have had their turns goes before those that always ask, so who asks
 //! rarely hardly waits.
 
+use super::giving_way::GivingWay;
 use super::{Core, NBD_TOKENS};
 use crate::lane::Lane;
 use crate::nbd::Nbd;
@@ -40,6 +41,8 @@ pub(crate) struct Place {
     reads: u32,
     /// How many turns had been given when it was last served.
     turn: u64,
+    /// Processor on which its bytes arrived when that was last looked at.
+    pub(super) arrived_on: Option<u32>,
 }
 
 impl Place {
@@ -70,6 +73,9 @@ pub(super) struct Order {
     was_rare: bool,
     /// Turns given so far.
     turns: u64,
+    /// The connection that was removed last begins its turn, and others wait for theirs.
+    begins: bool,
+    pub(super) way: GivingWay,
     /// Connections served since [`Order::width`] was last asked.
     served: u64,
     /// Bytes that had been moved until then.
@@ -100,6 +106,11 @@ impl Order {
         if is_rare { &mut self.rare } else { &mut self.rest }.push_back(token);
     }
 
+    /// Returns true if the next connection gets a new turn, though none asks rarely.
+    fn gives_turn(&self) -> bool {
+        self.first.is_empty() && self.rare.is_empty() && !self.rest.is_empty()
+    }
+
     /// Removes the next connection, which gets a new turn if it had to wait for one. `None`: another
     /// connection has this token by now.
     fn pop<'a>(&mut self, place: impl FnOnce(u64) -> Option<&'a mut Place>) -> Option<u64> {
@@ -116,10 +127,15 @@ impl Order {
         let token = queue.pop_front()?;
         let place = place(token).filter(|place| place.is_queued)?;
         place.is_queued = false;
+        self.begins = !goes_on && !self.rest.is_empty();
         if goes_on {
+            self.way.goes_on();
             place.reads = place.reads.saturating_sub(1);
         } else {
             self.turns += 1;
+            if self.begins {
+                self.way.begins(token);
+            }
             (place.left, place.bytes_left, place.reads) = (ROW, ROW_BYTES, READS - 1);
         }
         place.turn = self.turns;
@@ -151,7 +167,7 @@ fn place_at<'a>(
 
 impl Core {
     /// Queues a connection that has become readable.
-    pub(super) fn queue(&mut self, token: u64) {
+    pub(crate) fn queue(&mut self, token: u64) {
         let Self { order, nbd, lanes, .. } = self;
         if let Some((place, is_within)) = place_at(nbd, lanes, token) {
             order.push(token, place, is_within);
@@ -199,7 +215,17 @@ impl Core {
                 return;
             }
             let Self { order, nbd, lanes, .. } = self;
-            if let Some(token) = order.pop(|token| Some(place_at(nbd, lanes, token)?.0)) {
+            if self.draining.is_none() && order.gives_turn() {
+                let goes_on = |token: &u64| {
+                    place_at(nbd, lanes, *token).is_some_and(|(place, _)| place.left > 0)
+                };
+                if order.way.is_wanted(goes_on) {
+                    return;
+                }
+            }
+            if let Some(token) = order.pop(|token| Some(place_at(nbd, lanes, token)?.0))
+                && !(self.order.begins && self.hand_over(token))
+            {
                 self.read(token, scratch);
             }
         }

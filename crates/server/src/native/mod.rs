@@ -163,6 +163,16 @@ impl SessionDisks {
         place.take_if(|under| under.sequence == sequence)
     }
 
+    /// Returns true if no request is under way.
+    pub(crate) fn is_at_rest(&self) -> bool {
+        self.requests.iter().all(Option::is_none)
+    }
+
+    /// Takes the owner of the session's changes; the next change gets a new one.
+    pub(crate) fn take_owner(&mut self) -> Option<OwnerKey> {
+        self.owner.take()
+    }
+
     /// Returns true while a request is under way that needs nothing more from the client.
     pub(crate) fn is_busy(&self) -> bool {
         self.requests.iter().flatten().any(|under| match &under.kind {

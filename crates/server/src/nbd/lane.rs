@@ -44,7 +44,7 @@ const EARLY_BYTES: u64 = 32 * 1024;
 const STATUSES_MAX: usize = 8;
 
 /// A connection.
-pub(super) struct NbdLane {
+pub(crate) struct NbdLane {
     pub(super) link: Arc<Link>,
     pub(super) glance: Glance,
     pub(super) place: Place,

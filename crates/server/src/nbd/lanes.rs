@@ -49,25 +49,30 @@ impl Core {
         over: Option<Sender<()>>,
         scratch: &mut [u8],
     ) {
+        let Some(index) = self.watch_nbd(&link) else { return };
+        let owner = self.engine.add_owner();
+        self.nbd.lanes[index] = Some(NbdLane::new(link, owner, over));
+        self.statistics.lanes.fetch_add(1, Ordering::Relaxed);
+        self.nbd.ticking = true;
+        self.mark(index);
+        self.receive_nbd(index, scratch);
+    }
+
+    /// Watches a new connection. Returns its index; `None`: it cannot be watched.
+    pub(super) fn watch_nbd(&mut self, link: &Link) -> Option<usize> {
         self.serves_disks = true;
         let nbd = &mut self.nbd;
         let index = nbd.free.pop().unwrap_or_else(|| {
             nbd.lanes.push(None);
             nbd.lanes.len() - 1
         });
-        if let Some(Err(error)) =
-            link.fd().map(|fd| self.reactor.watch(fd, NBD_TOKENS + index as u64))
-        {
+        let token = NBD_TOKENS + index as u64;
+        if let Some(Err(error)) = link.fd().map(|fd| self.reactor.watch(fd, token)) {
             complaints::warn(format_args!("cannot watch a connection: {error}"));
             nbd.free.push(index);
-            return;
+            return None;
         }
-        let owner = self.engine.add_owner();
-        nbd.lanes[index] = Some(NbdLane::new(link, owner, over));
-        self.statistics.lanes.fetch_add(1, Ordering::Relaxed);
-        self.nbd.ticking = true;
-        self.mark(index);
-        self.receive_nbd(index, scratch);
+        Some(index)
     }
 
     pub(super) fn mark(&mut self, index: usize) {

@@ -8,13 +8,16 @@ pub(crate) mod driver;
 mod in_place;
 mod lane;
 mod lanes;
+mod moving;
 mod serving;
 
 use crate::core::{Place, Ticket};
-use lane::NbdLane;
+pub(crate) use lane::NbdLane;
 pub(crate) use serving::Tag;
+use std::sync::Arc;
 use std::time::Instant;
 use towline_block::Engine;
+use towline_net::Link;
 
 /// The NBD connections of a core.
 pub(crate) struct Nbd {
@@ -63,6 +66,12 @@ impl Nbd {
         let lane = self.lanes.get_mut(index)?.as_mut()?;
         let is_within = lane.awaits_payload() || !lane.held.is_empty();
         Some((&mut lane.place, is_within))
+    }
+
+    /// Returns the link of a connection and its turn.
+    pub(crate) fn link_and_place(&mut self, index: usize) -> Option<(&Arc<Link>, &mut Place)> {
+        let lane = self.lanes.get_mut(index)?.as_mut()?;
+        Some((&lane.link, &mut lane.place))
     }
 
     /// Returns true if there is something to do without waiting for an event.

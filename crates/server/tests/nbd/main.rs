@@ -8,6 +8,7 @@ mod faults;
 mod glances;
 mod hostile;
 mod memory;
+mod moving;
 // `model` and `volatile` are the checker and the disk of the engine's tests.
 mod in_place;
 #[path = "../../../block/tests/powerfail/model.rs"]

@@ -1,0 +1,163 @@
+//! Connections that move to the core on the processor of their client.
+
+#![allow(clippy::unwrap_used)] // a test that cannot go on should say where
+
+mod common;
+
+use common::brittle::{answer, ask};
+use common::{
+    CREATE, Raw, Setup, counter, eventually, hello, hello_message, message, setup, skipped,
+};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use towline_server::EngineWish;
+use towline_wire::hello::resumed;
+use towline_wire::request::lock;
+use towline_wire::{Errno, Header, Hello, Kind, Request, Welcome};
+
+/// Enough that some always wait for their turn.
+const PEERS: usize = 16;
+const RECORD: usize = 8;
+/// How often some connection moves.
+const MOVES: u64 = 16;
+/// Writes of a peer before it goes to the other processor.
+const WRITES: usize = 200;
+
+/// Two processors on which this program may run. From now on, this thread and those that it starts use no others.
+fn processors() -> Option<[CpuSet; 2]> {
+    let all = sched_getaffinity(None).unwrap();
+    let mut allowed = (0..CpuSet::MAX_CPU).filter(|number| all.is_set(*number));
+    let (mut both, mut each) = (CpuSet::new(), [CpuSet::new(); 2]);
+    for one in &mut each {
+        let number = allowed.next()?;
+        one.set(number);
+        both.set(number);
+    }
+    sched_setaffinity(None, &both).unwrap();
+    Some(each)
+}
+
+/// A peer with an open file that it has locked, and into which it writes.
+struct Peer {
+    raw: Raw,
+    welcome: Welcome,
+    sequence: u32,
+    handle: u64,
+    written: u64,
+}
+
+impl Peer {
+    fn new(port: u16, name: &[u8]) -> Self {
+        let (raw, welcome) = Raw::greeted(port);
+        let mut peer = Self { raw, welcome, sequence: 0, handle: 0, written: 0 };
+        peer.handle = peer.open(name).unwrap();
+        peer.lock(peer.handle).unwrap();
+        peer
+    }
+
+    fn ask(&mut self, requests: &[Request<'_>]) -> Result<u64, Errno> {
+        self.sequence += 1;
+        ask(&mut self.raw, self.sequence, requests)
+    }
+
+    fn open(&mut self, name: &[u8]) -> Result<u64, Errno> {
+        let base = self.ask(&[Request::Attach { name: b"mem" }])?;
+        self.ask(&[Request::Open { base, flags: CREATE, mode: 0o600, path: name }])
+    }
+
+    fn lock(&mut self, handle: u64) -> Result<u64, Errno> {
+        let (family, kind) = (lock::FLOCK, lock::EXCLUSIVE);
+        self.ask(&[Request::Lock { handle, owner: 0, family, kind, wait: 0, start: 0, length: 0 }])
+    }
+
+    /// Writes the next record.
+    fn write(&mut self) {
+        self.sequence += 1;
+        let offset = self.written * RECORD as u64;
+        let write = Request::Write { handle: self.handle, offset, length: RECORD as u32, flags: 0 };
+        let body = towline_wire::request::encode_compound(&[write]);
+        let header = Header::new(Kind::Request, 0, self.sequence);
+        self.raw.send(&message(header, &body, &self.written.to_le_bytes()));
+        answer(&mut self.raw).unwrap();
+        self.written += 1;
+    }
+
+    /// Goes on with its session over a new connection.
+    fn return_again(&mut self, port: u16) {
+        self.raw = Raw::connect(port);
+        let Welcome { session, secret, .. } = self.welcome;
+        self.raw.send(&hello_message(&Hello { session, secret, ..hello() }));
+        let (_, body) = self.raw.receive().unwrap();
+        let welcome = Welcome::parse(&body).unwrap();
+        assert_eq!((welcome.session, welcome.resumed), (session, resumed::JOINED));
+    }
+}
+
+fn name(number: usize) -> Vec<u8> {
+    format!("file{number}").into_bytes()
+}
+
+/// Peers that write all the time, on one processor and then on the other one, until some of their connections have moved.
+fn peers_that_moved(setup: &Setup, processors: &[CpuSet; 2]) -> Vec<Peer> {
+    let (watcher, over) = (setup.client(), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        let run = |number: usize| {
+            let mut peer = Peer::new(setup.port(), &name(number));
+            // Connections are distributed to the cores in turn, so on each processor are some of both.
+            for processor in processors.iter().cycle().skip(number / 2) {
+                sched_setaffinity(None, processor).unwrap();
+                (0..WRITES).for_each(|_| peer.write());
+                if over.load(Ordering::Relaxed) {
+                    break;
+                }
+            }
+            peer
+        };
+        let peers: Vec<_> = (0..PEERS).map(|number| scope.spawn(move || run(number))).collect();
+        let have_moved = || counter(&watcher, "lanes_moved") >= MOVES;
+        let outcome = catch_unwind(AssertUnwindSafe(|| eventually("some have moved", have_moved)));
+        over.store(true, Ordering::Relaxed);
+        outcome.unwrap_or_else(|cause| resume_unwind(cause));
+        peers.into_iter().map(|peer| peer.join().unwrap()).collect()
+    })
+}
+
+#[test]
+fn who_moves_keeps_files_and_locks_and_is_found_again() {
+    let Some(processors) = processors() else {
+        return skipped("connections that move between cores: there is one processor");
+    };
+    for engine in [EngineWish::Automatic, EngineWish::Epoll] {
+        let setup = setup(engine);
+        let mut peers = peers_that_moved(&setup, &processors);
+        let client = setup.client();
+        let root = client.attach(b"mem").unwrap();
+        let (mut stranger, _) = Raw::greeted(setup.port());
+        let attached = ask(&mut stranger, 1, &[Request::Attach { name: b"mem" }]).unwrap();
+        for (number, peer) in peers.iter_mut().enumerate() {
+            let name = name(number);
+            let length = peer.written as usize * RECORD;
+            let mut bytes = vec![0; length + 1];
+            assert_eq!(root.read_path(&name, 0, &mut bytes).unwrap(), length);
+            let expected: Vec<u8> = (0..peer.written).flat_map(u64::to_le_bytes).collect();
+            assert!(bytes[..length] == expected, "the records of {number}");
+
+            let open = Request::Open { base: attached, flags: 2, mode: 0, path: &name };
+            let sequence = 2 + 4 * number as u32;
+            let handle = ask(&mut stranger, sequence, &[open]).unwrap();
+            let mut lock = |more| {
+                let (family, kind) = (lock::FLOCK, lock::EXCLUSIVE);
+                let (start, length) = (0, 0);
+                let lock = Request::Lock { handle, owner: 0, family, kind, wait: 0, start, length };
+                ask(&mut stranger, sequence + more, &[lock])
+            };
+            assert_eq!(lock(1), Err(Errno::EAGAIN), "{number} has lost its lock");
+            peer.return_again(setup.port());
+            peer.write();
+            assert_eq!(lock(2), Err(Errno::EAGAIN), "{number} has lost its lock on its way");
+            peer.ask(&[Request::Close { handle: peer.handle }]).unwrap();
+            lock(3).unwrap();
+        }
+    }
+}
