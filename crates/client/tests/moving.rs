@@ -5,10 +5,11 @@
 mod common;
 
 use common::brittle::{answer, ask};
+use common::processors::processors;
 use common::{
     CREATE, Raw, Setup, counter, eventually, hello, hello_message, message, setup, skipped,
 };
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use rustix::thread::{CpuSet, sched_setaffinity};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use towline_server::EngineWish;
@@ -23,20 +24,6 @@ const RECORD: usize = 8;
 const MOVES: u64 = 16;
 /// Writes of a peer before it goes to the other processor.
 const WRITES: usize = 200;
-
-/// Two processors on which this program may run. From now on, this thread and those that it starts use no others.
-fn processors() -> Option<[CpuSet; 2]> {
-    let all = sched_getaffinity(None).unwrap();
-    let mut allowed = (0..CpuSet::MAX_CPU).filter(|number| all.is_set(*number));
-    let (mut both, mut each) = (CpuSet::new(), [CpuSet::new(); 2]);
-    for one in &mut each {
-        let number = allowed.next()?;
-        one.set(number);
-        both.set(number);
-    }
-    sched_setaffinity(None, &both).unwrap();
-    Some(each)
-}
 
 /// A peer with an open file that it has locked, and into which it writes.
 struct Peer {

@@ -3,6 +3,7 @@
 #![allow(dead_code, clippy::unwrap_used)] // each test uses a part; one that cannot go on says where
 
 pub(crate) mod brittle;
+pub(crate) mod processors;
 pub(crate) mod proxy;
 
 use std::io::{BufRead, BufReader, Read, Write};

@@ -9,13 +9,15 @@ mod glances;
 mod hostile;
 mod memory;
 mod moving;
-// `model` and `volatile` are the checker and the disk of the engine's tests.
+// `model` and `volatile` are the checker and the disk of the engine's tests, `processors` is shared with the client's.
 mod in_place;
 #[path = "../../../block/tests/powerfail/model.rs"]
 mod model;
 mod order;
 mod page_cache;
 mod paths;
+#[path = "../../../client/tests/common/processors.rs"]
+mod processors;
 mod rates;
 mod reload;
 mod resize;

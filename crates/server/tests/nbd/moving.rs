@@ -1,8 +1,9 @@
 //! Connections that move to the core on the processor of their client.
 
 use super::client::{Client, FLUSH, Form, WRITE};
+use super::processors::processors;
 use super::{World, wait_until};
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use rustix::thread::{CpuSet, sched_setaffinity};
 use std::io::Write;
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::OwnedFd;
@@ -19,20 +20,6 @@ const PIECES: u64 = 8;
 const MOVES: u64 = 40;
 /// Writes of a client under way at a time.
 const WINDOW: u64 = 1;
-
-/// Two processors on which this program may run. From now on, this thread and those that it starts use no others.
-fn processors() -> Option<[CpuSet; 2]> {
-    let all = sched_getaffinity(None).unwrap();
-    let mut allowed = (0..CpuSet::MAX_CPU).filter(|number| all.is_set(*number));
-    let (mut both, mut each) = (CpuSet::new(), [CpuSet::new(); 2]);
-    for one in &mut each {
-        let number = allowed.next()?;
-        one.set(number);
-        both.set(number);
-    }
-    sched_setaffinity(None, &both).unwrap();
-    Some(each)
-}
 
 /// Writes and reads all the time, pieces that nobody else writes, each time with other bytes and on the other
 /// processor.
