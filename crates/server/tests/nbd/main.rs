@@ -83,8 +83,13 @@ impl World {
 }
 
 /// Waits until a condition holds; fails after too long a wait.
-fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
-    for _ in 0..2000 {
+fn wait_until(what: &str, is_so: impl FnMut() -> bool) {
+    wait_longer(1, what, is_so);
+}
+
+/// As [`wait_until`], so many times as long.
+fn wait_longer(times: u32, what: &str, mut is_so: impl FnMut() -> bool) {
+    for _ in 0..2000 * times {
         if is_so() {
             return;
         }

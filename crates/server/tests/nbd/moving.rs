@@ -2,7 +2,7 @@
 
 use super::client::{Client, FLUSH, Form, WRITE};
 use super::processors::processors;
-use super::{World, wait_until};
+use super::{World, wait_longer};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use std::io::Write;
 use std::net::{SocketAddr, TcpStream};
@@ -17,12 +17,14 @@ const PIECE: u64 = 32 * 1024;
 /// Pieces of each client.
 const PIECES: u64 = 8;
 /// How often some connection moves.
-const MOVES: u64 = 40;
+const MOVES: u64 = 20;
+/// Rounds of a client before it goes to the other processor: several turns.
+const ROUNDS: u64 = 5;
 /// Writes of a client under way at a time.
 const WINDOW: u64 = 1;
 
-/// Writes and reads all the time, pieces that nobody else writes, each time with other bytes and on the other
-/// processor.
+/// Writes and reads all the time, pieces that nobody else writes, each time with other bytes, on one processor and then
+/// on the other one.
 fn run(at: SocketAddr, number: u64, processors: &[CpuSet; 2], over: &AtomicBool) {
     let socket = TcpStream::connect(at).unwrap();
     socket.set_nodelay(true).unwrap();
@@ -33,7 +35,7 @@ fn run(at: SocketAddr, number: u64, processors: &[CpuSet; 2], over: &AtomicBool)
     while !over.load(Ordering::Relaxed) {
         round += 1;
         // Connections are distributed to the cores in turn, so on each processor are some of both.
-        sched_setaffinity(None, &processors[(number / 2 + round) as usize % 2]).unwrap();
+        sched_setaffinity(None, &processors[(number / 2 + round / ROUNDS) as usize % 2]).unwrap();
         let offset = |piece| (number * PIECES + piece) * PIECE;
         // Several at a time, so that a request arrives while the answer to another one is due.
         for piece in 0..PIECES + WINDOW {
@@ -79,7 +81,7 @@ fn who_moves_reads_what_it_wrote() {
             }
             let have_moved = || world.counter("lanes_moved") >= MOVES;
             let outcome =
-                catch_unwind(AssertUnwindSafe(|| wait_until("some have moved", have_moved)));
+                catch_unwind(AssertUnwindSafe(|| wait_longer(6, "some have moved", have_moved)));
             over.store(true, Ordering::Relaxed);
             outcome.unwrap_or_else(|cause| resume_unwind(cause));
         });
