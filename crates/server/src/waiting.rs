@@ -125,9 +125,8 @@ impl Waiting {
 
     /// Returns true if a request of the session is held back.
     pub(crate) fn holds(&self, session: u64) -> bool {
-        let mut limited = self.throttled.iter().chain(&self.due).map(|throttled| &throttled.kept);
-        limited.any(|kept| kept.session == session)
-            || self.low.iter().any(|kept| kept.session == session)
+        let limited = self.throttled.iter().chain(&self.due).map(|throttled| &throttled.kept);
+        limited.chain(&self.low).any(|kept| kept.session == session)
     }
 
     /// Forgets the waiting requests of a session and returns their slots.

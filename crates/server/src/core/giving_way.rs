@@ -17,7 +17,7 @@ const PAUSE_MAX: u32 = 1023;
 
 #[derive(Debug, Default)]
 pub(super) struct GivingWay {
-    /// Connections that may go on with their turns, by the tokens of their events.
+    /// Connections that may go on with their turns, by the tokens of their events: those that began last.
     at_turn: VecDeque<u64>,
     /// The core gives way before it serves the next connection.
     is_due: bool,
@@ -32,6 +32,9 @@ pub(super) struct GivingWay {
 impl GivingWay {
     /// Notes that a connection's turn begins.
     pub(super) fn begins(&mut self, token: u64) {
+        if self.at_turn.len() == TURNS_MAX {
+            self.at_turn.pop_front();
+        }
         self.at_turn.push_back(token);
     }
 
@@ -48,7 +51,6 @@ impl GivingWay {
         self.is_due = self.left == 0;
         if !self.is_due {
             self.left -= 1;
-            self.at_turn.pop_front();
         }
         self.is_due
     }
@@ -115,6 +117,14 @@ mod tests {
         assert!(!way.is_wanted(|_| true));
         (3..5).for_each(|token| way.begins(token));
         assert!(way.is_wanted(|_| true));
+    }
+
+    /// Nobody asks whether to give way while there are always some that ask rarely.
+    #[test]
+    fn turns_that_begin_without_a_question_take_no_memory() {
+        let mut way = GivingWay::default();
+        (0..1000).for_each(|token| way.begins(token));
+        assert_eq!(way.at_turn, [998, 999]);
     }
 
     #[test]

@@ -5,7 +5,8 @@
 //! it is not. So connections have turns: in its turn, a connection starts [`ROW`] requests before the waiting
 //! connections are served, or as many as move [`ROW_BYTES`], provided that it sends them in time. Between two
 //! checks for new requests, the core serves only as many connections as move [`LOOK_BYTES`]. With 184 clients,
-//! each one waits longer for its turn but finishes its requests sooner. The core never waits for a client.
+//! each one waits longer for its turn but finishes its requests sooner. The core never waits for a client,
+//! but lets those run whose turn it is (`giving_way.rs`).
 //!
 //! A connection that asks after all others have had their turns goes before those that always ask, so who asks
 //! rarely hardly waits.
