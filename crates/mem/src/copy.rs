@@ -2,7 +2,7 @@
 
 #![allow(unsafe_code, reason = "copies between places that only the caller knows to be valid")]
 
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::OnceLock;
 
 /// Bytes that processors prefetch within, whatever the size of a page of memory.
 const PAGE: usize = 4096;
@@ -16,35 +16,43 @@ const LONG_PIECE: usize = 64 * 1024;
 /// Bytes of a cache line.
 const LINE: usize = 64;
 
-/// True if this processor copies fastest in long pieces, one after the other, and false if it does
-/// from [`PAGES`] pages in turns. For 1 MiB from memory that is in no cache, to a target that is:
+/// How a processor copies fastest. For 1 MiB from memory that is in no cache, to a target that is:
 ///
-/// | processor | in turns | whole | in long pieces |
-/// |---|---|---|---|
-/// | Intel Xeon with AVX-512 | 81 us | 105 us | |
-/// | AMD EPYC of family 26 (Zen 5) | 75 us | 40 us | 29 us |
-///
-/// The first stops prefetching at the end of a page. Older ones of AMD, too, are slow with `rep movsb`
-/// at some alignments, see [`copy_in_turns`].
-fn prefers_long_pieces() -> bool {
-    const UNKNOWN: u8 = 2;
-    static KNOWN: AtomicU8 = AtomicU8::new(UNKNOWN);
-    match KNOWN.load(Ordering::Relaxed) {
-        UNKNOWN => {
-            let found = amd_family().is_some_and(|family| family >= 26);
-            KNOWN.store(u8::from(found), Ordering::Relaxed);
-            found
-        }
-        known => known == 1,
-    }
+/// | processor | in turns | in long pieces | in short pieces | whole, by the C library |
+/// |---|---|---|---|---|
+/// | Intel Xeon with AVX-512 | 81 us | | | 105 us |
+/// | AMD EPYC of family 26 (Zen 5) | 75 us | 29 us | | 40 us |
+/// | AMD EPYC of family 25 (Zen 4) | 83 us | 56 us | 64 us | 61 us |
+/// | the same, target just ahead of the source | 114 us | 193 us | 63 us | 63 us |
+#[derive(Clone, Copy)]
+enum Way {
+    /// From [`PAGES`] pages in turns: the processor stops prefetching at the end of a page.
+    Turns,
+    /// In pieces of [`LONG_PIECE`], one after the other.
+    Long,
+    /// The same, but in pieces of [`PIECE`] where `rep movsb` is slow, see [`is_just_ahead`].
+    LongOrShort,
 }
 
-/// Copies whole pages in turns, and the rest in one piece or, where that is slow, in short ones.
+fn way() -> Way {
+    static WAY: OnceLock<Way> = OnceLock::new();
+    *WAY.get_or_init(|| match amd_family() {
+        Some(26..) => Way::Long,
+        Some(25) => Way::LongOrShort,
+        _ => Way::Turns,
+    })
+}
+
+/// Returns true if the target's offset in its page is less than a cache line above the source's.
 ///
 /// The C library copies 2 KiB and more with `rep movsb`. On AMD processors before Zen 5 that drops from
-/// 14 to 2.5 GB/s (measured) if the target's offset in its page is less than a cache line above the
-/// source's. Blocks of files start at a page, and large buffers from `malloc` start 16 bytes after one.
-/// Short pieces are copied with vector instructions instead.
+/// 14 to 2.5 GB/s, or from 19 to 6 (measured on two), if this is true. Blocks of files start at a page, and large
+/// buffers from `malloc` start 16 bytes after one. Short pieces are copied with vector instructions instead.
+fn is_just_ahead(source: *const u8, target: *mut u8) -> bool {
+    (1..LINE).contains(&(target.addr().wrapping_sub(source.addr()) % PAGE))
+}
+
+/// Copies whole pages in turns, and the rest in one piece or, where that may be slow, in short ones.
 ///
 /// # Safety
 /// Same requirements as [`std::ptr::copy_nonoverlapping`].
@@ -60,19 +68,24 @@ unsafe fn copy_in_turns(source: *const u8, target: *mut u8, length: usize) {
         }
         done += PAGES * PAGE;
     }
-    let ahead = target.addr().wrapping_sub(source.addr()) % PAGE;
-    let piece = if ahead != 0 && ahead < LINE { PIECE } else { PAGES * PAGE };
+    let piece = if is_just_ahead(source, target) { PIECE } else { PAGES * PAGE };
     // SAFETY: as above.
     unsafe { copy_in_pieces(source.add(done), target.add(done), length - done, piece) };
 }
 
+/// Copies pieces one after the other. All but the first begin at a cache line of the target.
+///
 /// # Safety
 /// Same requirements as [`std::ptr::copy_nonoverlapping`].
 unsafe fn copy_in_pieces(source: *const u8, target: *mut u8, length: usize, piece: usize) {
-    for done in (0..length).step_by(piece) {
-        let count = piece.min(length - done);
+    let mut done = 0;
+    let mut end = target.align_offset(LINE);
+    while done < length {
+        let count = end.min(length) - done;
         // SAFETY: part of the range that the caller guarantees can be copied.
         unsafe { std::ptr::copy_nonoverlapping(source.add(done), target.add(done), count) };
+        done += count;
+        end = done + piece;
     }
 }
 
@@ -106,13 +119,14 @@ pub(crate) unsafe fn copy(source: *const u8, target: *mut u8, length: usize) {
         // SAFETY: the caller's guarantee.
         return unsafe { std::ptr::copy_nonoverlapping(source, target, length) };
     }
-    if prefers_long_pieces() {
+    let piece = match way() {
         // SAFETY: as above.
-        unsafe { copy_in_pieces(source, target, length, LONG_PIECE) };
-    } else {
-        // SAFETY: as above.
-        unsafe { copy_in_turns(source, target, length) };
-    }
+        Way::Turns => return unsafe { copy_in_turns(source, target, length) },
+        Way::LongOrShort if is_just_ahead(source, target) => PIECE,
+        Way::Long | Way::LongOrShort => LONG_PIECE,
+    };
+    // SAFETY: as above.
+    unsafe { copy_in_pieces(source, target, length, piece) };
 }
 
 #[cfg(test)]
@@ -125,8 +139,12 @@ mod tests {
             // SAFETY: the caller's guarantee.
             unsafe { copy_in_pieces(source, target, length, LONG_PIECE) };
         }
+        unsafe fn short(source: *const u8, target: *mut u8, length: usize) {
+            // SAFETY: the caller's guarantee.
+            unsafe { copy_in_pieces(source, target, length, PIECE) };
+        }
         let source: Vec<u8> = (0..200_000u32).map(|at| (at % 251) as u8).collect();
-        for way in [copy, copy_in_turns, long] {
+        for way in [copy, copy_in_turns, long, short] {
             for length in [0, 1, PIECE - 1, PIECE, 4 * PAGE - 1, 4 * PAGE, LONG_PIECE + 1, 199_000]
             {
                 for (from, to) in [(0, 0), (0, 16), (3, 1), (0, LINE)] {
