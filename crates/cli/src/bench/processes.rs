@@ -66,6 +66,17 @@ fn pass_on(errors: PipeReader) {
     }
 }
 
+/// Returns the CPU seconds of the processes that this one started and that have ended, proc(5); `None`: the kernel
+/// does not tell.
+pub(super) fn ended_cpu_seconds() -> Option<f64> {
+    const USER: usize = 13;
+    let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
+    // The name before may contain anything.
+    let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(USER);
+    let mut ticks = || fields.next()?.parse::<f64>().ok();
+    Some((ticks()? + ticks()?) / rustix::param::clock_ticks_per_second() as f64)
+}
+
 fn measure(mut processes: Vec<Process>, secs: f64) -> Result<Vec<Measured>, String> {
     for process in &mut processes {
         process.line()?;

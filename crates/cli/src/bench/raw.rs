@@ -5,6 +5,7 @@
 //! which inherits its socket or memory as standard input.
 
 use super::SECS;
+use super::processes;
 use super::processor::{self, Pinned, end_with_parent};
 use super::raw_clients;
 use super::result::{Measured, monotonic, summary};
@@ -170,8 +171,12 @@ pub(super) fn run(args: &Args) -> Result<(), String> {
     if let Some(address) = args.near {
         return raw_clients::near_end(args, address);
     }
-    let results = if args.procs > 1 { raw_clients::measure(args)? } else { vec![measure(args)?] };
-    say(summary(&results))
+    if args.procs > 1 {
+        return say(summary(&raw_clients::measure(args)?));
+    }
+    let mut summary = summary(&[measure(args)?]);
+    summary["far_cpu_secs"] = processes::ended_cpu_seconds().into();
+    say(summary)
 }
 
 /// Runs one measurement.
