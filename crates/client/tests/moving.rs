@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::brittle::{answer, ask};
+use common::brittle::{answer, ask, greeted_on};
 use common::processors::processors;
 use common::{
     CREATE, Raw, Setup, counter, eventually, hello, hello_message, message, setup, skipped,
@@ -20,8 +20,10 @@ use towline_wire::{Errno, Header, Hello, Kind, Request, Welcome};
 /// Enough that some always wait for their turn.
 const PEERS: usize = 16;
 const RECORD: usize = 8;
-/// How often some connection moves.
+/// More than there are peers on one core, so that connections move in both directions.
 const MOVES: u64 = 16;
+/// Sessions that ask for nothing, on one core: more than there are peers.
+const IDLE: usize = 30;
 /// Writes of a peer before it goes to the other processor.
 const WRITES: usize = 200;
 
@@ -117,6 +119,8 @@ fn who_moves_keeps_files_and_locks_and_is_found_again() {
     };
     for engine in [EngineWish::Automatic, EngineWish::Epoll] {
         let setup = setup(engine);
+        // They keep nobody from moving to their core.
+        let _idle = [(); IDLE].map(|()| greeted_on(0, setup.port(), &hello()));
         let mut peers = peers_that_moved(&setup, &processors);
         let client = setup.client();
         let root = client.attach(b"mem").unwrap();

@@ -6,6 +6,7 @@ mod moving;
 mod news;
 mod order;
 mod receiving;
+mod resting;
 
 use crate::caller::Callers;
 use crate::disks::Disks;
@@ -29,6 +30,7 @@ pub(crate) use moving::{Homes, Moving};
 use order::Order;
 pub(crate) use order::Place;
 use parking_lot::{Mutex, RwLock};
+use resting::Resting;
 use std::collections::BinaryHeap;
 use std::io;
 use std::sync::Arc;
@@ -229,6 +231,9 @@ pub(crate) struct Core {
     failed: Vec<(usize, Arc<Link>, io::Error)>,
     /// Bytes moved at the time of the last guess.
     guessed_at: u64,
+    /// Bytes moved when the core last had nothing to do.
+    idle_at: u64,
+    resting: Resting,
     /// Connections that can be read.
     order: Order,
     draining: Option<Instant>,
@@ -298,6 +303,8 @@ impl Core {
             closing: Vec::new(),
             failed: Vec::new(),
             guessed_at: 0,
+            idle_at: 0,
+            resting: Resting::default(),
             order: Order::default(),
             draining: None,
             broken: false,

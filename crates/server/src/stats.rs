@@ -106,6 +106,8 @@ pub(crate) struct CoreStatistics {
     pub(crate) lanes_moved: AtomicU64,
     /// The processor on which the core ran when it last had more to do than it served at once.
     pub(crate) processor: AtomicU32,
+    /// Connections that ask all the time, see `Order::active`; zero while the core sleeps.
+    pub(crate) active: AtomicU64,
     pub(crate) sessions: AtomicU64,
     pub(crate) protocol_errors: AtomicU64,
     /// Bytes of the blocks that clients have on loan.
@@ -130,6 +132,7 @@ impl CoreStatistics {
             lanes: AtomicU64::new(0),
             lanes_moved: AtomicU64::new(0),
             processor: AtomicU32::new(u32::MAX),
+            active: AtomicU64::new(0),
             sessions: AtomicU64::new(0),
             protocol_errors: AtomicU64::new(0),
             bytes_on_loan: AtomicU64::new(0),

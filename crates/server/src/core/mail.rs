@@ -10,8 +10,14 @@ impl Core {
         match mail {
             Mail::Lane(link) => self.add_lane(link, None, scratch),
             Mail::Join(link, hello, peer) => self.add_lane(link, Some((hello, peer)), scratch),
-            Mail::Moved(moving) => self.take_over(*moving),
-            Mail::NbdMoved(lane) => self.take_over_nbd(*lane),
+            Mail::Moved(moving) => {
+                self.order.joined();
+                self.take_over(*moving);
+            }
+            Mail::NbdMoved(lane) => {
+                self.order.joined();
+                self.take_over_nbd(*lane);
+            }
             Mail::Unblocked { session, slot, sequence, result, took } => {
                 let Some(mut running) = self.take_running(session, slot, sequence) else { return };
                 running.stages.storage += took;

@@ -65,20 +65,22 @@ impl Shared {
         if let Mail::Moved(moving) = &mail {
             homes.cores.insert(moving.served.session.id, to);
         }
-        // Counted before it arrives, so that not too many move to a core that is slow to read its mail.
         self.cores[from].lanes.fetch_sub(1, Ordering::Relaxed);
         self.cores[to].lanes.fetch_add(1, Ordering::Relaxed);
+        // Before it arrives, so that not too many move to a core that is slow to read its mail.
+        self.cores[to].active.fetch_add(1, Ordering::Relaxed);
         self.mailboxes[to].send(mail);
     }
 
-    /// Returns another core than `from` that runs on this processor, unless it has more connections than that or hangs.
+    /// Returns another core than `from` that runs on this processor, unless more connections are active there, or it hangs.
+    /// Idle ones, of which there may be many, do not count.
     fn core_on(&self, processor: u32, from: usize) -> Option<usize> {
-        let lanes = |core: usize| self.cores[core].lanes.load(Ordering::Relaxed);
+        let active = |core: usize| self.cores[core].active.load(Ordering::Relaxed);
         (0..self.cores.len()).find(|core| {
             let statistics = &self.cores[*core];
             *core != from
                 && statistics.processor.load(Ordering::Relaxed) == processor
-                && lanes(*core) <= lanes(from)
+                && active(*core) <= active(from)
                 && statistics.turns.waiting() == 0
         })
     }
@@ -95,6 +97,7 @@ impl Core {
         };
         let Some(mail) = mail else { return false };
         self.statistics.lanes_moved.fetch_add(1, Ordering::Relaxed);
+        self.order.left();
         self.shared.hand_over(mail, to, self.index);
         // Not under the lock, as this also starts transfers of disks. The new core may watch it already.
         if let Some(fd) = link.fd() {

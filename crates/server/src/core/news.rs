@@ -1,5 +1,6 @@
 //! How a core learns that there is something to do.
 
+use super::resting::LONG_BYTES;
 use super::{Core, REFUSING, TICK, shm_link};
 use crate::lane::Lane;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -51,6 +52,9 @@ impl Core {
         {
             link.prepare_send();
         }
+        let moved = self.bytes_moved();
+        let since = moved - std::mem::replace(&mut self.idle_at, moved);
+        let rests = since >= LONG_BYTES && self.resting.is_wanted(Instant::now(), moved);
         let Self { spin, reactor, lanes, shm_lanes, late, statistics, timed, .. } = self;
         // A client that shares the processor may have sent its next request while it was being answered, so
         // this check is made even when spinning does not pay.
@@ -60,7 +64,7 @@ impl Core {
         let shm_readable =
             || shm_lanes.iter().filter_map(|at| lanes.get(*at)?.as_ref()).any(Lane::has_news);
         let due = late.peek().map(|late| late.at);
-        let found = spin.until(|| {
+        let mut look = || {
             let is_due = due.is_some_and(|at| Instant::now() >= at);
             let readable = || !shm_lanes.is_empty() && look_often(shm_readable);
             let found = is_due || reactor.is_ready() || readable();
@@ -68,11 +72,14 @@ impl Core {
                 statistics.record_times(timed);
             }
             found.then_some(())
-        });
+        };
+        let found = if rests { look() } else { spin.until(look) };
         if found.is_some() {
             return true;
         }
         self.statistics.record_times(&mut self.timed);
+        self.order.rest();
+        self.statistics.active.store(0, Ordering::Relaxed);
         let mut sleep = true;
         for index in &self.shm_lanes {
             if let Some(Some(lane)) = self.lanes.get(*index)

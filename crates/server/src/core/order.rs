@@ -16,6 +16,7 @@ use super::{Core, NBD_TOKENS};
 use crate::lane::Lane;
 use crate::nbd::Nbd;
 use std::collections::VecDeque;
+use std::sync::atomic::Ordering;
 
 /// Requests that a connection may start in its turn.
 const ROW: u32 = 16;
@@ -42,6 +43,8 @@ pub(crate) struct Place {
     reads: u32,
     /// How many turns had been given when it was last served.
     turn: u64,
+    /// The last round in which it had a turn.
+    round: u64,
     /// Processor on which its bytes arrived when that was last looked at.
     pub(super) arrived_on: Option<u32>,
 }
@@ -76,6 +79,8 @@ pub(super) struct Order {
     turns: u64,
     /// The connection that was removed last begins its turn, and others wait for theirs.
     begins: bool,
+    /// Counts the connections that ask all the time. A round is over when one of them begins its second turn.
+    round: Round,
     pub(super) way: GivingWay,
     /// Connections served since [`Order::width`] was last asked.
     served: u64,
@@ -83,7 +88,49 @@ pub(super) struct Order {
     moved: u64,
 }
 
+/// A round of turns.
+#[derive(Debug, Default)]
+struct Round {
+    number: u64,
+    /// Connections that have had a turn in it, and that had one in the last round.
+    count: u64,
+    before: u64,
+}
+
+impl Round {
+    /// Notes that a connection, which asks all the time or rarely, begins a turn.
+    fn begin(&mut self, place: &mut Place, is_rare: bool) {
+        if place.round == self.number && !is_rare {
+            (self.before, self.count) = (self.count, 0);
+            self.number += 1;
+        }
+        place.round = self.number;
+        self.count += 1;
+    }
+}
+
 impl Order {
+    /// Returns how many connections ask all the time.
+    pub(super) fn active(&self) -> u64 {
+        self.round.count.max(self.round.before)
+    }
+
+    /// Notes that an active connection has come from another core.
+    pub(super) fn joined(&mut self) {
+        self.round.before = self.active() + 1;
+    }
+
+    /// Notes that an active connection leaves for another core.
+    pub(super) fn left(&mut self) {
+        let Round { count, before, .. } = &mut self.round;
+        (*count, *before) = (count.saturating_sub(1), before.saturating_sub(1));
+    }
+
+    /// Notes that nobody asks.
+    pub(super) fn rest(&mut self) {
+        (self.round.count, self.round.before) = (0, 0);
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -118,12 +165,11 @@ impl Order {
         // Every second time, so that neither kind can keep the other from being served.
         self.was_rare = !self.was_rare && !self.rare.is_empty();
         let goes_on = !self.was_rare && !self.first.is_empty();
-        let queue = if goes_on {
-            &mut self.first
-        } else if self.was_rare || self.rest.is_empty() {
-            &mut self.rare
-        } else {
-            &mut self.rest
+        let is_rare = !goes_on && (self.was_rare || self.rest.is_empty());
+        let queue = match (goes_on, is_rare) {
+            (true, _) => &mut self.first,
+            (_, true) => &mut self.rare,
+            _ => &mut self.rest,
         };
         let token = queue.pop_front()?;
         let place = place(token).filter(|place| place.is_queued)?;
@@ -134,6 +180,7 @@ impl Order {
             place.reads = place.reads.saturating_sub(1);
         } else {
             self.turns += 1;
+            self.round.begin(place, is_rare);
             if self.begins {
                 self.way.begins(token);
             }
@@ -203,6 +250,11 @@ impl Core {
 
     /// Reads from the next connections; from all of them when the server shuts down.
     pub(super) fn serve_next(&mut self, scratch: &mut [u8]) {
+        self.read_next(scratch);
+        self.statistics.active.store(self.order.active(), Ordering::Relaxed);
+    }
+
+    fn read_next(&mut self, scratch: &mut [u8]) {
         let queued = self.order.len();
         if queued == 0 {
             return;
@@ -277,6 +329,28 @@ mod tests {
             let count = served.iter().filter(|served| **served == token).count();
             assert!((9 * row..=11 * row).contains(&count), "{token}: {count} of {}", 10 * row);
         }
+    }
+
+    #[test]
+    fn those_who_always_ask_are_counted() {
+        let (mut order, mut places) = connections(7);
+        serve(&mut order, &mut places, 2, 7 * ROW as usize * 3);
+        assert_eq!(order.active(), 7);
+        order.left();
+        assert_eq!(order.active(), 6);
+        order.joined();
+        order.joined();
+        assert_eq!(order.active(), 8);
+        // Nobody else asks any more.
+        let mut order = Order { turns: order.turns, round: order.round, ..Order::default() };
+        for (token, place) in places.iter_mut().enumerate().take(3) {
+            *place = Place { round: place.round, turn: place.turn, ..Place::default() };
+            order.push(token as u64, place, false);
+        }
+        serve(&mut order, &mut places, 1, 3 * ROW as usize * 3);
+        assert_eq!(order.active(), 3);
+        order.rest();
+        assert_eq!(order.active(), 0);
     }
 
     #[test]

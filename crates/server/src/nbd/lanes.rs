@@ -95,7 +95,8 @@ impl Core {
             self.mark(index);
         }
         let Some(Some(lane)) = self.nbd.lanes.get_mut(index) else { return };
-        lane.hung |= event.hung;
+        // Asked again: earlier in this turn the lane may have ended, and another one may have got its number.
+        lane.hung |= event.hung && lane.link.peer_closed();
         if lane.hung
             && lane.is_throttled
             && let Phase::Serving(receiver, _) = &lane.phase
