@@ -217,6 +217,12 @@ impl<T: Copy> Engine<T> {
             || self.parked.iter().any(|(_, read)| self.may_go_on(*read))
     }
 
+    /// Returns true if no disk is working on a fragment.
+    #[must_use]
+    pub fn is_at_rest(&self) -> bool {
+        self.fragments.is_empty()
+    }
+
     /// Returns true if no buffer for a fragment is free.
     #[must_use]
     pub fn is_out_of_memory(&self) -> bool {

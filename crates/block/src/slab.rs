@@ -46,6 +46,10 @@ impl<T> Slab<T> {
         Key { place, generation: entry.generation }
     }
 
+    pub(crate) fn is_empty(&self) -> bool {
+        self.free.len() == self.entries.len()
+    }
+
     pub(crate) fn get(&self, key: Key) -> Option<&T> {
         let entry = self.entries.get(key.place as usize)?;
         if entry.generation == key.generation { entry.value.as_ref() } else { None }

@@ -54,7 +54,8 @@ impl Core {
         }
         let moved = self.bytes_moved();
         let since = moved - std::mem::replace(&mut self.idle_at, moved);
-        let rests = since >= LONG_BYTES && self.resting.is_wanted(Instant::now(), moved);
+        let is_asked_next = since >= LONG_BYTES && self.engine.is_at_rest();
+        let rests = is_asked_next && self.resting.is_wanted(Instant::now(), moved);
         let Self { spin, reactor, lanes, shm_lanes, late, statistics, timed, .. } = self;
         // A client that shares the processor may have sent its next request while it was being answered, so
         // this check is made even when spinning does not pay.
@@ -78,7 +79,7 @@ impl Core {
             return true;
         }
         self.statistics.record_times(&mut self.timed);
-        self.order.rest();
+        self.order.nobody_asks();
         self.statistics.active.store(0, Ordering::Relaxed);
         let mut sleep = true;
         for index in &self.shm_lanes {

@@ -126,8 +126,8 @@ impl Order {
         (*count, *before) = (count.saturating_sub(1), before.saturating_sub(1));
     }
 
-    /// Notes that nobody asks.
-    pub(super) fn rest(&mut self) {
+    /// Notes that no connection is active any more.
+    pub(super) fn nobody_asks(&mut self) {
         (self.round.count, self.round.before) = (0, 0);
     }
 
@@ -349,7 +349,7 @@ mod tests {
         }
         serve(&mut order, &mut places, 1, 3 * ROW as usize * 3);
         assert_eq!(order.active(), 3);
-        order.rest();
+        order.nobody_asks();
         assert_eq!(order.active(), 0);
     }
 

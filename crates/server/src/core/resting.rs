@@ -3,7 +3,7 @@
 //! A client that has one request under way waits for each answer, so a core that is awake when the next request comes
 //! serves it sooner (1 MiB over TCP: by 7 to 15 %). A client that has several is still busy with earlier answers when it
 //! sends the next request; then spinning only costs CPU, up to a third of what the server uses. No message tells which
-//! it is. So the core tries both in turns and compares how fast bytes move.
+//! it is. So the core tries both in turns and compares how fast bytes move. Where it waits for a disk it always spins.
 
 use std::time::{Duration, Instant};
 
