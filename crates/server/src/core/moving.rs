@@ -72,8 +72,8 @@ impl Shared {
         self.mailboxes[to].send(mail);
     }
 
-    /// Returns another core than `from` that runs on this processor, unless more connections are active there, or it hangs.
-    /// Idle ones, of which there may be many, do not count.
+    /// Returns another core than `from` that runs on this processor, unless it hangs or more connections are active
+    /// there. Idle ones, of which there may be many, do not count.
     fn core_on(&self, processor: u32, from: usize) -> Option<usize> {
         let active = |core: usize| self.cores[core].active.load(Ordering::Relaxed);
         (0..self.cores.len()).find(|core| {
