@@ -66,15 +66,14 @@ fn pass_on(errors: PipeReader) {
     }
 }
 
-/// Returns the CPU seconds of the processes that this one started and that have ended, proc(5); `None`: the kernel
-/// does not tell.
-pub(super) fn ended_cpu_seconds() -> Option<f64> {
-    const USER: usize = 13;
-    let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
-    // The name before may contain anything.
-    let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(USER);
-    let mut ticks = || fields.next()?.parse::<f64>().ok();
-    Some((ticks()? + ticks()?) / rustix::param::clock_ticks_per_second() as f64)
+/// Returns the CPU seconds of all threads of a process so far. Threads that have ended are not counted.
+pub(super) fn cpu_seconds(process: &Child) -> f64 {
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", process.id()));
+    let ran = |task: std::fs::DirEntry| -> Option<f64> {
+        let text = std::fs::read_to_string(task.path().join("schedstat")).ok()?;
+        text.split_whitespace().next()?.parse().ok()
+    };
+    tasks.into_iter().flatten().flatten().filter_map(ran).sum::<f64>() / 1e9
 }
 
 fn measure(mut processes: Vec<Process>, secs: f64) -> Result<Vec<Measured>, String> {

@@ -5,7 +5,7 @@
 //! which inherits its socket or memory as standard input.
 
 use super::SECS;
-use super::processes;
+use super::processes::cpu_seconds;
 use super::processor::{self, Pinned, end_with_parent};
 use super::raw_clients;
 use super::result::{Measured, monotonic, summary};
@@ -174,13 +174,19 @@ pub(super) fn run(args: &Args) -> Result<(), String> {
     if args.procs > 1 {
         return say(summary(&raw_clients::measure(args)?));
     }
-    let mut summary = summary(&[measure(args)?]);
-    summary["far_cpu_secs"] = processes::ended_cpu_seconds().into();
+    let (measured, far_seconds) = measure_both(args)?;
+    let mut summary = summary(&[measured]);
+    summary["far_cpu_secs"] = far_seconds.into();
     say(summary)
 }
 
 /// Runs one measurement.
 pub(super) fn measure(args: &Args) -> Result<Measured, String> {
+    measure_both(args).map(|(measured, _)| measured)
+}
+
+/// Runs one measurement; also returns the CPU seconds of the far end.
+fn measure_both(args: &Args) -> Result<(Measured, f64), String> {
     args.check()?;
     let usable = processor::usable();
     if let Some(absent) = args.pin.iter().find(|processor| !usable.contains(processor)) {
@@ -192,29 +198,31 @@ pub(super) fn measure(args: &Args) -> Result<Measured, String> {
     if args.kind.shares_memory() {
         let memory = SharedMemory::create("towline-bench", shared::bytes(args)).map_err(failed)?;
         let far = memory.fd().try_clone_to_owned().map_err(failed)?;
-        let _far = Far::start(args, far).map_err(failed)?;
+        let far = Far::start(args, far).map_err(failed)?;
         let mut end = End::new(args, memory);
-        return repeat(args.secs, || {
+        let outcome = repeat(args.secs, || {
             end.ask();
             Ok(())
-        })
-        .map_err(failed);
+        });
+        return Ok((outcome.map_err(failed)?, cpu_seconds(&far.0)));
     }
     let (near, far) = pair(args.kind).map_err(failed)?;
-    let _far = Far::start(args, far).map_err(failed)?;
-    if args.stream {
-        let mut memory = vec![0; args.into as usize];
-        let mut next = 0;
-        let outcome = repeat(args.secs, || {
-            let piece = &mut memory[next..][..PIECE_BYTES];
-            next = (next + PIECE_BYTES) % args.into as usize;
-            receive(&near, piece, args.spin)
-        });
-        let mut measured = outcome.map_err(failed)?;
-        measured.read_bytes = measured.operations * PIECE_BYTES as u64;
-        return Ok(measured);
-    }
-    ask(&near, args, args.secs).map_err(failed)
+    let far = Far::start(args, far).map_err(failed)?;
+    let outcome = if args.stream { take(&near, args) } else { ask(&near, args, args.secs) };
+    Ok((outcome.map_err(failed)?, cpu_seconds(&far.0)))
+}
+
+/// Receives a stream.
+fn take(socket: &OwnedFd, args: &Args) -> io::Result<Measured> {
+    let mut memory = vec![0; args.into as usize];
+    let mut next = 0;
+    let mut measured = repeat(args.secs, || {
+        let piece = &mut memory[next..][..PIECE_BYTES];
+        next = (next + PIECE_BYTES) % args.into as usize;
+        receive(socket, piece, args.spin)
+    })?;
+    measured.read_bytes = measured.operations * PIECE_BYTES as u64;
+    Ok(measured)
 }
 
 /// Sends requests and waits for the reply to each.

@@ -52,16 +52,16 @@ impl Core {
         {
             link.prepare_send();
         }
+        // A client that shares the processor may have sent its next request while it was being answered, so
+        // this check is made even when spinning does not pay.
+        if self.reactor.tells_at_once() && self.reactor.is_ready() {
+            return true;
+        }
         let moved = self.bytes_moved();
         let since = moved - std::mem::replace(&mut self.idle_at, moved);
         let is_asked_next = since >= LONG_BYTES && self.engine.is_at_rest();
         let rests = is_asked_next && self.resting.is_wanted(Instant::now(), moved);
         let Self { spin, reactor, lanes, shm_lanes, late, statistics, timed, .. } = self;
-        // A client that shares the processor may have sent its next request while it was being answered, so
-        // this check is made even when spinning does not pay.
-        if reactor.tells_at_once() && reactor.is_ready() {
-            return true;
-        }
         let shm_readable =
             || shm_lanes.iter().filter_map(|at| lanes.get(*at)?.as_ref()).any(Lane::has_news);
         let due = late.peek().map(|late| late.at);

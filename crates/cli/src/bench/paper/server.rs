@@ -1,6 +1,7 @@
 //! Starts a separate server for each system that is measured.
 
 use crate::bench::nbd_client::Place;
+use crate::bench::processes::cpu_seconds;
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -73,14 +74,9 @@ impl Server {
         Ok(lines.filter_map(|(name, value)| Some((name.to_owned(), value.parse().ok()?))).collect())
     }
 
-    /// Returns the CPU seconds of all threads so far. Threads that have ended are not counted.
+    /// See [`cpu_seconds`].
     pub(super) fn cpu_seconds(&self) -> f64 {
-        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.child.id()));
-        let ran = |task: std::fs::DirEntry| -> Option<f64> {
-            let text = std::fs::read_to_string(task.path().join("schedstat")).ok()?;
-            text.split_whitespace().next()?.parse().ok()
-        };
-        tasks.into_iter().flatten().flatten().filter_map(ran).sum::<f64>() / 1e9
+        cpu_seconds(&self.child)
     }
 }
 
