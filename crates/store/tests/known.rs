@@ -5,26 +5,17 @@
 
 #![allow(clippy::unwrap_used)] // a test that cannot go on should say where
 
+mod common;
+
+use common::{caller, is_watched, look};
 use proptest::prelude::*;
 use std::fs;
-use std::os::unix::fs::{MetadataExt, symlink};
+use std::os::unix::fs::symlink;
 use std::path::Path;
-use std::sync::Arc;
 use std::time::Instant;
 use towline_store::directory::{DirectoryStore, requests_arrived};
-use towline_store::{Caller, FileStore, OpenHow};
+use towline_store::{FileStore, OpenHow};
 use towline_wire::Errno;
-
-fn caller() -> Caller {
-    Caller { uid: 0, gid: 0, groups: Arc::new([]), enforce: false }
-}
-
-/// Returns the inode that a request for `path` finds, as a server would execute it.
-fn look(store: &DirectoryStore, path: &str) -> Result<u64, Errno> {
-    requests_arrived(Instant::now());
-    let root = store.root()?;
-    store.stat(&caller(), (&*root, path.as_bytes()), true).map(|attr| attr.inode)
-}
 
 /// Returns the inode that a fresh store finds, which knows no directory yet.
 fn truth(root: &Path, path: &str) -> Result<u64, Errno> {
@@ -142,14 +133,6 @@ fn links_in_a_known_directory_never_lead_out() {
         assert_eq!(look(&store, "d/out"), Err(Errno::EXDEV));
         assert_eq!(look(&store, "d/in"), truth(&root, "inside"));
     }
-}
-
-/// Returns true if this process watches a directory, as it does each known one.
-fn is_watched(directory: &Path) -> bool {
-    let watch = format!(" ino:{:x} ", fs::metadata(directory).unwrap().ino());
-    fs::read_dir("/proc/self/fdinfo")
-        .unwrap()
-        .any(|fd| fs::read_to_string(fd.unwrap().path()).is_ok_and(|info| info.contains(&watch)))
 }
 
 #[test]

@@ -3,13 +3,13 @@
 //! (`openat2(2)`, the call itself, `close(2)`).
 //!
 //! `inotify(7)` watches a known directory and every directory above it, up to the root of its export,
-//! for moves and changes of permissions. The kernel queues such an event before the system call
-//! that makes the change returns. So a path is still valid if the queue is found empty after the
-//! request that names the path has arrived. Of the requests that arrive together, the first one
+//! for moves, and those above for changes of permissions. The kernel queues such an event before the
+//! system call that makes the change returns. So a path is still valid if the queue holds none after
+//! the request that names the path has arrived. Of the requests that arrive together, the first one
 //! that names a path checks the queue, and the others rely on that; [`requests_arrived`] says that
 //! a check is due, and [`changed`] that it is due again, after a change that one of them made. Any
-//! event invalidates all known directories. The check reads memory where the kernel supports that
-//! ([`Bell`]), and otherwise takes a system call.
+//! event of a watched directory itself invalidates all known directories. The check reads memory
+//! where the kernel supports that ([`Bell`]), and otherwise takes a system call.
 //!
 //! inotify does not report the removal of a directory that is held open. But a removed directory
 //! stays empty. So if a name is not found in a known directory, the store checks whether the
@@ -24,10 +24,12 @@ use super::bell::Bell;
 use super::resolve::{PARENT, Tree, proc_path};
 use foldhash::fast::RandomState;
 use parking_lot::{Mutex, RwLock};
-use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
+use rustix::fs::inotify::{self, CreateFlags, Reader, WatchFlags};
 use rustix::fs::{Mode, ResolveFlags};
+use rustix::io::Errno as Code;
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
+use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
@@ -47,12 +49,25 @@ const COUNTED_MAX: usize = 2048;
 /// How long a directory is known at most.
 const FORGET: Duration = Duration::from_secs(2);
 
+/// Maximum number of queued events to look at.
+const EVENTS_MAX: usize = 256;
+/// Buffer for the events that one system call takes from the queue: at least one with the longest
+/// name.
+const BATCH_BYTES: usize = 4096;
+
 /// File systems that only this machine changes, by their numbers in `statfs(2)`: ext, xfs, btrfs,
 /// f2fs, tmpfs.
 const LOCAL: [i64; 5] = [0xef53, 0x5846_5342, 0x9123_683e, 0xf2f5_2010, 0x0102_1994];
 
-const EVENTS: WatchFlags =
-    WatchFlags::MOVE_SELF.union(WatchFlags::ATTRIB).union(WatchFlags::ONLYDIR);
+/// What invalidates a known directory. The kernel checks permissions of the directory itself with
+/// each use.
+const MOVES: WatchFlags =
+    WatchFlags::MOVE_SELF.union(WatchFlags::ONLYDIR).union(WatchFlags::MASK_ADD);
+/// The same for the directories above. It makes the kernel look at the watch whenever a file in
+/// them, local or not, is opened, read, written or closed, and it reports changes of those files'
+/// attributes, too. So known directories, which hold the files that are used, do without, unless
+/// they are above others.
+const MOVES_AND_RIGHTS: WatchFlags = MOVES.union(WatchFlags::ATTRIB);
 
 /// One queue for all exports of the process, so that one check is enough.
 struct Watching {
@@ -142,9 +157,7 @@ fn look(now: Instant) {
     let generation = watching.generation.load(Ordering::Acquire);
     // Before the queue is read, so that the bell reports whatever comes later.
     BELL.with_borrow_mut(|bell| bell.attach(inotify, generation, since + FORGET));
-    let quiet =
-        matches!(rustix::io::read(inotify, &mut [0; 256][..]), Err(rustix::io::Errno::AGAIN));
-    if !quiet || now.saturating_duration_since(since) >= FORGET {
+    if tells_changes(inotify) || now.saturating_duration_since(since) >= FORGET {
         watching.generation.fetch_add(1, Ordering::Release);
         watching.busy.store(false, Ordering::Release);
         // Closing the queue ends all its watches.
@@ -152,8 +165,24 @@ fn look(now: Instant) {
     }
 }
 
-/// Watches a directory, unless everything was forgotten since `generation`.
-fn watch(directory: &OwnedFd, generation: u64) -> bool {
+/// Reads the queue. Returns true if a watched directory moved or its permissions changed, or if too
+/// much is queued to look at. Events with a name are of files in one.
+fn tells_changes(inotify: &OwnedFd) -> bool {
+    let mut batch = [MaybeUninit::uninit(); BATCH_BYTES];
+    let mut reader = Reader::new(inotify, &mut batch);
+    for _ in 0..EVENTS_MAX {
+        match reader.next() {
+            Ok(event) if event.file_name().is_some() => {}
+            Err(Code::INTR) => {}
+            Err(Code::AGAIN) => return false,
+            _ => return true,
+        }
+    }
+    true
+}
+
+/// Watches a directory for `events`, unless everything was forgotten since `generation`.
+fn watch(directory: &OwnedFd, events: WatchFlags, generation: u64) -> bool {
     let watching = &*WATCHING;
     let mut queue = watching.queue.lock();
     if watching.generation.load(Ordering::Acquire) != generation {
@@ -165,7 +194,7 @@ fn watch(directory: &OwnedFd, generation: u64) -> bool {
         watching.busy.store(true, Ordering::Release);
     }
     let Some(inotify) = &queue.inotify else { return false };
-    inotify::add_watch(inotify, proc_path(directory), EVENTS).is_ok()
+    inotify::add_watch(inotify, proc_path(directory), events).is_ok()
 }
 
 /// The known directories of one export.
@@ -260,18 +289,21 @@ fn walk(tree: &Tree, path: &[u8], generation: u64) -> Option<OwnedFd> {
         return None;
     }
     let kind = rustix::fs::fstatfs(&tree.root).ok()?.f_type;
-    if !LOCAL.contains(&kind) || !watch(&tree.root, generation) {
+    if !LOCAL.contains(&kind) {
         return None;
     }
     let mut directory: Option<OwnedFd> = None;
     for name in names() {
-        let next = open(directory.as_ref().unwrap_or(&tree.root), name)?;
-        if !watch(&next, generation) {
+        let above = directory.as_ref().unwrap_or(&tree.root);
+        if !watch(above, MOVES_AND_RIGHTS, generation) {
             return None;
         }
-        directory = Some(next);
+        directory = Some(open(above, name)?);
     }
     let directory = directory?;
+    if !watch(&directory, MOVES, generation) {
+        return None;
+    }
     // A directory that moved before it was watched is elsewhere by now.
     let now = open(&tree.root, path)?;
     let identity = |fd| super::attributes::stat_file(fd).ok().map(|stat| identity_of(&stat));
