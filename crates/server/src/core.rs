@@ -7,6 +7,7 @@ mod news;
 mod order;
 mod receiving;
 mod resting;
+mod round;
 
 use crate::caller::Callers;
 use crate::disks::Disks;

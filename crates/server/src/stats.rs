@@ -108,6 +108,8 @@ pub(crate) struct CoreStatistics {
     pub(crate) processor: AtomicU32,
     /// Connections that ask all the time, see `Order::active`; zero while the core sleeps.
     pub(crate) active: AtomicU64,
+    /// Nanoseconds that a turn of one of them takes; zero if that is not known.
+    pub(crate) turn_ns: AtomicU64,
     pub(crate) sessions: AtomicU64,
     pub(crate) protocol_errors: AtomicU64,
     /// Bytes of the blocks that clients have on loan.
@@ -133,6 +135,7 @@ impl CoreStatistics {
             lanes_moved: AtomicU64::new(0),
             processor: AtomicU32::new(u32::MAX),
             active: AtomicU64::new(0),
+            turn_ns: AtomicU64::new(0),
             sessions: AtomicU64::new(0),
             protocol_errors: AtomicU64::new(0),
             bytes_on_loan: AtomicU64::new(0),

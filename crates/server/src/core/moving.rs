@@ -1,9 +1,13 @@
-//! Connections move to the core that runs on the processor where their bytes arrive.
+//! Connections move to the core that runs on the processor where their bytes arrive, or to one that has time.
 //!
 //! From a client on the same machine, bytes arrive on the processor on which it runs; from elsewhere, on the one that
 //! handles the interrupts of the network card. If the connection's core runs there too, no other processor has to be
 //! woken for an answer, and sockets, buffers and the counters of pages stay in the caches of one processor. The kernel
 //! rarely moves threads of a busy machine, so cores are not bound to processors: the connections follow.
+//!
+//! The kernel also leaves more clients on one processor than on another, as few of them run at a time. So what counts is
+//! how long all connections of a core need for one turn each: none moves to where that takes longer, and if it takes
+//! much shorter somewhere, connections move there from the processor on which they are at home.
 //!
 //! A connection is looked at when its turn comes while others wait, and moves when nothing of it is under way. A
 //! session moves with its lane.
@@ -12,12 +16,17 @@ use super::{Core, NBD_TOKENS, Shared};
 use crate::grants::Served;
 use crate::lane::Lane;
 use crate::mailbox::Mail;
+use crate::stats::CoreStatistics;
 use parking_lot::RwLock;
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 use towline_net::Link;
+
+/// How much sooner, in percent, connections must have their turns elsewhere to leave the processor where their bytes
+/// arrive.
+const AWAY_PERCENT: u64 = 20;
 
 /// Where sessions live that are not on the core that their number says.
 #[derive(Default)]
@@ -72,32 +81,71 @@ impl Shared {
         self.mailboxes[to].send(mail);
     }
 
-    /// Returns another core than `from` that runs on this processor, unless it hangs or more connections are active
-    /// there. Idle ones, of which there may be many, do not count.
-    fn core_on(&self, processor: u32, from: usize) -> Option<usize> {
-        let active = |core: usize| self.cores[core].active.load(Ordering::Relaxed);
-        (0..self.cores.len()).find(|core| {
-            let statistics = &self.cores[*core];
-            *core != from
-                && statistics.processor.load(Ordering::Relaxed) == processor
-                && active(*core) <= active(from)
-                && statistics.turns.waiting() == 0
-        })
+    /// Returns the core other than `from` to which a connection should move whose bytes arrive on `processor`. `is_home`:
+    /// the core `from` runs there.
+    fn better_core(&self, processor: u32, is_home: bool, from: usize) -> Option<usize> {
+        let here = Load::of(&self.cores[from]);
+        let others = self.cores.iter().enumerate();
+        let others = others.filter(|(core, other)| *core != from && other.turns.waiting() == 0);
+        let is_near = |core: &CoreStatistics| core.processor.load(Ordering::Relaxed) == processor;
+        others
+            .filter(|(_, other)| is_home || is_near(other))
+            .map(|(core, other)| (core, Load::of(other).after(here)))
+            .min_by_key(|(_, there)| there.round(0))
+            .filter(|(_, there)| there.is_better(here, is_home))
+            .map(|(core, _)| core)
+    }
+}
+
+/// What the connections of a core ask of it. Idle ones, of which there may be many, do not count.
+#[derive(Clone, Copy, Debug)]
+struct Load {
+    /// Connections that ask all the time.
+    active: u64,
+    /// How long a turn of one of them takes; zero if that is not known.
+    turn_ns: u64,
+}
+
+impl Load {
+    fn of(core: &CoreStatistics) -> Self {
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        Self { active: load(&core.active), turn_ns: load(&core.turn_ns) }
+    }
+
+    /// Assumes that turns take as long as elsewhere if that is not known.
+    fn after(self, elsewhere: Self) -> Self {
+        let turn_ns = if self.turn_ns == 0 { elsewhere.turn_ns } else { self.turn_ns };
+        Self { turn_ns, ..self }
+    }
+
+    /// Returns how long it takes until each active connection has had a turn, with `more` connections.
+    fn round(self, more: u64) -> u64 {
+        self.turn_ns.max(1).saturating_mul(self.active + more)
+    }
+
+    /// Returns true if a connection should leave a core with the load `here` for one with this load. `is_home`: its
+    /// bytes arrive on the processor of the former, otherwise of the latter.
+    fn is_better(self, here: Self, is_home: bool) -> bool {
+        let here = here.after(self);
+        if is_home {
+            self.round(1).saturating_mul(100 + AWAY_PERCENT) < here.round(0).saturating_mul(100)
+        } else {
+            self.round(0) <= here.round(0)
+        }
     }
 }
 
 impl Core {
-    /// Hands a connection over to the core on the processor where its bytes arrive, if it is not this one and nothing
-    /// of the connection is under way. Returns true if it did.
+    /// Hands a connection over to another core if it should move and nothing of it is under way. Returns true if it did.
     pub(super) fn hand_over(&mut self, token: u64) -> bool {
-        let Some((link, to)) = self.better_core(token) else { return false };
+        let Some((link, is_home, to)) = self.better_core(token) else { return false };
         let mail = match token.checked_sub(NBD_TOKENS) {
             Some(index) => self.take_nbd(index as usize).map(Mail::NbdMoved),
             None => self.take_lane(token as usize).map(Mail::Moved),
         };
         let Some(mail) = mail else { return false };
         self.statistics.lanes_moved.fetch_add(1, Ordering::Relaxed);
-        self.order.left();
+        self.order.left(is_home);
         self.shared.hand_over(mail, to, self.index);
         // Not under the lock, as this also starts transfers of disks. The new core may watch it already.
         if let Some(fd) = link.fd() {
@@ -106,8 +154,8 @@ impl Core {
         true
     }
 
-    /// Returns a connection's link, and the core to which it should move.
-    fn better_core(&mut self, token: u64) -> Option<(Arc<Link>, usize)> {
+    /// Returns a connection's link, whether it is at home, and the core to which it should move.
+    fn better_core(&mut self, token: u64) -> Option<(Arc<Link>, bool, usize)> {
         if self.shared.cores.len() < 2 || self.draining.is_some() {
             return None;
         }
@@ -122,11 +170,13 @@ impl Core {
         };
         let arrives = link.arrives_on()?;
         let before = place.arrived_on.replace(arrives);
+        let is_home = arrives == here;
         // Once may be chance, when a thread has just moved.
-        if arrives == here || before != Some(arrives) {
+        if before != Some(arrives) || is_home && !self.order.may_leave_home() {
             return None;
         }
-        Some((link.clone(), self.shared.core_on(arrives, self.index)?))
+        let core = self.shared.better_core(arrives, is_home, self.index)?;
+        Some((link.clone(), is_home, core))
     }
 
     /// Removes a lane and its session if nothing of them is under way.
@@ -176,6 +226,36 @@ impl Core {
             self.lanes[index] = Some(lane);
             // It has sent something.
             self.queue(index as u64);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connections_move_home_and_to_cores_with_time() {
+        let unknown = |active| Load { active, turn_ns: 0 };
+        let measured = |active, turn_ns| Load { active, turn_ns };
+        // (here, there, whether a connection moves home to there, whether one that is at home here does)
+        for (here, there, home, away) in [
+            (unknown(92), unknown(92), true, false),
+            (unknown(92), unknown(93), false, false),
+            (unknown(92), unknown(75), true, true),
+            (unknown(92), unknown(80), true, false),
+            (unknown(2), unknown(0), true, true),
+            (measured(92, 700), unknown(92), true, false),
+            (unknown(92), measured(92, 700), true, false),
+            (measured(93, 800), measured(91, 600), true, true),
+            (measured(93, 700), measured(91, 600), true, false),
+            (measured(91, 600), measured(93, 700), false, false),
+            (measured(70, 600), measured(40, 2000), false, false),
+            (measured(u64::MAX, u64::MAX), measured(1, 1), true, true),
+        ] {
+            let there = there.after(here);
+            assert_eq!(there.is_better(here, false), home, "{here:?} {there:?}");
+            assert_eq!(there.is_better(here, true), away, "{here:?} {there:?}");
         }
     }
 }

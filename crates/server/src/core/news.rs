@@ -80,7 +80,7 @@ impl Core {
         }
         self.statistics.record_times(&mut self.timed);
         self.order.nobody_asks();
-        self.statistics.active.store(0, Ordering::Relaxed);
+        self.tell_load();
         let mut sleep = true;
         for index in &self.shm_lanes {
             if let Some(Some(lane)) = self.lanes.get(*index)

@@ -12,11 +12,13 @@
 //! rarely hardly waits.
 
 use super::giving_way::GivingWay;
+use super::round::Round;
 use super::{Core, NBD_TOKENS};
 use crate::lane::Lane;
 use crate::nbd::Nbd;
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 /// Requests that a connection may start in its turn.
 const ROW: u32 = 16;
@@ -79,7 +81,6 @@ pub(super) struct Order {
     turns: u64,
     /// The connection that was removed last begins its turn, and others wait for theirs.
     begins: bool,
-    /// Counts the connections that ask all the time. A round is over when one of them begins its second turn.
     round: Round,
     pub(super) way: GivingWay,
     /// Connections served since [`Order::width`] was last asked.
@@ -88,47 +89,35 @@ pub(super) struct Order {
     moved: u64,
 }
 
-/// A round of turns.
-#[derive(Debug, Default)]
-struct Round {
-    number: u64,
-    /// Connections that have had a turn in it, and that had one in the last round.
-    count: u64,
-    before: u64,
-}
-
-impl Round {
-    /// Notes that a connection, which asks all the time or rarely, begins a turn.
-    fn begin(&mut self, place: &mut Place, is_rare: bool) {
-        if place.round == self.number && !is_rare {
-            (self.before, self.count) = (self.count, 0);
-            self.number += 1;
-        }
-        place.round = self.number;
-        self.count += 1;
-    }
-}
-
 impl Order {
     /// Returns how many connections ask all the time.
     pub(super) fn active(&self) -> u64 {
-        self.round.count.max(self.round.before)
+        self.round.active()
+    }
+
+    /// Returns true if an active connection may leave though it is at home.
+    pub(super) fn may_leave_home(&self) -> bool {
+        self.round.may_leave_home()
+    }
+
+    /// Returns how long a turn takes, if that is known.
+    pub(super) fn turn_time(&self) -> Option<Duration> {
+        self.round.turn_time()
     }
 
     /// Notes that an active connection has come from another core.
     pub(super) fn joined(&mut self) {
-        self.round.before = self.active() + 1;
+        self.round.joined();
     }
 
     /// Notes that an active connection leaves for another core.
-    pub(super) fn left(&mut self) {
-        let Round { count, before, .. } = &mut self.round;
-        (*count, *before) = (count.saturating_sub(1), before.saturating_sub(1));
+    pub(super) fn left(&mut self, is_home: bool) {
+        self.round.left(is_home);
     }
 
     /// Notes that no connection is active any more.
     pub(super) fn nobody_asks(&mut self) {
-        (self.round.count, self.round.before) = (0, 0);
+        self.round.nobody_asks();
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -180,7 +169,7 @@ impl Order {
             place.reads = place.reads.saturating_sub(1);
         } else {
             self.turns += 1;
-            self.round.begin(place, is_rare);
+            self.round.begin(&mut place.round, is_rare);
             if self.begins {
                 self.way.begins(token);
             }
@@ -251,7 +240,14 @@ impl Core {
     /// Reads from the next connections; from all of them when the server shuts down.
     pub(super) fn serve_next(&mut self, scratch: &mut [u8]) {
         self.read_next(scratch);
+        self.tell_load();
+    }
+
+    /// Tells the other cores how much is asked of this one.
+    pub(super) fn tell_load(&self) {
         self.statistics.active.store(self.order.active(), Ordering::Relaxed);
+        let turn = self.order.turn_time().map_or(0, |turn| turn.as_nanos() as u64);
+        self.statistics.turn_ns.store(turn, Ordering::Relaxed);
     }
 
     fn read_next(&mut self, scratch: &mut [u8]) {
@@ -336,7 +332,7 @@ mod tests {
         let (mut order, mut places) = connections(7);
         serve(&mut order, &mut places, 2, 7 * ROW as usize * 3);
         assert_eq!(order.active(), 7);
-        order.left();
+        order.left(false);
         assert_eq!(order.active(), 6);
         order.joined();
         order.joined();
