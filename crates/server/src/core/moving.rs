@@ -83,7 +83,7 @@ impl Shared {
 
     /// Returns the core other than `from` to which a connection should move whose bytes arrive on `processor`. `is_home`:
     /// the core `from` runs there.
-    fn better_core(&self, processor: u32, is_home: bool, from: usize) -> Option<usize> {
+    fn core_for(&self, processor: u32, is_home: bool, from: usize) -> Option<usize> {
         let here = Load::of(&self.cores[from]);
         let others = self.cores.iter().enumerate();
         let others = others.filter(|(core, other)| *core != from && other.turns.waiting() == 0);
@@ -175,7 +175,7 @@ impl Core {
         if before != Some(arrives) || is_home && !self.order.may_leave_home() {
             return None;
         }
-        let core = self.shared.better_core(arrives, is_home, self.index)?;
+        let core = self.shared.core_for(arrives, is_home, self.index)?;
         Some((link.clone(), is_home, core))
     }
 
