@@ -23,8 +23,10 @@ fn change_mode(path: &Path, mode: u32) {
 fn only_changes_of_the_directories_above_make_them_forgotten() {
     let temporary = tempfile::tempdir().unwrap();
     let root = temporary.path();
-    change_mode(root, 0o755);
     fs::create_dir_all(root.join("above/known")).unwrap();
+    for directory in ["", "above", "above/known"] {
+        change_mode(&root.join(directory), 0o755);
+    }
     for file in ["file", "above/file", "above/known/file"] {
         fs::write(root.join(file), "x").unwrap();
     }
