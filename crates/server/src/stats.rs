@@ -106,7 +106,7 @@ pub(crate) struct CoreStatistics {
     pub(crate) lanes_moved: AtomicU64,
     /// The processor on which the core ran when it last had more to do than it served at once.
     pub(crate) processor: AtomicU32,
-    /// Connections that ask all the time, see `Order::active`; zero while the core sleeps.
+    /// Connections that ask all the time, see `Round::active`; zero while the core sleeps.
     pub(crate) active: AtomicU64,
     /// Nanoseconds that a turn of one of them takes; zero if that is not known.
     pub(crate) turn_ns: AtomicU64,

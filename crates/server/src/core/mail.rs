@@ -11,11 +11,11 @@ impl Core {
             Mail::Lane(link) => self.add_lane(link, None, scratch),
             Mail::Join(link, hello, peer) => self.add_lane(link, Some((hello, peer)), scratch),
             Mail::Moved(moving) => {
-                self.order.joined();
+                self.order.round.joined();
                 self.take_over(*moving);
             }
             Mail::NbdMoved(lane) => {
-                self.order.joined();
+                self.order.round.joined();
                 self.take_over_nbd(*lane);
             }
             Mail::Unblocked { session, slot, sequence, result, took } => {

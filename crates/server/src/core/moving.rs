@@ -90,7 +90,7 @@ impl Shared {
         let is_near = |core: &CoreStatistics| core.processor.load(Ordering::Relaxed) == processor;
         others
             .filter(|(_, other)| is_home || is_near(other))
-            .map(|(core, other)| (core, Load::of(other).after(here)))
+            .map(|(core, other)| (core, Load::of(other).with_turns_like(here)))
             .min_by_key(|(_, there)| there.round(0))
             .filter(|(_, there)| there.is_better(here, is_home))
             .map(|(core, _)| core)
@@ -112,8 +112,8 @@ impl Load {
         Self { active: load(&core.active), turn_ns: load(&core.turn_ns) }
     }
 
-    /// Assumes that turns take as long as elsewhere if that is not known.
-    fn after(self, elsewhere: Self) -> Self {
+    /// Assumes that turns take as long as elsewhere if how long they take is not known.
+    fn with_turns_like(self, elsewhere: Self) -> Self {
         let turn_ns = if self.turn_ns == 0 { elsewhere.turn_ns } else { self.turn_ns };
         Self { turn_ns, ..self }
     }
@@ -126,7 +126,7 @@ impl Load {
     /// Returns true if a connection should leave a core with the load `here` for one with this load. `is_home`: its
     /// bytes arrive on the processor of the former, otherwise of the latter.
     fn is_better(self, here: Self, is_home: bool) -> bool {
-        let here = here.after(self);
+        let here = here.with_turns_like(self);
         if is_home {
             self.round(1).saturating_mul(100 + AWAY_PERCENT) < here.round(0).saturating_mul(100)
         } else {
@@ -145,7 +145,7 @@ impl Core {
         };
         let Some(mail) = mail else { return false };
         self.statistics.lanes_moved.fetch_add(1, Ordering::Relaxed);
-        self.order.left(is_home);
+        self.order.round.left(is_home);
         self.shared.hand_over(mail, to, self.index);
         // Not under the lock, as this also starts transfers of disks. The new core may watch it already.
         if let Some(fd) = link.fd() {
@@ -172,7 +172,7 @@ impl Core {
         let before = place.arrived_on.replace(arrives);
         let is_home = arrives == here;
         // Once may be chance, when a thread has just moved.
-        if before != Some(arrives) || is_home && !self.order.may_leave_home() {
+        if before != Some(arrives) || is_home && !self.order.round.may_leave_home() {
             return None;
         }
         let core = self.shared.core_for(arrives, is_home, self.index)?;
@@ -253,7 +253,7 @@ mod tests {
             (measured(70, 600), measured(40, 2000), false, false),
             (measured(u64::MAX, u64::MAX), measured(1, 1), true, true),
         ] {
-            let there = there.after(here);
+            let there = there.with_turns_like(here);
             assert_eq!(there.is_better(here, false), home, "{here:?} {there:?}");
             assert_eq!(there.is_better(here, true), away, "{here:?} {there:?}");
         }

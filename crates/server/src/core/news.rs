@@ -79,7 +79,7 @@ impl Core {
             return true;
         }
         self.statistics.record_times(&mut self.timed);
-        self.order.nobody_asks();
+        self.order.round.nobody_asks();
         self.tell_load();
         let mut sleep = true;
         for index in &self.shm_lanes {

@@ -18,7 +18,6 @@ use crate::lane::Lane;
 use crate::nbd::Nbd;
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 /// Requests that a connection may start in its turn.
 const ROW: u32 = 16;
@@ -81,7 +80,7 @@ pub(super) struct Order {
     turns: u64,
     /// The connection that was removed last begins its turn, and others wait for theirs.
     begins: bool,
-    round: Round,
+    pub(super) round: Round,
     pub(super) way: GivingWay,
     /// Connections served since [`Order::width`] was last asked.
     served: u64,
@@ -90,36 +89,6 @@ pub(super) struct Order {
 }
 
 impl Order {
-    /// Returns how many connections ask all the time.
-    pub(super) fn active(&self) -> u64 {
-        self.round.active()
-    }
-
-    /// Returns true if an active connection may leave though it is at home.
-    pub(super) fn may_leave_home(&self) -> bool {
-        self.round.may_leave_home()
-    }
-
-    /// Returns how long a turn takes, if that is known.
-    pub(super) fn turn_time(&self) -> Option<Duration> {
-        self.round.turn_time()
-    }
-
-    /// Notes that an active connection has come from another core.
-    pub(super) fn joined(&mut self) {
-        self.round.joined();
-    }
-
-    /// Notes that an active connection leaves for another core.
-    pub(super) fn left(&mut self, is_home: bool) {
-        self.round.left(is_home);
-    }
-
-    /// Notes that no connection is active any more.
-    pub(super) fn nobody_asks(&mut self) {
-        self.round.nobody_asks();
-    }
-
     pub(super) fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -245,8 +214,8 @@ impl Core {
 
     /// Tells the other cores how much is asked of this one.
     pub(super) fn tell_load(&self) {
-        self.statistics.active.store(self.order.active(), Ordering::Relaxed);
-        let turn = self.order.turn_time().map_or(0, |turn| turn.as_nanos() as u64);
+        self.statistics.active.store(self.order.round.active(), Ordering::Relaxed);
+        let turn = self.order.round.turn_time().map_or(0, |turn| turn.as_nanos() as u64);
         self.statistics.turn_ns.store(turn, Ordering::Relaxed);
     }
 
@@ -331,12 +300,12 @@ mod tests {
     fn those_who_always_ask_are_counted() {
         let (mut order, mut places) = connections(7);
         serve(&mut order, &mut places, 2, 7 * ROW as usize * 3);
-        assert_eq!(order.active(), 7);
-        order.left(false);
-        assert_eq!(order.active(), 6);
-        order.joined();
-        order.joined();
-        assert_eq!(order.active(), 8);
+        assert_eq!(order.round.active(), 7);
+        order.round.left(false);
+        assert_eq!(order.round.active(), 6);
+        order.round.joined();
+        order.round.joined();
+        assert_eq!(order.round.active(), 8);
         // Nobody else asks any more.
         let mut order = Order { turns: order.turns, round: order.round, ..Order::default() };
         for (token, place) in places.iter_mut().enumerate().take(3) {
@@ -344,9 +313,9 @@ mod tests {
             order.push(token as u64, place, false);
         }
         serve(&mut order, &mut places, 1, 3 * ROW as usize * 3);
-        assert_eq!(order.active(), 3);
-        order.nobody_asks();
-        assert_eq!(order.active(), 0);
+        assert_eq!(order.round.active(), 3);
+        order.round.nobody_asks();
+        assert_eq!(order.round.active(), 0);
     }
 
     #[test]

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 /// How long turns are measured. After connections have moved, it takes a while until turns take what they will.
 const MEASURED: Duration = Duration::from_millis(200);
 
-/// The part of them that may leave after turns were measured, though they are at home: what that changes has to be seen
-/// before more do.
+/// The part of the connections that may leave after turns were measured, though they are at home: what that changes has
+/// to be seen before more do.
 const LEAVING_PART: u64 = 8;
 
 #[derive(Debug, Default)]
