@@ -162,9 +162,12 @@ def shm_latency(bench):
     server = bench.server("--dir", f"t={bench.root}", "--mem", "m=2G", cpu=1)
     copy_in(bench, server, "m")
     for store, export, bounds in (("mem", "m", (3, 3, 3)), ("dir", "t", (3, 6, 3))):
-        for (name, op, _, _), bound in zip(LATENCY, bounds):
-            ours, = bench.medians(lambda: bench.file(server.url("shm", export), op, "--pin", 0, "--spin-us", 1000)["p50_us"])
-            yield f"{name}, shm, {store}, spinning", f"<= {bound} us", f"{ours:.1f} us", "", ours <= bound
+        for (name, op, request, reply), bound in zip(LATENCY, bounds):
+            # The two processors may be one core of the host's at times, and two at others: raw tells.
+            raw, ours = bench.medians(
+                lambda: bench.net("--kind", "shm", "--request", request, "--reply", reply, "--pin", "0,1")["p50_us"],
+                lambda: bench.file(server.url("shm", export), op, "--pin", 0, "--spin-us", 1000)["p50_us"])
+            yield f"{name}, shm, {store}, spinning", f"<= {bound} us", f"{ours:.1f} us", f"raw {raw:.1f} us", ours <= bound
     futex, ours = bench.medians(lambda: bench.net("--kind", "futex", "--pin", "0,1")["p50_us"],
                                 lambda: bench.file(server.url("shm", "m"), "stat_same", "--pin", 0, "--spin-us", 0)["p50_us"])
     yield "stat, shm, mem, sleeping", f"<= {1.3 * futex:.1f} us (1.3 x futex)", f"{ours:.1f} us = {ours / futex:.2f} x", \

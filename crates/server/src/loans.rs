@@ -5,14 +5,20 @@
 //! anyway may borrow ([`may_borrow`]). A store does not change a lent block: it writes to a copy.
 
 use crate::stats::CoreStatistics;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 use towline_mem::{Aggregate, Guard, Lending, Loan, Segment, SharedMemory};
 use towline_net::{Counters, Link};
 use towline_wire::extents::Extents;
 use towline_wire::header::reply_flag;
 use towline_wire::limits::{LENT_BYTES_MAX, LENT_BYTES_MIN, LENT_EXTENTS_MAX, SLOTS_MAX};
 use towline_wire::{Header, Kind};
+
+/// Shortest read that is lent though the client may not have mapped the memory yet. Before that it pays 3 us of
+/// page faults for each 64 KiB, and then saves 0.3 to 2 us for 4 KiB (both measured).
+const UNMAPPED_BYTES_MIN: u64 = 32 * 1024;
+/// A region of memory. Shorter reads are lent when the client has read as many bytes of their region as it has.
+const REGION_BYTES: u64 = 2 << 20;
 
 /// The uid that the kernel reports for a user of another namespace that has no number in this one.
 const OVERFLOW_USER: u32 = 65534;
@@ -29,12 +35,37 @@ pub(crate) fn may_borrow(peer: u32, identity: bool, squash_root: bool) -> bool {
     }
 }
 
+/// A memory that a client has read from.
+struct Known {
+    /// Weak, because a lane must not keep the memory of an export that was removed.
+    memory: Weak<SharedMemory>,
+    /// The client's number for it, once it was handed over.
+    number: Option<u32>,
+    /// Bytes of each region that were read.
+    read: Vec<u32>,
+}
+
+impl Known {
+    /// Counts a read. Returns true if the client has most likely mapped where it is, or gains by mapping it.
+    fn note_read(&mut self, offset: usize, length: u64) -> bool {
+        let region = (offset as u64 / REGION_BYTES) as usize;
+        if region >= self.read.len() {
+            self.read.resize(region + 1, 0);
+        }
+        let read = &mut self.read[region];
+        let is_known = u64::from(*read) >= REGION_BYTES;
+        *read = read.saturating_add(u32::try_from(length).unwrap_or(u32::MAX));
+        is_known || length >= UNMAPPED_BYTES_MIN
+    }
+}
+
 /// The loans of one lane. Dropping it ends them.
 pub(crate) struct Loans {
     link: Arc<Link>,
     statistics: Arc<CoreStatistics>,
-    /// Memories handed over to the client, which knows each by its index here.
-    memories: Vec<Arc<SharedMemory>>,
+    memories: Vec<Known>,
+    /// Number of memories handed over to the client.
+    handed_over: u32,
     /// Loans by slot, with the sequence number of the reply.
     lent: Vec<Option<(u32, Loan)>>,
     bytes: u64,
@@ -43,7 +74,7 @@ pub(crate) struct Loans {
 impl Loans {
     pub(crate) fn new(link: Arc<Link>, statistics: Arc<CoreStatistics>) -> Self {
         let lent = (0..SLOTS_MAX).map(|_| None).collect();
-        Self { link, statistics, memories: Vec::new(), lent, bytes: 0 }
+        Self { link, statistics, memories: Vec::new(), handed_over: 0, lent, bytes: 0 }
     }
 
     /// Lends the data of a reply if possible, and then adds its location to the results. False: it has to be
@@ -54,7 +85,7 @@ impl Loans {
         results: &mut Vec<u8>,
         data: &Aggregate,
     ) -> bool {
-        if data.len() < LENT_BYTES_MIN as u64 {
+        if data.len() < LENT_BYTES_MIN as u64 || !self.note_read(data) {
             return false;
         }
         let Some(Lendable { memory, guards, mut extents }) = Lendable::of(data) else {
@@ -121,18 +152,46 @@ impl Loans {
         Counters::add(&self.statistics.counters.replies_lent, 1);
     }
 
+    /// Counts a read. Returns true if lending what it read is worth it.
+    fn note_read(&mut self, data: &Aggregate) -> bool {
+        for slice in data.slices() {
+            match &slice.segment {
+                Segment::Shared(memory, Some(_)) => {
+                    return self.known(memory).note_read(slice.offset as usize, data.len());
+                }
+                segment if segment.is_hole() => {}
+                _ => return false,
+            }
+        }
+        // Holes, for which the client needs no memory.
+        true
+    }
+
+    fn known(&mut self, memory: &Arc<SharedMemory>) -> &mut Known {
+        // The address cannot be that of another memory, as the weak reference keeps it from being used again.
+        let is_it = |known: &Known| known.memory.as_ptr() == Arc::as_ptr(memory);
+        let at = self.memories.iter().position(is_it).unwrap_or_else(|| {
+            let new = Known { memory: Arc::downgrade(memory), number: None, read: Vec::new() };
+            self.memories.push(new);
+            self.memories.len() - 1
+        });
+        &mut self.memories[at]
+    }
+
     /// Returns the client's number for a memory; hands the memory over first if it is new.
     fn number(&mut self, memory: &Arc<SharedMemory>, lending: &Lending) -> Option<u32> {
-        if let Some(at) = self.memories.iter().position(|known| Arc::ptr_eq(known, memory)) {
-            return Some(at as u32);
+        if let Some(number) = self.known(memory).number {
+            return Some(number);
         }
         let Link::Shm(link) = &*self.link else { return None };
         if let Err(error) = link.hand_over(lending.readable(), memory.len()) {
             log::debug!("cannot share memory with a client: {error}");
             return None;
         }
-        self.memories.push(memory.clone());
-        Some(self.memories.len() as u32 - 1)
+        let number = self.handed_over;
+        self.handed_over += 1;
+        self.known(memory).number = Some(number);
+        Some(number)
     }
 
     /// Ends the loan of an earlier reply of a slot, because the client says that it has read the data: by a

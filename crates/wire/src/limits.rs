@@ -28,8 +28,8 @@ pub const TRANSFER_BYTES_MAX: usize = 8 * 1024 * 1024;
 pub const LISTING_BYTES_MAX: usize = 1024 * 1024;
 /// Most bytes of events in one reply.
 pub const EVENTS_BYTES_MAX: usize = 64 * 1024;
-/// Shortest read that is lent: copying a shorter one costs less than describing its location.
-pub const LENT_BYTES_MIN: usize = 32 * 1024;
+/// Shortest read that is lent: sending a shorter one costs less than describing its location.
+pub const LENT_BYTES_MIN: usize = 2 * 1024;
 /// Most extents of one lent read: one for each page of the longest read, and its two ends.
 pub const LENT_EXTENTS_MAX: usize = TRANSFER_BYTES_MAX / 4096 + 2;
 /// Most memory that one lane may have on loan, counted in whole blocks.

@@ -115,7 +115,8 @@ fn clients_with_and_without_the_memory_agree_with_a_model() {
             }
             _ => {
                 let offset = random.below(size + 1);
-                let mut buffer = vec![0xee; random.below(1_500_000) as usize];
+                let most = *random.pick(&[20_000, 1_500_000]);
+                let mut buffer = vec![0xee; random.below(most) as usize];
                 let count = file.read_at(&mut buffer, offset).unwrap();
                 let end = model.len().min(offset as usize + buffer.len());
                 assert_eq!(count, end - offset as usize, "round {round}");
@@ -191,19 +192,48 @@ fn holes_are_read_as_zeros_and_lend_nothing() {
 }
 
 #[test]
-fn small_reads_and_files_of_directories_are_not_lent() {
+fn files_of_directories_are_not_lent() {
     let setup = setup_with(EngineWish::Automatic, 16 << 20);
     let client = connect(&setup.transports[2]);
     let data = pattern(300_000, 1);
-    for (export, length) in [(&b"mem"[..], 4096), (b"dir", 300_000)] {
-        let root = client.attach(export).unwrap();
-        root.write_path(b"f", CREATE, 0o600, &data).unwrap();
-        let mut buffer = vec![0; length];
-        let file = root.open(b"f", 0, 0).unwrap();
-        assert_eq!(file.read_at(&mut buffer, 0).unwrap(), length);
-        assert!(buffer == data[..length]);
-    }
+    let root = client.attach(b"dir").unwrap();
+    root.write_path(b"f", CREATE, 0o600, &data).unwrap();
+    let mut buffer = vec![0; data.len()];
+    assert_eq!(root.open(b"f", 0, 0).unwrap().read_at(&mut buffer, 0).unwrap(), data.len());
+    assert!(buffer == data);
     assert_eq!(counter(&client, "replies_lent"), 0);
+}
+
+#[test]
+fn small_reads_are_lent_once_the_client_has_read_much() {
+    let setup = setup_with(EngineWish::Automatic, 64 << 20);
+    let client = connect(&setup.transports[2]);
+    let root = client.attach(b"mem").unwrap();
+    // All of a region of 2 MiB, wherever the file begins, and parts of others.
+    let mut data = pattern(6 * MIB, 1);
+    root.write_path(b"f", CREATE, 0o600, &data).unwrap();
+    let file = root.open(b"f", 2, 0).unwrap();
+    let read = |offset: usize, length: usize, data: &[u8]| {
+        let before = counter(&client, "replies_lent");
+        let mut buffer = vec![0; length];
+        assert_eq!(file.read_at(&mut buffer, offset as u64).unwrap(), length);
+        assert!(buffer == data[offset..offset + length], "{offset} {length}");
+        counter(&client, "replies_lent") - before
+    };
+    for offset in (0..2 * MIB).step_by(4 * KIB) {
+        assert_eq!(read(offset, 4 * KIB, &data), 0, "the client would have to map it first");
+    }
+    // What began in the middle of a region still lacks bytes of it.
+    let again: u64 = (0..4 * MIB).step_by(4 * KIB).map(|at| read(at, 4 * KIB, &data)).sum();
+    assert!((1..=512).contains(&again), "{again}");
+    assert_eq!(read(MIB, 4 * KIB, &data), 1);
+    assert_eq!(read(MIB + 100, 2 * KIB - 1, &data), 0, "sending it costs less");
+    // What is lent may be written, and the next read sees that.
+    assert_eq!(file.write_at(b"new", MIB as u64).unwrap(), 3);
+    data[MIB..MIB + 3].copy_from_slice(b"new");
+    assert_eq!(read(MIB, 16 * KIB, &data), 1);
+    // The next request has given back what the last read lent.
+    assert_eq!(counter(&client, "bytes_on_loan"), 0);
 }
 
 #[test]
