@@ -46,6 +46,12 @@ pub(crate) fn is_armed() -> bool {
     THREAD.try_with(|thread| thread.armed.get()).unwrap_or(true)
 }
 
+/// Returns true if the kernel would trap a system call of this thread from outside libc now. Signals may arrive
+/// at any time, also between changes of [`is_inside`] and of the selector.
+fn is_trapped() -> bool {
+    THREAD.try_with(|thread| thread.selector.get() == TRAP).unwrap_or(false)
+}
+
 /// Sets whether this thread is armed.
 pub(crate) fn set_armed(armed: bool) {
     let _ = THREAD.try_with(|thread| thread.armed.set(armed));
@@ -345,9 +351,8 @@ pub(crate) fn mask(how: i32, set: u64) -> u64 {
 /// # Safety
 /// As for the system call.
 pub(crate) unsafe fn system_call(number: i64, arguments: [usize; 6]) -> isize {
-    if is_armed() && !is_inside() {
-        // The call would be trapped. libc makes it untrapped, and calls of signal handlers that run
-        // meanwhile are trapped as usual.
+    if is_trapped() {
+        // libc makes the call untrapped, and calls of signal handlers that run meanwhile are trapped as usual.
         let before = errno();
         let [a, b, c, d, e, f] = arguments;
         // SAFETY: the caller guarantees it.
