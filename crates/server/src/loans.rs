@@ -39,7 +39,7 @@ pub(crate) fn may_borrow(peer: u32, identity: bool, squash_root: bool) -> bool {
 struct Known {
     /// Weak, because a lane must not keep the memory of an export that was removed.
     memory: Weak<SharedMemory>,
-    /// The client's number for it, once it was handed over.
+    /// The client's number for it, once it was handed over: how many were before it.
     number: Option<u32>,
     /// Bytes of each region that were read.
     read: Vec<u32>,
@@ -47,8 +47,8 @@ struct Known {
 
 impl Known {
     /// Counts a read. Returns true if the client has most likely mapped where it is, or gains by mapping it.
-    fn note_read(&mut self, offset: usize, length: u64) -> bool {
-        let region = (offset as u64 / REGION_BYTES) as usize;
+    fn note_read(&mut self, offset: u64, length: u64) -> bool {
+        let region = (offset / REGION_BYTES) as usize;
         if region >= self.read.len() {
             self.read.resize(region + 1, 0);
         }
@@ -64,8 +64,6 @@ pub(crate) struct Loans {
     link: Arc<Link>,
     statistics: Arc<CoreStatistics>,
     memories: Vec<Known>,
-    /// Number of memories handed over to the client.
-    handed_over: u32,
     /// Loans by slot, with the sequence number of the reply.
     lent: Vec<Option<(u32, Loan)>>,
     bytes: u64,
@@ -74,7 +72,7 @@ pub(crate) struct Loans {
 impl Loans {
     pub(crate) fn new(link: Arc<Link>, statistics: Arc<CoreStatistics>) -> Self {
         let lent = (0..SLOTS_MAX).map(|_| None).collect();
-        Self { link, statistics, memories: Vec::new(), handed_over: 0, lent, bytes: 0 }
+        Self { link, statistics, memories: Vec::new(), lent, bytes: 0 }
     }
 
     /// Lends the data of a reply if possible, and then adds its location to the results. False: it has to be
@@ -157,7 +155,7 @@ impl Loans {
         for slice in data.slices() {
             match &slice.segment {
                 Segment::Shared(memory, Some(_)) => {
-                    return self.known(memory).note_read(slice.offset as usize, data.len());
+                    return self.known(memory).note_read(slice.offset, data.len());
                 }
                 segment if segment.is_hole() => {}
                 _ => return false,
@@ -188,10 +186,8 @@ impl Loans {
             log::debug!("cannot share memory with a client: {error}");
             return None;
         }
-        let number = self.handed_over;
-        self.handed_over += 1;
-        self.known(memory).number = Some(number);
-        Some(number)
+        let number = self.memories.iter().filter(|known| known.number.is_some()).count() as u32;
+        Some(*self.known(memory).number.insert(number))
     }
 
     /// Ends the loan of an earlier reply of a slot, because the client says that it has read the data: by a
