@@ -237,7 +237,7 @@ pub(crate) struct Core {
     resting: Resting,
     /// Connections that can be read.
     order: Order,
-    draining: Option<Instant>,
+    pub(crate) draining: Option<Instant>,
     /// Work for this core panicked.
     broken: bool,
     /// Some client may have to be ended because it waits too long.

@@ -246,9 +246,14 @@ impl Served {
         first
     }
 
-    /// Returns true while threads that may block are carrying out requests of the session.
+    /// Returns true while requests of the session are under way that the client must not repeat with a server
+    /// that knows nothing of them. What waits for others, or for data that may come again or never, does not
+    /// count.
     pub(crate) fn is_at_work(&self) -> bool {
-        let waits = |running: &Running| running.is_transfer() || running.waits;
+        let is_lost = self.lane.is_none();
+        let waits = |running: &Running| {
+            running.waits || running.is_transfer() && (is_lost || running.compound.is_repeatable())
+        };
         !self.away.is_empty() || self.running.iter().flatten().any(|running| !waits(running))
     }
 

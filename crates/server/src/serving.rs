@@ -15,6 +15,7 @@ use towline_session::slots::Arrival;
 use towline_store::directory::requests_arrived;
 use towline_wire::header::{data_flag, reply_flag, request_flag};
 use towline_wire::limits::TRANSFER_BYTES_MAX;
+use towline_wire::request::Operations;
 use towline_wire::{Errno, Header, Kind, ProtocolError, Request};
 
 /// Longest body of a hello, with room for additions in later versions.
@@ -201,12 +202,23 @@ impl Serving<'_> {
     }
 }
 
+/// Returns true for a request that a server which shuts down must not begin: it waits for data, which may
+/// not come in time, after operations that its client could not repeat.
+fn is_for_the_next_server(arrived: &Arrived<'_>) -> bool {
+    let offers_data = arrived.header.offset > 0;
+    let is_repeatable = |request: Result<Request<'_>, _>| request.is_ok_and(|r| r.repeatable());
+    offers_data && !Operations::of(arrived.body).all(is_repeatable)
+}
+
 impl Core {
-    /// Begins a request.
+    /// Begins a request, or leaves it to the next server if this one shuts down.
     ///
     /// # Errors
     /// The request is malformed. Its lane has to end, and its slot is free.
     pub(crate) fn begin_request(&mut self, arrived: &Arrived<'_>) -> Result<(), ProtocolError> {
+        if self.draining.is_some() && is_for_the_next_server(arrived) {
+            return Ok(());
+        }
         let begun = self.try_begin(arrived);
         if begun.is_err()
             && let Some(served) = self.sessions.get_mut(arrived.session)

@@ -263,6 +263,12 @@ impl Compound {
         (*write, *pen, *elsewhere, *closed, *turn) = (None, None, None, None, None);
     }
 
+    /// True if it may be sent again to a server that remembers nothing.
+    #[must_use]
+    pub fn is_repeatable(&self) -> bool {
+        Operations::of(&self.body).all(|request| request.is_ok_and(|request| request.repeatable()))
+    }
+
     /// True when its reply has to be remembered.
     #[must_use]
     pub fn modifies(&self) -> bool {

@@ -53,7 +53,7 @@ pub enum Kind {
 /// Meanings of a [`Kind::Notice`], in its flags.
 pub mod notice {
     /// The server has shut down, and ends the lane. It did not begin what it left unanswered, except for
-    /// requests that wait for others, and those that offer data, which it grants.
+    /// requests that wait for others, and those that may be repeated anyway.
     pub const SHUTDOWN: u8 = 1;
     /// A lease is recalled (word a: reserved). Servers do not send it; clients ignore it.
     pub const RECALL: u8 = 2;

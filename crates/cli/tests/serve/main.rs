@@ -16,7 +16,7 @@ use std::path::Path;
 use std::process::{Child, ChildStderr, Command, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
-use support::{TOWLINE, bad, good, text};
+use support::{TOWLINE, bad, good, noise, text};
 use tempfile::TempDir;
 
 /// How long a server may take to do as told, on a busy machine.
@@ -256,6 +256,51 @@ fn configured(file: &Path, socket: &Path) -> Serving {
     let mut server = Serving::new(&mut command);
     server.says("listening on unix://");
     server
+}
+
+/// No server remembers anything for the next one. Files of this size are made with one request, whose data
+/// follows, and the limit sees to it that many are under way whenever the server is told to stop.
+#[test]
+fn a_copy_goes_on_with_the_server_after_the_one_that_was_stopped() {
+    let directory = TempDir::new().unwrap();
+    let path = |name: &str| directory.path().join(name);
+    for name in ["tree", "served"] {
+        fs::create_dir(path(name)).unwrap();
+    }
+    for number in 0..400u32 {
+        fs::write(path("tree").join(number.to_string()), noise(100_000, 2 * number)).unwrap();
+    }
+    let [listen, export] = [("unix", "socket"), ("served", "served")].map(|(kind, name)| {
+        let path = path(name).display().to_string();
+        if kind == "unix" { format!("unix://{path}") } else { format!("d={path}:bandwidth=20M") }
+    });
+    let start = || {
+        let mut command = Command::new(TOWLINE);
+        command.args(["serve", "--dir", &export, "--listen", &listen]).stdin(Stdio::null());
+        let mut server = Serving::new(&mut command);
+        server.says("listening on unix://");
+        server
+    };
+    let mut server = start();
+    let url = format!("towline+unix:///d/tree?socket={}", path("socket").display());
+    let copy = Command::new(TOWLINE)
+        .args(["cp", "-r"])
+        .args([path("tree").to_str().unwrap(), &url])
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    for _ in 0..4 {
+        std::thread::sleep(Duration::from_millis(300));
+        server.end();
+        server = start();
+    }
+    let output = copy.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    for number in 0..400u32 {
+        let arrived = fs::read(path("served").join("tree").join(number.to_string()));
+        assert!(arrived.unwrap() == noise(100_000, 2 * number), "{number}");
+    }
+    server.end();
 }
 
 /// A pipe stands for a file system that hangs.

@@ -8,7 +8,6 @@ use crate::lent::Buffer;
 use smallvec::SmallVec;
 use std::ops::Range;
 use std::sync::Arc;
-use towline_wire::limits::INLINE_BYTES_MAX;
 use towline_wire::{Header, Kind, Request};
 
 impl Slot {
@@ -21,9 +20,7 @@ impl Slot {
     /// True if a server that shut down in order and did not answer may still have begun the request,
     /// see [`notice::SHUTDOWN`](towline_wire::header::notice::SHUTDOWN).
     pub(super) fn may_have_begun(&self) -> bool {
-        // What comes before a write is done before the write's data is granted.
-        let offers_data = self.source.len() > INLINE_BYTES_MAX;
-        offers_data || requests_of(&self.message).is_none_or(|all| all.iter().any(Request::waits))
+        requests_of(&self.message).is_none_or(|all| all.iter().any(Request::waits))
     }
 
     /// A free slot.
