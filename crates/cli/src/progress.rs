@@ -65,7 +65,14 @@ impl Progress {
         self.refresh();
     }
 
-    /// Adds bytes of a file that are done: copied, or a hole.
+    /// Says how many bytes of data a file had after all, instead of those that were [found](Self::found).
+    pub(crate) fn counted(&self, found: u64, counted: u64) {
+        self.bytes_total.fetch_add(counted, Ordering::Relaxed);
+        self.bytes_total.fetch_sub(found, Ordering::Relaxed);
+        self.refresh();
+    }
+
+    /// Adds bytes of a file that are done.
     pub(crate) fn bytes(&self, count: u64) {
         self.bytes.fetch_add(count, Ordering::Relaxed);
         self.refresh();
@@ -96,7 +103,7 @@ impl Progress {
     }
 
     fn to_copy(&self) -> u64 {
-        read(&self.bytes_total).saturating_sub(read(&self.already))
+        read(&self.bytes_total).saturating_sub(read(&self.already)).max(read(&self.bytes))
     }
 
     fn refresh(&self) {
@@ -183,6 +190,13 @@ mod tests {
         progress.already(1 << 20);
         progress.bytes(1 << 20);
         assert_eq!((read(&progress.bytes), progress.to_copy()), (1 << 20, 2 << 20));
+        // A file had more data than its attributes told, another one less.
+        progress.bytes(2 << 20);
+        assert_eq!((read(&progress.bytes), progress.to_copy()), (3 << 20, 3 << 20));
+        progress.counted(1 << 20, 4 << 20);
+        assert_eq!(progress.to_copy(), 5 << 20);
+        progress.counted(2 << 20, 0);
+        assert_eq!(progress.to_copy(), 3 << 20);
         let text = summary(2, 1024, 700 << 20, 1.0);
         assert_eq!(text, "2 files, 1.0K bytes in 1.00 s (1.0K/s), 700M were there already");
     }

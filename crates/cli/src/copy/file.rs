@@ -87,7 +87,7 @@ impl Files {
         if let Existing::There(there) = existing {
             check_replaceable(status, &there).map_err(|f| f.about(target))?;
             if self.resume && attributes::unchanged(status, &there) {
-                self.progress.already(status.attr.size);
+                self.progress.already(data_bytes(status));
                 return Ok(());
             }
         }
@@ -270,11 +270,16 @@ impl Files {
             progress: &self.progress,
             interrupt: &self.interrupt,
         };
-        self.progress.already(transfer.from);
-        let written = transfer.run().and_then(|()| match sparse || self.resume {
-            // The source may end in a hole, and a continued part may be longer: pieces are not written in order.
-            true => output.set_size(attr.size),
-            false => Ok(()),
+        let found = data_bytes(status);
+        let already = transfer.from.min(found);
+        self.progress.already(already);
+        let written = transfer.run().and_then(|copied| {
+            self.progress.counted(found, already + copied);
+            match sparse || self.resume {
+                // The source may end in a hole, and a continued part may be longer: pieces are not written in order.
+                true => output.set_size(attr.size),
+                false => Ok(()),
+            }
         });
         if let Err(failure) = written.and_then(|()| output.settle()) {
             let failure = keep_or_remove(failure, &part, &output, &input, &stamp);
@@ -448,9 +453,15 @@ impl Files {
     }
 }
 
+/// Returns how many bytes of a regular file a copy moves, holes not counted, as far as its attributes tell.
+pub(super) fn data_bytes(status: &Status) -> u64 {
+    let allocated = status.attr.blocks.saturating_mul(512);
+    if status.attr.is_file() { status.attr.size.min(allocated) } else { 0 }
+}
+
 /// Returns true if a file may have holes.
 fn is_sparse(status: &Status) -> bool {
-    status.attr.blocks.saturating_mul(512) < status.attr.size
+    data_bytes(status) < status.attr.size
 }
 
 /// Looks at the target, unless that was done before.

@@ -92,6 +92,8 @@ struct State {
     extents: Extents,
     /// Starts of the pieces under way.
     under_way: BTreeSet<u64>,
+    /// Bytes of the pieces that are complete.
+    copied: u64,
     /// End of the furthest piece that is complete.
     furthest: u64,
     /// The offset in the last note, and when it was written.
@@ -111,14 +113,16 @@ impl State {
 }
 
 impl Transfer<'_> {
-    /// Copies everything. After a failure, notes how far it got, if that can still be written.
-    pub(super) fn run(&self) -> Outcome<()> {
+    /// Copies everything and returns how many bytes of data that were. After a failure, notes how far it got, if
+    /// that can still be written.
+    pub(super) fn run(&self) -> Outcome<u64> {
         let piece = (self.size.saturating_sub(self.from) / LANES)
             .next_multiple_of(PIECE_BYTES_MIN)
             .clamp(PIECE_BYTES_MIN, TRANSFER_BYTES_MAX as u64);
         let state = Mutex::new(State {
             extents: Extents::new(self.from, self.size, piece, self.sparse),
             under_way: BTreeSet::new(),
+            copied: 0,
             furthest: self.from,
             noted: self.from,
             noted_at: Instant::now(),
@@ -133,7 +137,7 @@ impl Transfer<'_> {
             state.failure.get_or_insert_with(|| Errno::ENOMEM.into());
         }
         match state.failure.take() {
-            None => Ok(()),
+            None => Ok(state.copied),
             Some(failure) => {
                 if !state.note_failed {
                     // Without the note the part is not continued; nothing else depends on it.
@@ -160,6 +164,7 @@ impl Transfer<'_> {
             }
             self.progress.bytes(end - start);
             now.under_way.remove(&start);
+            now.copied += end - start;
             now.furthest = now.furthest.max(end);
             let done = now.done();
             if done >= now.noted + STAMP_BYTES && now.noted_at.elapsed() >= STAMP_PAUSE {
@@ -333,6 +338,7 @@ mod tests {
         let mut state = State {
             extents: Extents::new(0, 0, 1, false),
             under_way: BTreeSet::from([30, 50]),
+            copied: 0,
             furthest: 20,
             noted: 0,
             noted_at: Instant::now(),
