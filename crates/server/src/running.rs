@@ -307,6 +307,8 @@ impl Core {
         if *borrows
             && is_read
             && !modifies
+            // With the memory, a client could read all of it unnoticed.
+            && meter.is_none()
             && let Some(loans) = lane.as_mut().and_then(|lane| lane.loans.as_mut())
             && loans.lend(&mut header, results, data)
         {

@@ -16,7 +16,8 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use towline_client::{Client, File, Options, SetAttr, Transport};
-use towline_server::EngineWish;
+use towline_net::address::Address;
+use towline_server::{Config, EngineWish, Export, ExportKind, RateLimit, Server};
 
 const KIB: usize = 1024;
 const MIB: usize = 1 << 20;
@@ -353,4 +354,32 @@ fn several_reads_are_under_way_when_memory_cannot_be_mapped() {
         let (count, buffer) = read.wait().unwrap();
         assert!(buffer[..count] == *expected);
     }
+}
+
+/// With the memory, they could read all of it without being counted.
+#[test]
+fn limited_clients_are_lent_nothing() {
+    let directory = tempfile::TempDir::new().unwrap();
+    let socket = directory.path().join("socket");
+    let export = |name: &str, bytes| Export {
+        limit: RateLimit { bytes, ..RateLimit::default() },
+        ..Export::new(name, ExportKind::Memory(8 << 20))
+    };
+    let config = Config {
+        exports: vec![export("free", 0), export("limited", 1 << 30)],
+        listen: vec![Address::Unix(socket.clone())],
+        ..Config::default()
+    };
+    let server = Server::start(&config).unwrap();
+    let client = connect(&Transport::Shm(socket));
+    let data = pattern(MIB, 1);
+    for (name, lent) in [("limited", 0), ("free", MIB as u64)] {
+        let root = client.attach(name.as_bytes()).unwrap();
+        root.write_path(b"f", CREATE, 0o600, &data).unwrap();
+        let mut read = vec![0; MIB];
+        assert_eq!(root.open(b"f", 0, 0).unwrap().read_at(&mut read, 0).unwrap(), MIB);
+        assert!(read == data, "{name}");
+        assert_eq!(counter(&client, "bytes_lent"), lent, "{name}");
+    }
+    server.stop();
 }
