@@ -243,9 +243,9 @@ fn a_disk_without_bytes_is_a_disk() {
         assert_eq!(std::fs::metadata(copy).unwrap().len(), 0);
         std::fs::remove_file(copy).unwrap();
     }
-    for same in [&["0"][..], &["-0"], &[]] {
+    for (same, said) in [(&["0"][..], "0 -> 0"), (&["-0"], "0 -> 0"), (&[], "0")] {
         let done = disk(directory.path(), &[&["resize", &*ours], same].concat());
-        assert_eq!(done, "0 -> 0 bytes\n");
+        assert_eq!(done, format!("{said} bytes\n"));
     }
     disk(directory.path(), &["resize", &ours, "1M"]);
     assert!(disk(directory.path(), &["info", &nbd]).contains("size: 1048576"));

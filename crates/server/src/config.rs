@@ -9,7 +9,9 @@ use towline_block::{Delivery, RateLimit, Shape};
 use towline_net::address::Address;
 use towline_store::block::CacheMode;
 use towline_store::{BlockStore, FileStore};
-use towline_wire::limits::{CLIENT_STALL_SECONDS, FRAGMENT_BYTES_MAX, LOCK_GRACE_SECONDS};
+use towline_wire::limits::{
+    CLIENT_STALL_SECONDS, FRAGMENT_BYTES_MAX, LOCK_GRACE_SECONDS, NAME_BYTES_MAX,
+};
 
 /// Maximum number of cores.
 pub const CORES_MAX: usize = 256;
@@ -73,7 +75,7 @@ pub enum EngineWish {
 /// One export.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Export {
-    /// Name in URLs; not empty, without a slash.
+    /// Name in URLs, see [`Export::check_name`].
     pub name: String,
     /// What is exported.
     pub kind: ExportKind,
@@ -88,6 +90,24 @@ impl Export {
     #[must_use]
     pub fn new(name: &str, kind: ExportKind) -> Self {
         Self { name: name.to_owned(), kind, read_only: false, limit: RateLimit::default() }
+    }
+
+    /// Checks that a path can begin with the name.
+    ///
+    /// # Errors
+    /// Says why not.
+    pub fn check_name(&self) -> Result<(), String> {
+        let name = &self.name;
+        if name.is_empty() || name.contains(['/', '\0']) {
+            return Err("the name is empty or contains a slash".to_owned());
+        }
+        if name == "." || name == ".." {
+            return Err("in a URL this name is a step to another directory".to_owned());
+        }
+        if name.len() > NAME_BYTES_MAX {
+            return Err(format!("the name is longer than {NAME_BYTES_MAX} bytes"));
+        }
+        Ok(())
     }
 }
 

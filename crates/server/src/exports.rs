@@ -15,7 +15,6 @@ use towline_session::state::State;
 use towline_store::FileStore;
 use towline_store::directory::DirectoryStore;
 use towline_store::memory::MemoryStore;
-use towline_wire::limits::NAME_BYTES_MAX;
 
 /// How long a file system may take to identify the directory at a path.
 const ANSWER: Duration = Duration::from_secs(5);
@@ -73,12 +72,7 @@ impl Exports {
                 let what = format!("export \"{name}\": {what}");
                 io::Error::new(io::ErrorKind::InvalidInput, what)
             };
-            if name.is_empty() || name.contains('/') || name.contains('\0') {
-                return Err(wrong("the name is empty or contains a slash"));
-            }
-            if name.len() > NAME_BYTES_MAX {
-                return Err(wrong(&format!("the name is longer than {NAME_BYTES_MAX} bytes")));
-            }
+            export.check_name().map_err(|what| wrong(&what))?;
             if next.iter().any(|a| a.export.name == *name) {
                 return Err(wrong("name is used twice"));
             }

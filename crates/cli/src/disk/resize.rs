@@ -50,7 +50,12 @@ pub(super) fn run(args: &Args, remotes: &Remotes) -> Outcome<String> {
         )));
     }
     let after = disk.resize(size).map_err(|error| explained(Failure::from(error), &disk))?.size;
-    Ok(format!("{before} -> {after} bytes\n"))
+    // What was known before it looked again is gone: it also looks when the disk is opened.
+    Ok(if asked.is_some() {
+        format!("{before} -> {after} bytes\n")
+    } else {
+        format!("{after} bytes\n")
+    })
 }
 
 /// Adds what to do about a failure.

@@ -165,6 +165,7 @@ fn parse(
     let mut parts = split(value)?;
     let value = parts.remove(0);
     let mut export = Export::new(name, kind(&value)?);
+    export.check_name().map_err(|what| format!("export \"{name}\": {what}"))?;
     for part in parts {
         let option = option(part)?;
         match option.split_once('=') {
@@ -216,7 +217,10 @@ pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
         _ => (text, 1),
     };
     let number = digits(count).ok_or_else(wrong)?;
-    number.checked_mul(factor).filter(|bytes| *bytes > 0).ok_or_else(wrong)
+    if number == 0 {
+        return Err(format!("\"{text}\" is nothing; expected at least 1 byte"));
+    }
+    number.checked_mul(factor).ok_or_else(wrong)
 }
 
 #[cfg(test)]
