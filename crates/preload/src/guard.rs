@@ -219,6 +219,18 @@ fn enter() {
 
 /// Waits until no other thread is inside: in the child, its locks would stay taken for ever.
 pub(crate) fn before_fork() {
+    let own = hold_forks();
+    for _ in 0..FORK_PAUSES {
+        if GATE.load(Ordering::Acquire) & !FORKING <= own {
+            break;
+        }
+        pause();
+    }
+}
+
+/// Keeps other threads from forking and from entering our code, until [`after_fork`]. Returns whether this
+/// thread is inside.
+fn hold_forks() -> u32 {
     let before = mask(libc::SIG_BLOCK, handled_signals().all);
     let own = u32::from(is_inside());
     // One fork at a time; meanwhile, another fork does not wait for this thread.
@@ -228,12 +240,7 @@ pub(crate) fn before_fork() {
     }
     GATE.fetch_add(own, Ordering::Acquire);
     FORKING_MASK.store(before, Ordering::Relaxed);
-    for _ in 0..FORK_PAUSES {
-        if GATE.load(Ordering::Acquire) & !FORKING <= own {
-            break;
-        }
-        pause();
-    }
+    own
 }
 
 /// Ends [`before_fork`] in the parent or in the child, which has a single thread.
@@ -246,6 +253,14 @@ pub(crate) fn after_fork(is_child: bool) {
         GATE.fetch_and(!FORKING, Ordering::AcqRel);
     }
     mask(libc::SIG_SETMASK, crate::trap::masks::without(before));
+}
+
+/// Runs `work` while no other thread forks.
+pub(crate) fn between_forks<T>(work: impl FnOnce() -> T) -> T {
+    hold_forks();
+    let result = work();
+    after_fork(false);
+    result
 }
 
 /// Runs `work`, from inside, while no other thread is inside.

@@ -10,6 +10,7 @@
 
 mod ahead;
 mod alloc;
+mod awaited;
 mod behind;
 mod between;
 mod cache;

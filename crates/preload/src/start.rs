@@ -322,6 +322,7 @@ pub(crate) extern "C" fn after_fork() {
 pub(crate) extern "C" fn in_child() {
     crate::ALLOCATOR.unlock();
     crate::vfork::forked();
+    crate::awaited::in_child();
     guard::after_fork(true);
     crate::hooks::maps::disown();
     remote::disown();

@@ -2,6 +2,7 @@
  * meanwhile, the parent goes on as before and sees what they left in its variables. */
 #include "case.h"
 #include <pthread.h>
+#include <spawn.h>
 #include <sys/mman.h>
 #include <sys/time.h>
 
@@ -17,6 +18,51 @@
     } while (0)
 
 static volatile int told;
+
+static int until[2];
+static pid_t waiters[100];
+static volatile int forking;
+
+/* Forks children that live until the other end of a pipe is closed. */
+static void *forks(void *unused) {
+    for (int i = 0; i < 100; i++) {
+        waiters[i] = MUST(fork());
+        if (waiters[i] == 0) {
+            char byte;
+            close(until[1]);
+            _exit(read(until[0], &byte, 1) != 0);
+        }
+        usleep(1000);
+    }
+    forking = 0;
+    return unused;
+}
+
+/* Neither `vfork` nor `posix_spawn` waits for children that another thread forks meanwhile. */
+static void beside_forks(void) {
+    pthread_t thread;
+    posix_spawn_file_actions_t actions;
+    char *arguments[] = {"true", NULL};
+    make("file", "of the directory");
+    MUST(pipe(until));
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_addopen(&actions, 0, "file", O_RDONLY, 0);
+    forking = 1;
+    if (pthread_create(&thread, NULL, forks, NULL)) _exit(95);
+    int made = 0, status, wrong = 0;
+    for (; forking || made < 20; made += 2) {
+        pid_t child = vfork();
+        if (child == 0) _exit(7);
+        wrong += waitpid(child, &status, 0) != child || WEXITSTATUS(status) != 7;
+        wrong += posix_spawnp(&child, "true", &actions, NULL, arguments, environ) != 0;
+        wrong += waitpid(child, &status, 0) != child || status != 0;
+    }
+    say("wrong %d", wrong);
+    pthread_join(thread, NULL);
+    close(until[1]);
+    for (int i = 0; i < 100; i++) wrong += waitpid(waiters[i], &status, 0) != waiters[i] || status != 0;
+    say("wrong %d", wrong);
+}
 
 static void fails_to_execute(void) {
     char *arguments[] = {"none", NULL};
@@ -234,6 +280,7 @@ static void many(void) {
 
 static const struct test tests[] = {
     {"fails_to_execute", fails_to_execute},
+    {"beside_forks", beside_forks},
     {"redirects", redirects},
     {"closes", closes},
     {"surroundings", surroundings},

@@ -6,12 +6,13 @@ use super::environment::{
 };
 use super::folders::{candidates, may_be_there, search_path};
 use super::reach::{self, Way};
-use crate::descriptors::{self, Own};
+use crate::awaited::Pipe;
+use crate::descriptors;
 use crate::guard::{finish, inside, system_call};
 use crate::lasting::Lasting;
 use crate::place::{self, At, Led};
 use crate::table::real;
-use crate::{mirror, own, start};
+use crate::{mirror, start};
 use libc::{FILE, c_char, c_int, pid_t};
 use std::ffi::CStr;
 use towline_instance::program::{FIRST_BYTES, LINKER};
@@ -547,29 +548,16 @@ pub(crate) fn and_wait(fork: impl FnOnce() -> isize) -> isize {
     if start::state().is_none() {
         return fork();
     }
-    let mut ends = [0i32; 2];
-    let flags = libc::O_CLOEXEC as usize;
-    // SAFETY: the memory that the calls write to outlives them.
-    unsafe {
-        let has_pipe =
-            system_call(libc::SYS_pipe2, [ends.as_mut_ptr() as usize, flags, 0, 0, 0, 0]) == 0;
-        let child = fork();
-        if !has_pipe {
-            return child;
+    let Ok(pipe) = Pipe::open() else { return fork() };
+    let child = pipe.fork(fork);
+    match child {
+        // It stays open until the child executes a program or ends.
+        0 => {
+            pipe.of_child();
         }
-        let close = |fd: i32| system_call(libc::SYS_close, [fd as usize, 0, 0, 0, 0, 0]);
-        close(ends[usize::from(child != 0)]);
-        if child == 0 {
-            // Moves the pipe out of the way of what the child opens.
-            if own::duplicate(ends[1], Own::Memory).is_ok() {
-                close(ends[1]);
-            }
-        } else {
-            let mut byte = 0u8;
-            let read = [ends[0] as usize, &raw mut byte as usize, 1, 0, 0, 0];
-            while child > 0 && system_call(libc::SYS_read, read) == -(libc::EINTR as isize) {}
-            close(ends[0]);
+        child => {
+            pipe.wait(child > 0);
         }
-        child
     }
+    child
 }

@@ -6,6 +6,7 @@ use super::environment::{Strings, with_environment};
 use super::reach::{self, Way};
 use super::{directories, files, leads_to_us};
 use super::{exec, folders};
+use crate::awaited::Pipe;
 use crate::descriptors::{self, Own};
 use crate::guard::{errno, set_errno, system_call};
 use crate::table::real;
@@ -226,28 +227,16 @@ unsafe fn by_fork(
     (arguments, environment): (Strings, Strings),
     execute: Execute,
 ) -> c_int {
-    let close = |fd: usize| {
-        // SAFETY: the descriptors are the library's own.
-        unsafe { system_call(libc::SYS_close, [fd, 0, 0, 0, 0, 0]) }
-    };
     // SAFETY: the program passes valid arguments; what the calls write to outlives them.
     unsafe {
-        let mut ends = [0i32; 2];
-        let flags = libc::O_CLOEXEC as usize;
-        let made = system_call(libc::SYS_pipe2, [ends.as_mut_ptr() as usize, flags, 0, 0, 0, 0]);
-        if made < 0 {
-            return -made as c_int;
-        }
-        let [listen, tell] = ends.map(|fd| fd as usize);
+        let pipe = match Pipe::open() {
+            Ok(pipe) => pipe,
+            Err(error) => return error,
+        };
         let before = errno();
-        let child = libc::fork();
+        let child = pipe.fork(|| libc::fork());
         if child == 0 {
-            close(listen);
-            // Moves the pipe out of the way of what the child opens.
-            let mut tell = own::duplicate(ends[1], Own::Memory).map_or(ends[1], |moved| {
-                close(tell);
-                moved
-            });
+            let mut tell = pipe.of_child();
             let mut error = prepare(list, attributes, &mut tell).err().unwrap_or(0);
             if error == 0 {
                 execute(path, arguments, environment);
@@ -257,17 +246,12 @@ unsafe fn by_fork(
             system_call(libc::SYS_write, write);
             system_call(libc::SYS_exit_group, [127, 0, 0, 0, 0, 0]);
         }
-        close(tell);
-        let mut error = if child < 0 { errno() } else { 0 };
+        let failed = if child < 0 { errno() } else { 0 };
         set_errno(before);
-        if child > 0 {
-            let read = [listen, &raw mut error as usize, 4, 0, 0, 0];
-            while system_call(libc::SYS_read, read) == -(libc::EINTR as isize) {}
-            if error != 0 {
-                system_call(libc::SYS_wait4, [child as usize, 0, 0, 0, 0, 0]);
-            }
+        let error = pipe.wait(child > 0).unwrap_or(failed);
+        if child > 0 && error != 0 {
+            system_call(libc::SYS_wait4, [child as usize, 0, 0, 0, 0, 0]);
         }
-        close(listen);
         if error == 0 && !pid.is_null() {
             *pid = child;
         }
