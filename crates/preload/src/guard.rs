@@ -146,6 +146,18 @@ pub(crate) fn masked<T>(work: impl FnOnce() -> T) -> T {
     result
 }
 
+/// Calls a function of libc that forks; handlers of signals wait until it is over. libc takes its lock of
+/// `pthread_atfork` before and after it calls us: a handler that used our code at such a moment would wait for
+/// another thread's fork, which waits for that lock.
+pub(crate) fn undisturbed<T>(fork: impl FnOnce() -> T) -> T {
+    let all = handled_signals().all;
+    let before = mask(libc::SIG_BLOCK, all);
+    let result = fork();
+    // The program's own `pthread_atfork` handlers may have changed the mask, too.
+    mask(libc::SIG_UNBLOCK, all & !before);
+    result
+}
+
 /// Returns true while this thread runs our own code, whose libc calls are not for us.
 pub(crate) fn is_inside() -> bool {
     INSIDE.try_with(Cell::get).unwrap_or(true)
@@ -200,6 +212,9 @@ static FORKING_MASK: AtomicU64 = AtomicU64::new(0);
 /// waiting for a dead server would delay the fork for long. Counted rather than timed, since another
 /// library may have replaced the clock functions and would call us here.
 const FORK_PAUSES: u32 = 100_000;
+/// The same for a thread that waits for a fork, which may wait in libc for a lock that this thread holds: if a
+/// handler interrupted `pthread_atfork` or `dlclose`.
+const ENTER_PAUSES: u32 = 2 * FORK_PAUSES;
 
 /// Sleeps for a moment.
 pub(crate) fn pause() {
@@ -209,10 +224,12 @@ pub(crate) fn pause() {
 }
 
 fn enter() {
-    while GATE.fetch_add(1, Ordering::Acquire) & FORKING != 0 {
+    let mut pauses = 0;
+    while GATE.fetch_add(1, Ordering::Acquire) & FORKING != 0 && pauses < ENTER_PAUSES {
         GATE.fetch_sub(1, Ordering::Release);
-        while GATE.load(Ordering::Relaxed) & FORKING != 0 {
+        while GATE.load(Ordering::Relaxed) & FORKING != 0 && pauses < ENTER_PAUSES {
             pause();
+            pauses += 1;
         }
     }
 }

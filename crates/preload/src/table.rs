@@ -391,6 +391,7 @@ hooks! {
     [ppoll] (list: *mut libc::pollfd, count: libc::nfds_t, time: *const timespec, set: *const libc::sigset_t) -> c_int => masks::ppoll;
     [pselect] (count: c_int, read: *mut libc::fd_set, write: *mut libc::fd_set, odd: *mut libc::fd_set, time: *const timespec, set: *const libc::sigset_t) -> c_int => masks::pselect;
     [epoll_pwait] (fd: c_int, events: *mut libc::epoll_event, count: c_int, wait_ms: c_int, set: *const libc::sigset_t) -> c_int => masks::epoll_pwait;
+    [fork __fork] () -> pid_t => threads::fork;
     [_Fork] () -> pid_t => threads::fork_alone;
     [clone __clone] (function: Option<threads::StartC11>, stack: *mut c_void, flags: c_int, argument: *mut c_void, parent_id: *mut pid_t, storage: *mut c_void, child_id: *mut pid_t) -> c_int => threads::clone;
     [pthread_create] (thread: *mut libc::pthread_t, attributes: *const libc::pthread_attr_t, start: threads::Start, argument: *mut c_void) -> c_int => threads::pthread_create;

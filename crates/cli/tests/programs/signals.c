@@ -357,6 +357,41 @@ static void threads_are_signalled(void) {
     say("%d wrong", (int)wrong);
 }
 
+static void looks_at_file(int signal) {
+    (void)signal;
+    int before = errno;
+    struct stat status;
+    if (stat("f", &status) != 0 || status.st_size != 5) wrong++;
+    errno = before;
+}
+
+static void *forks(void *unused) {
+    for (int i = 0; i < 1500; i++) {
+        int status = 0;
+        pid_t child = fork();
+        if (child == 0) _exit(3);
+        while (waitpid(child, &status, 0) < 0 && errno == EINTR) continue;
+        if (WEXITSTATUS(status) != 3) wrong++;
+    }
+    __atomic_fetch_add(&count, 1, __ATOMIC_RELAXED);
+    return unused;
+}
+
+/* Also at the moments at which libc holds the lock that other forks need. */
+static void handlers_run_while_threads_fork(void) {
+    make("f", "hello");
+    struct sigaction action = {.sa_handler = looks_at_file, .sa_flags = SA_RESTART};
+    MUST(sigaction(SIGUSR1, &action, NULL));
+    pthread_t threads[3];
+    for (int i = 0; i < 3; i++) pthread_create(threads + i, NULL, forks, NULL);
+    for (int i = 0; count < 3; i++) {
+        pthread_kill(threads[i % 3], SIGUSR1);
+        usleep(20);
+    }
+    for (int i = 0; i < 3; i++) pthread_join(threads[i], NULL);
+    say("wrong %d", wrong);
+}
+
 static const struct test tests[] = {
     {"queued", queued_signals_all_come},
     {"files", handlers_use_files},
@@ -365,6 +400,7 @@ static const struct test tests[] = {
     {"dispositions", dispositions_are_told},
     {"masks", masks_hold},
     {"threads", threads_are_signalled},
+    {"forks", handlers_run_while_threads_fork},
     {NULL, NULL},
 };
 

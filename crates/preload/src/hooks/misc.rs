@@ -86,7 +86,7 @@ pub(crate) unsafe fn backtrace_symbols_fd(frames: *const *mut c_void, count: c_i
 /// libc changes the directory and replaces the standard descriptors internally.
 pub(crate) unsafe fn daemon(stays: c_int, keeps: c_int) -> c_int {
     // SAFETY: the program passes valid arguments.
-    let result = unsafe { real::daemon(stays, keeps) };
+    let result = guard::undisturbed(|| unsafe { real::daemon(stays, keeps) });
     if crate::start::state().is_some() {
         let _ = inside(|| {
             if stays == 0 {
@@ -125,7 +125,7 @@ pub(crate) unsafe fn forkpty(
     size: *const c_void,
 ) -> pid_t {
     // SAFETY: the program passes valid arguments.
-    let child = unsafe { real::forkpty(main, name, settings, size) };
+    let child = guard::undisturbed(|| unsafe { real::forkpty(main, name, settings, size) });
     if child == 0 {
         forget_standard();
     }

@@ -1,6 +1,6 @@
 //! Arms new threads and children of an armed process before they run the program's code.
 
-use crate::guard::mask;
+use crate::guard::{mask, undisturbed};
 use crate::start;
 use crate::table::real;
 use libc::{c_int, c_void, pid_t, pthread_attr_t, pthread_t};
@@ -99,6 +99,12 @@ pub(crate) unsafe fn thrd_create(
         }
         with_begin(start, argument, |begin| real::thrd_create(thread, run_c11, begin))
     }
+}
+
+/// Replaces `fork`, which calls us by `pthread_atfork`.
+pub(crate) unsafe fn fork() -> pid_t {
+    // SAFETY: as the program says.
+    undisturbed(|| unsafe { real::fork() })
 }
 
 /// Replaces `_Fork`, which runs no `pthread_atfork` handlers, although ours must run.
