@@ -6,7 +6,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use towline_mem::SharedMemory;
-use towline_net::Link;
+use towline_net::{Link, ShmLink};
 use towline_wire::extents::{Extent, Extents};
 use towline_wire::{Header, ProtocolError};
 
@@ -15,7 +15,8 @@ const EXPECTED_BYTES: usize = 512;
 
 /// The memories that the server handed over on a lane, by number.
 pub(crate) struct Memories {
-    known: Vec<Arc<Known>>,
+    /// `None` for those that the server has forgotten.
+    known: Vec<Option<Arc<Known>>>,
     hide: fn(OwnedFd) -> io::Result<OwnedFd>,
 }
 
@@ -57,6 +58,14 @@ fn wrong(what: &'static str) -> Refusal {
     ProtocolError { what, at: 0 }.into()
 }
 
+/// Receives the next memory that the server has handed over, and its length.
+fn take_over(shared: &ShmLink) -> Result<(OwnedFd, usize), Refusal> {
+    shared.take_over().map_err(|error| match error.kind() {
+        io::ErrorKind::InvalidData => wrong("memory lent without having been shared"),
+        _ => Refusal::Unmapped,
+    })
+}
+
 impl Memories {
     /// No memories yet; `None` for a lane over which the server cannot lend. `hide`: see
     /// [`crate::Options::hide`].
@@ -71,16 +80,27 @@ impl Memories {
         };
         let number = number as usize;
         if number == self.known.len() {
-            let (fd, length) = shared.take_over().map_err(|error| match error.kind() {
-                io::ErrorKind::InvalidData => wrong("memory lent without having been shared"),
-                _ => Refusal::Unmapped,
-            })?;
+            let (fd, length) = take_over(shared)?;
             let memory = (self.hide)(fd)
                 .and_then(|fd| SharedMemory::open(fd, length, false))
                 .map_err(|_| Refusal::Unmapped)?;
-            self.known.push(Arc::new(Known { link: link.clone(), memory }));
+            self.known.push(Some(Arc::new(Known { link: link.clone(), memory })));
         }
-        self.known.get(number).ok_or_else(|| wrong("memory lent without having been shared"))
+        let known = self.known.get(number).and_then(Option::as_ref);
+        known.ok_or_else(|| wrong("memory lent without having been shared"))
+    }
+
+    /// Forgets the memory with this number, which the server will not lend from again. What it has lent can
+    /// still be read.
+    pub(crate) fn forget(&mut self, number: u64, link: &Link) -> Result<(), Refusal> {
+        let Link::Shm(shared) = link else { return Err(wrong("memory lent over a socket")) };
+        // It was handed over, but what was lent from it then came for nobody.
+        while self.known.len() as u64 <= number {
+            take_over(shared)?;
+            self.known.push(None);
+        }
+        self.known[number as usize] = None;
+        Ok(())
     }
 
     /// Returns what a reply lends: at most `room` bytes, all of them inside the memory.

@@ -6,8 +6,10 @@ use crate::stats::CoreStatistics;
 use std::sync::Arc;
 use std::time::Instant;
 use towline_block::OwnerKey;
+use towline_mem::SharedMemory;
 use towline_net::{Input, Link, SendQueue};
-use towline_wire::{Header, Hello};
+use towline_wire::header::notice;
+use towline_wire::{Header, Hello, Kind};
 
 /// Above this many unsent bytes, further requests of a lane wait.
 const UNSENT_BYTES_MAX: u64 = 2 * 1024 * 1024;
@@ -150,6 +152,16 @@ impl Lane {
     /// Queues a message that consists of a header only.
     pub(crate) fn send_header(&mut self, header: &Header) {
         self.out.push_short([&header.to_bytes(), b""]);
+    }
+
+    /// Tells the client that nothing is lent from a memory any more, if it has that.
+    pub(crate) fn forget(&mut self, memory: &Arc<SharedMemory>) {
+        if let Some(number) = self.loans.as_mut().and_then(|loans| loans.forget(memory)) {
+            let mut header = Header::new(Kind::Notice, 0, 0);
+            header.flags = notice::FORGOTTEN;
+            header.offset = number.into();
+            self.send_header(&header);
+        }
     }
 }
 

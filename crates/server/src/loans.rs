@@ -39,7 +39,7 @@ pub(crate) fn may_borrow(peer: u32, identity: bool, squash_root: bool) -> bool {
 struct Known {
     /// Weak, because a lane must not keep the memory of an export that was removed.
     memory: Weak<SharedMemory>,
-    /// The client's number for it, once it was handed over: how many were before it.
+    /// The client's number for it, once it was handed over.
     number: Option<u32>,
     /// Bytes of each region that were read.
     read: Vec<u32>,
@@ -64,6 +64,8 @@ pub(crate) struct Loans {
     link: Arc<Link>,
     statistics: Arc<CoreStatistics>,
     memories: Vec<Known>,
+    /// How many memories were handed over: the next one's number.
+    handed_over: u32,
     /// Loans by slot, with the sequence number of the reply.
     lent: Vec<Option<(u32, Loan)>>,
     bytes: u64,
@@ -72,7 +74,7 @@ pub(crate) struct Loans {
 impl Loans {
     pub(crate) fn new(link: Arc<Link>, statistics: Arc<CoreStatistics>) -> Self {
         let lent = (0..SLOTS_MAX).map(|_| None).collect();
-        Self { link, statistics, memories: Vec::new(), lent, bytes: 0 }
+        Self { link, statistics, memories: Vec::new(), handed_over: 0, lent, bytes: 0 }
     }
 
     /// Lends the data of a reply if possible, and then adds its location to the results. False: it has to be
@@ -186,8 +188,17 @@ impl Loans {
             log::debug!("cannot share memory with a client: {error}");
             return None;
         }
-        let number = self.memories.iter().filter(|known| known.number.is_some()).count() as u32;
+        let number = self.handed_over;
+        self.handed_over += 1;
         Some(*self.known(memory).number.insert(number))
+    }
+
+    /// Forgets a memory, which is handed over anew if something is lent from it again. Returns the number
+    /// that the client can forget, too.
+    pub(crate) fn forget(&mut self, memory: &Arc<SharedMemory>) -> Option<u32> {
+        let is_it = |known: &Known| known.memory.as_ptr() == Arc::as_ptr(memory);
+        let at = self.memories.iter().position(is_it)?;
+        self.memories.swap_remove(at).number
     }
 
     /// Ends the loan of an earlier reply of a slot, because the client says that it has read the data: by a

@@ -57,6 +57,9 @@ pub mod notice {
     pub const SHUTDOWN: u8 = 1;
     /// A lease is recalled (word a: reserved). Servers do not send it; clients ignore it.
     pub const RECALL: u8 = 2;
+    /// The server will not lend from the memory with number `offset` again. Once the client has read what was
+    /// lent, it need not keep it: the disk that had it may be gone.
+    pub const FORGOTTEN: u8 = 3;
 }
 
 /// Flags of a [`Kind::Request`].

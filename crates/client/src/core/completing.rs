@@ -104,6 +104,19 @@ fn borrow(
     }
 }
 
+/// Forgets a memory that the server will not lend from again.
+fn forget(state: &mut State, link: &Link, number: u64) -> Result<(), ProtocolError> {
+    let Some(memories) = &mut state.memories else { return Ok(()) };
+    match memories.forget(number, link) {
+        Err(Refusal::Illegal(error)) => Err(error),
+        Err(Refusal::Unmapped) => {
+            state.memories = None;
+            Ok(())
+        }
+        Ok(()) => Ok(()),
+    }
+}
+
 /// The slot that a message is for, unless it has since been used for another request.
 fn current<'a>(state: &'a mut State, header: &Header) -> Option<&'a mut Slot> {
     let slot = state.slots.get_mut(usize::from(header.slot))?;
@@ -201,8 +214,12 @@ impl Sink for Completing<'_, '_> {
         let core = self.core;
         let state = self.state.get_or_insert_with(|| core.state.lock());
         if header.kind == Kind::Notice {
-            // The lane ends next, and the client then reconnects.
-            state.shut_down |= header.flags == notice::SHUTDOWN;
+            match header.flags {
+                // The lane ends next, and the client then reconnects.
+                notice::SHUTDOWN => state.shut_down = true,
+                notice::FORGOTTEN => forget(state, self.link, header.offset)?,
+                _ => {}
+            }
             return Ok(());
         }
         let Some(slot) = current(state, header) else { return Ok(()) };

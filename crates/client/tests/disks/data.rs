@@ -1,6 +1,6 @@
 //! What is written is read back, in every way.
 
-use crate::common::{Random, counter, pattern, seed};
+use crate::common::{Random, counter, eventually, pattern, seed};
 use crate::setup::{Disks, KINDS, Model, SIZE, disks, start};
 use std::collections::HashSet;
 use std::io::{IoSlice, IoSliceMut};
@@ -425,4 +425,43 @@ fn a_disk_that_changes_its_size_does_so_for_all_its_users() {
     assert_eq!(refused(b"memory", 16 * size + 1).errno(), Errno::EFBIG);
     assert_eq!(refused(b"stripe", size + 4096).errno(), Errno::EINVAL);
     assert_eq!(refused(b"read-only", 2 * size).errno(), Errno::EROFS);
+}
+
+/// The server is in this process, too, and has one mapping of its own.
+#[test]
+fn the_memory_of_a_closed_disk_is_given_up() {
+    let name = "given-up";
+    let disks =
+        start(TempDir::new().unwrap(), vec![DiskExport::new(name, DiskKind::Memory(SIZE as u64))]);
+    let mappings = || {
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        maps.lines().filter(|line| line.contains(name)).count()
+    };
+    let (_, client) = disks.transports.iter().zip(clients(&disks)).last().unwrap();
+    let lent = || counter(&client, "replies_lent");
+    let own = mappings();
+    let data = pattern(100_000, 3);
+    for _ in 0..3 {
+        let disk = client.disk(name.as_bytes()).unwrap();
+        let again = client.disk(name.as_bytes()).unwrap();
+        disk.write_at(&data, 0).unwrap();
+        let before = lent();
+        let mut found = vec![0; data.len()];
+        disk.read_at(&mut found, 0).unwrap();
+        assert!(found == data);
+        // Answered, perhaps, but not taken before the disk is closed.
+        let late = again.start_read_at(vec![0; data.len()], 0).unwrap();
+        drop(disk);
+        let mut found = vec![0; data.len()];
+        again.read_at(&mut found, 0).unwrap();
+        assert!(found == data);
+        assert_eq!(lent() - before, 3);
+        assert!(mappings() > own, "the client has it");
+        drop(again);
+        assert!(late.wait().unwrap() == data);
+        eventually("the client keeps the memory", || {
+            client.disks().unwrap();
+            mappings() == own
+        });
+    }
 }

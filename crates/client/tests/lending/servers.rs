@@ -10,7 +10,7 @@ use towline_client::{Errno, Transport};
 use towline_mem::SharedMemory;
 use towline_net::{Counters, Doorbell, Link, SHM_BYTES, ShmLink, ShmSide, send_descriptors};
 use towline_wire::extents::{Extent, Extents};
-use towline_wire::header::{reply_flag, request_flag};
+use towline_wire::header::{notice, reply_flag, request_flag};
 use towline_wire::hello::{MAGIC, want};
 use towline_wire::limits::HEADER_BYTES;
 use towline_wire::{Attr, Header, Kind, Reply, Request, Welcome};
@@ -20,11 +20,12 @@ use towline_wire::{Attr, Header, Kind, Reply, Request, Welcome};
 type Forged = (u64, Vec<Extent>, u32);
 
 /// A server that answers reads of clients that borrow with a forged loan, and other reads with
-/// sevens. Before that it hands over memory, with the length it claims. Returns the flags of the
-/// reads.
+/// sevens. Before that it hands over memories, with the lengths it claims, and before each read it
+/// says that it has forgotten some of them. Returns the flags of the reads.
 fn fake_server(
     path: PathBuf,
-    memory: Option<(SharedMemory, usize)>,
+    memories: Vec<(SharedMemory, usize)>,
+    forgotten: Vec<u64>,
     forged: Forged,
 ) -> std::thread::JoinHandle<Vec<u8>> {
     let listener = std::os::unix::net::UnixListener::bind(path).unwrap();
@@ -59,7 +60,7 @@ fn fake_server(
             received: vec![],
             sequences: [0; 64],
         };
-        if let Some((memory, length)) = memory {
+        for (memory, length) in memories {
             raw.shm().hand_over(memory.fd(), length).unwrap();
         }
         let mut seen = Vec::new();
@@ -87,6 +88,11 @@ fn fake_server(
             use towline_wire::codec::Field;
             if let Request::Read { length, .. } = requests[0] {
                 seen.push(request.flags);
+                for number in &forgotten {
+                    let mut notice = Header::new(Kind::Notice, 0, 0);
+                    (notice.flags, notice.offset) = (notice::FORGOTTEN, *number);
+                    raw.send(&notice.to_bytes());
+                }
                 Reply::Read { length, errno: 0 }.encode(&mut results);
                 if request.flags == request_flag::BORROWS {
                     let (offset, extents, memory) = forged.clone();
@@ -109,9 +115,18 @@ fn read_from_fake(
     memory: Option<(SharedMemory, usize)>,
     forged: Forged,
 ) -> (Result<Vec<u8>, Errno>, Vec<u8>) {
+    read_from_forgetful(memory.into_iter().collect(), vec![], forged)
+}
+
+/// The same from a server that forgets these memories before each read.
+fn read_from_forgetful(
+    memories: Vec<(SharedMemory, usize)>,
+    forgotten: Vec<u64>,
+    forged: Forged,
+) -> (Result<Vec<u8>, Errno>, Vec<u8>) {
     let directory = tempfile::TempDir::new().unwrap();
     let path = directory.path().join("socket");
-    let server = fake_server(path.clone(), memory, forged);
+    let server = fake_server(path.clone(), memories, forgotten, forged);
     let client = connect(&Transport::Shm(path));
     let root = client.attach(b"x").unwrap();
     let mut buffer = vec![0; 64 * KIB];
@@ -149,6 +164,28 @@ fn forged_extents_are_refused_by_the_client() {
     for (what, memory, forged) in illegal {
         let (result, _) = read_from_fake(memory, forged);
         assert!(result.is_err(), "{what}");
+    }
+}
+
+#[test]
+fn nothing_is_read_from_memory_that_was_forgotten() {
+    let length = 64 * KIB;
+    let memories = || {
+        let memory = |seed| {
+            let memory = SharedMemory::create("lent", length).unwrap();
+            memory.copy_in(0, &pattern(length, seed));
+            (memory, length)
+        };
+        vec![memory(1), memory(2)]
+    };
+    let extents = vec![Extent { offset: Some(0), length: length as u32 }];
+    // The first was never lent from.
+    let (result, _) = read_from_forgetful(memories(), vec![0], (0, extents.clone(), 1));
+    assert!(result.unwrap() == pattern(length, 2));
+    for forgotten in [vec![0], vec![0, 1, 2], vec![u64::MAX]] {
+        let (result, _) =
+            read_from_forgetful(memories(), forgotten.clone(), (0, extents.clone(), 0));
+        assert!(result.is_err(), "{forgotten:?}");
     }
 }
 

@@ -11,7 +11,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Instant;
 use towline_block::{Disk, How, OwnerKey, Status};
-use towline_mem::Aggregate;
+use towline_mem::{Aggregate, SharedMemory};
 use towline_store::{Now, ZeroHow};
 use towline_wire::codec::Field;
 use towline_wire::disk::{
@@ -111,7 +111,16 @@ impl Core {
                 return Ok(Begun::Answer(reply));
             }
             Request::DiskClose { disk } => {
-                served.disks.open.remove(&disk).ok_or(Errno::EBADF)?;
+                let closed = served.disks.open.remove(&disk).ok_or(Errno::EBADF)?;
+                let lane = self.lanes.get_mut(arrived.lane).and_then(Option::as_mut);
+                if let Some(memory) = memory_of(&closed.disk)
+                    && let Some(lane) = lane
+                {
+                    let mut others = served.disks.open.values().filter_map(|o| memory_of(&o.disk));
+                    if !others.any(|other| Arc::ptr_eq(other, memory)) {
+                        lane.forget(memory);
+                    }
+                }
                 return Ok(Begun::Answer(Reply::Done {}));
             }
             _ => {}
@@ -481,6 +490,11 @@ fn changing(
         }
         Ok(Vec::new())
     })
+}
+
+/// Returns the memory of a memory disk.
+fn memory_of(disk: &Disk) -> Option<&Arc<SharedMemory>> {
+    disk.store.in_place(0, 0, &mut |_, _| ())
 }
 
 /// Returns the current properties of a disk.
