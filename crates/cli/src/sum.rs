@@ -223,7 +223,7 @@ impl Sum {
 /// How much to read of a file that is read in one piece: one byte more than it has, so that its end is seen.
 fn whole(seen: &Status) -> Option<usize> {
     let Attr { size, .. } = seen.attr;
-    let is_whole = seen.attr.is_file() && size <= WHOLE_BYTES_MAX && !is_sparse(&seen.attr);
+    let is_whole = seen.attr.is_file() && size <= WHOLE_BYTES_MAX && !seen.attr.is_sparse();
     is_whole.then_some(size as usize + 1)
 }
 
@@ -254,7 +254,7 @@ fn sum_open(handle: &Handle, first: Option<&[u8]>) -> Outcome<Sum> {
             return Ok(sum);
         }
     }
-    if attr.is_file() && is_sparse(&attr) {
+    if attr.is_sparse() {
         // Holes are not read.
         while sum.bytes < attr.size {
             let data = handle.data(sum.bytes)?.unwrap_or(attr.size).min(attr.size);
@@ -279,11 +279,6 @@ fn sum_open(handle: &Handle, first: Option<&[u8]>) -> Outcome<Sum> {
         )));
     }
     Ok(sum)
-}
-
-/// Returns true if a file may have holes.
-fn is_sparse(attr: &Attr) -> bool {
-    attr.blocks.saturating_mul(512) < attr.size
 }
 
 fn line(sum: &Sum, name: &[u8], report: &Report) {

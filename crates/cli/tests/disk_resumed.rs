@@ -8,22 +8,12 @@ use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use support::{TOWLINE, have, wait_until};
+use std::process::{Command, Stdio};
+use support::{Running, TOWLINE, have, wait_until};
 use tempfile::TempDir;
 
 const MIB: u64 = 1 << 20;
 const SIZE: u64 = 48 * MIB;
-
-/// A process that is killed at the end of the test.
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
 
 /// A file without zero bytes, served as the disk `slow`, and a place for copies of it.
 struct Place {

@@ -80,11 +80,9 @@ impl Pipe {
 
     /// Forks the child that keeps its end.
     pub(crate) fn fork<T>(&self, fork: impl FnOnce() -> T) -> T {
-        // At the end of a thread its storage is gone; then the child has no end, and nobody waits for it.
-        let set = |place| FORKS_FOR.try_with(|forks_for| forks_for.set(place));
-        let _ = set(self.place + 1);
+        FORKS_FOR.set(self.place + 1);
         let result = fork();
-        let _ = set(0);
+        FORKS_FOR.set(0);
         result
     }
 
@@ -123,7 +121,7 @@ fn read_number(fd: i32) -> Option<i32> {
 
 /// In a child, which has a single thread: closes the ends that are for others.
 pub(crate) fn in_child() {
-    let own = FORKS_FOR.try_with(Cell::get).unwrap_or(0);
+    let own = FORKS_FOR.get();
     for (place, ends) in PIPES.iter().enumerate() {
         for end in 0..2 {
             match place + 1 == own {

@@ -167,10 +167,13 @@ impl Loans {
         true
     }
 
-    fn known(&mut self, memory: &Arc<SharedMemory>) -> &mut Known {
+    fn place(&self, memory: &Arc<SharedMemory>) -> Option<usize> {
         // The address cannot be that of another memory, as the weak reference keeps it from being used again.
-        let is_it = |known: &Known| known.memory.as_ptr() == Arc::as_ptr(memory);
-        let at = self.memories.iter().position(is_it).unwrap_or_else(|| {
+        self.memories.iter().position(|known| known.memory.as_ptr() == Arc::as_ptr(memory))
+    }
+
+    fn known(&mut self, memory: &Arc<SharedMemory>) -> &mut Known {
+        let at = self.place(memory).unwrap_or_else(|| {
             let new = Known { memory: Arc::downgrade(memory), number: None, read: Vec::new() };
             self.memories.push(new);
             self.memories.len() - 1
@@ -196,8 +199,7 @@ impl Loans {
     /// Forgets a memory, which is handed over anew if something is lent from it again. Returns the number
     /// that the client can forget, too.
     pub(crate) fn forget(&mut self, memory: &Arc<SharedMemory>) -> Option<u32> {
-        let is_it = |known: &Known| known.memory.as_ptr() == Arc::as_ptr(memory);
-        let at = self.memories.iter().position(is_it)?;
+        let at = self.place(memory)?;
         self.memories.swap_remove(at).number
     }
 

@@ -15,7 +15,7 @@ use towline_session::slots::Arrival;
 use towline_store::directory::requests_arrived;
 use towline_wire::header::{data_flag, reply_flag, request_flag};
 use towline_wire::limits::TRANSFER_BYTES_MAX;
-use towline_wire::request::Operations;
+use towline_wire::request::is_repeatable;
 use towline_wire::{Errno, Header, Kind, ProtocolError, Request};
 
 /// Longest body of a hello, with room for additions in later versions.
@@ -205,9 +205,7 @@ impl Serving<'_> {
 /// Returns true for a request that a server which shuts down must not begin: it waits for data, which may
 /// not come in time, after operations that its client could not repeat.
 fn is_for_the_next_server(arrived: &Arrived<'_>) -> bool {
-    let offers_data = arrived.header.offset > 0;
-    let is_repeatable = |request: Result<Request<'_>, _>| request.is_ok_and(|r| r.repeatable());
-    offers_data && !Operations::of(arrived.body).all(is_repeatable)
+    arrived.header.offset > 0 && !is_repeatable(arrived.body)
 }
 
 impl Core {

@@ -20,7 +20,7 @@ use towline_store::{Caller, FREED_BYTES_MAX, FileStore};
 use towline_wire::codec::{Field, Reader};
 use towline_wire::limits::TRANSFER_BYTES_MAX;
 use towline_wire::parts::bytes_of;
-use towline_wire::request::{CURRENT, Operations};
+use towline_wire::request::{CURRENT, Operations, is_repeatable};
 use towline_wire::{Attr, Errno, ProtocolError, Reply, Request};
 use writing::Writing;
 
@@ -266,7 +266,7 @@ impl Compound {
     /// True if it may be sent again to a server that remembers nothing.
     #[must_use]
     pub fn is_repeatable(&self) -> bool {
-        Operations::of(&self.body).all(|request| request.is_ok_and(|request| request.repeatable()))
+        is_repeatable(&self.body)
     }
 
     /// True when its reply has to be remembered.

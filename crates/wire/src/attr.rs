@@ -163,6 +163,18 @@ impl Attr {
         self.file_type() == TYPE_FILE
     }
 
+    /// Returns how many bytes of a regular file are data and not holes, as far as its blocks tell; elsewhere zero.
+    #[must_use]
+    pub fn data_bytes(&self) -> u64 {
+        if self.is_file() { self.size.min(self.blocks.saturating_mul(512)) } else { 0 }
+    }
+
+    /// Returns true for a regular file that may have holes.
+    #[must_use]
+    pub fn is_sparse(&self) -> bool {
+        self.is_file() && self.data_bytes() < self.size
+    }
+
     /// Returns true for a symbolic link.
     #[must_use]
     pub fn is_symlink(&self) -> bool {

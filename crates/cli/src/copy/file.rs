@@ -87,11 +87,11 @@ impl Files {
         if let Existing::There(there) = existing {
             check_replaceable(status, &there).map_err(|f| f.about(target))?;
             if self.resume && attributes::unchanged(status, &there) {
-                self.progress.already(data_bytes(status));
+                self.progress.already(status.attr.data_bytes());
                 return Ok(());
             }
         }
-        let sparse = is_sparse(status);
+        let sparse = status.attr.is_sparse();
         if status.attr.size > WHOLE_BYTES_MAX || sparse {
             return self.large(source, target, status, existing, parent);
         }
@@ -232,7 +232,7 @@ impl Files {
         existing: Existing,
         parent: &Parent,
     ) -> Outcome<()> {
-        let sparse = is_sparse(status);
+        let sparse = status.attr.is_sparse();
         let _permit = self.large.take();
         let existing = looked_at(target, existing)?;
         let mut legacy = self.legacy(source, target, status, &existing, parent)?;
@@ -270,7 +270,7 @@ impl Files {
             progress: &self.progress,
             interrupt: &self.interrupt,
         };
-        let found = data_bytes(status);
+        let found = status.attr.data_bytes();
         let already = transfer.from.min(found);
         self.progress.already(already);
         let written = transfer.run().and_then(|copied| {
@@ -451,17 +451,6 @@ impl Files {
             self.progress.bytes(read as u64);
         }
     }
-}
-
-/// Returns how many bytes of a regular file a copy moves, holes not counted, as far as its attributes tell.
-pub(super) fn data_bytes(status: &Status) -> u64 {
-    let allocated = status.attr.blocks.saturating_mul(512);
-    if status.attr.is_file() { status.attr.size.min(allocated) } else { 0 }
-}
-
-/// Returns true if a file may have holes.
-fn is_sparse(status: &Status) -> bool {
-    data_bytes(status) < status.attr.size
 }
 
 /// Looks at the target, unless that was done before.

@@ -2,7 +2,7 @@
 
 use super::attributes::{self, Parent};
 use super::end::{End, FileSystem, Listed, Status};
-use super::file::{Existing, Files, check_replaceable, data_bytes};
+use super::file::{Existing, Files, check_replaceable};
 use super::part;
 use crate::report::{Failure, Outcome, Report};
 use crate::workers::{Queue, together};
@@ -102,7 +102,7 @@ impl<'a> Tree<'a> {
     pub(super) fn run(&self, mut lists: Vec<Vec<Job>>, workers: usize) {
         share_parents(&mut lists);
         for job in lists.iter().flatten() {
-            self.files.progress.found(1, data_bytes(&job.status));
+            self.files.progress.found(1, job.status.attr.data_bytes());
             self.files.not_parts.note(&job.target);
         }
         for jobs in lists {
@@ -187,7 +187,7 @@ impl<'a> Tree<'a> {
             Some(first) => {
                 let linked = another_name(&job.status, &first, &target, self.files.run);
                 self.report.check(&target, linked);
-                self.files.progress.bytes(data_bytes(&job.status));
+                self.files.progress.bytes(job.status.attr.data_bytes());
             }
             None if self.files.interrupt.came() => {}
             None => {
@@ -255,7 +255,7 @@ impl<'a> Tree<'a> {
         };
         let known = new || self.files.resume;
         let (source, target) = (Arc::new(source), Arc::new(target));
-        let sizes = listed.iter().map(|entry| data_bytes(&entry.status));
+        let sizes = listed.iter().map(|entry| entry.status.attr.data_bytes());
         let total = sizes.fold(0, u64::saturating_add);
         self.files.progress.found(listed.len() as u64, total);
         let children = listed.into_iter().rev().map(|entry| Job {

@@ -1,7 +1,7 @@
 //! Copies of disks that are killed, lose their server or their target, or run out of space, and go on.
 
-use crate::support::wait_until;
-use crate::{MIB, Place, Running, allocated, same};
+use crate::support::{Running, wait_until};
+use crate::{MIB, Place, allocated, same};
 use serde_json::Value;
 use std::fs::File;
 use std::io::{Read, Write};

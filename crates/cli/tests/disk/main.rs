@@ -12,21 +12,11 @@ use std::io::{Read, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
-use support::{TOWLINE, forbidding, have, wait_until};
+use std::process::{Command, Output, Stdio};
+use support::{Running, TOWLINE, forbidding, have, wait_until};
 use tempfile::TempDir;
 
 const MIB: u64 = 1 << 20;
-
-/// A process that is killed at the end of the test.
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
 
 struct Place(TempDir);
 

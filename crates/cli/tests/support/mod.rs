@@ -16,6 +16,16 @@ use std::time::{Duration, Instant};
 /// The program under test.
 pub(crate) const TOWLINE: &str = env!("CARGO_BIN_EXE_towline");
 
+/// A process that is killed at the end of the test.
+pub(crate) struct Running(pub(crate) Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 /// Waits until a condition holds. A test that waits too long, even for a busy machine, fails.
 pub(crate) fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     let end = Instant::now() + Duration::from_secs(120);

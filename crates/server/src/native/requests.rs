@@ -112,14 +112,13 @@ impl Core {
             }
             Request::DiskClose { disk } => {
                 let closed = served.disks.open.remove(&disk).ok_or(Errno::EBADF)?;
-                let lane = self.lanes.get_mut(arrived.lane).and_then(Option::as_mut);
+                let mut others =
+                    served.disks.open.values().filter_map(|open| memory_of(&open.disk));
                 if let Some(memory) = memory_of(&closed.disk)
-                    && let Some(lane) = lane
+                    && let Some(Some(lane)) = self.lanes.get_mut(arrived.lane)
+                    && !others.any(|other| Arc::ptr_eq(other, memory))
                 {
-                    let mut others = served.disks.open.values().filter_map(|o| memory_of(&o.disk));
-                    if !others.any(|other| Arc::ptr_eq(other, memory)) {
-                        lane.forget(memory);
-                    }
+                    lane.forget(memory);
                 }
                 return Ok(Begun::Answer(Reply::Done {}));
             }

@@ -57,6 +57,13 @@ pub fn parse_compound(body: &[u8]) -> Result<SmallVec<[Request<'_>; 4]>, Protoco
     Ok(requests)
 }
 
+/// Returns true if all operations of a legal body may be sent again to a server that remembers nothing, see
+/// [`Request::repeatable`].
+#[must_use]
+pub fn is_repeatable(body: &[u8]) -> bool {
+    Operations::of(body).all(|request| request.is_ok_and(|request| request.repeatable()))
+}
+
 /// Decodes the body of a disk request, which holds only one operation.
 ///
 /// # Errors
