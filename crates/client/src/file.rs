@@ -189,8 +189,8 @@ impl File {
     /// # Errors
     /// As `open` and `read`.
     pub fn read_path(&self, path: &[u8], flags: u32, target: &mut [u8]) -> Result<usize, Error> {
-        let requests = self.read_path_requests(path, flags, target.len())?;
-        self.core.ask(&requests, &[], target, |outcome| {
+        let request = self.read_path_request(path, flags, target.len())?;
+        self.core.ask(&[request], &[], target, |outcome| {
             outcome.last()?;
             Ok(outcome.payload)
         })
@@ -206,25 +206,22 @@ impl File {
         flags: u32,
         length: usize,
     ) -> Result<Operation<Vec<u8>>, Error> {
-        let requests = self.read_path_requests(path, flags, length)?;
-        self.core.start(&requests, Vec::new(), vec![0; length], |outcome, mut bytes| {
+        let request = self.read_path_request(path, flags, length)?;
+        self.core.start(&[request], Vec::new(), vec![0; length], |outcome, mut bytes| {
             outcome.last()?;
             bytes.truncate(outcome.payload);
             Ok(bytes)
         })
     }
 
-    fn read_path_requests<'a>(
+    fn read_path_request<'a>(
         &self,
         path: &'a [u8],
         flags: u32,
         length: usize,
-    ) -> Result<[Request<'a>; 3], Error> {
-        Ok([
-            Request::Open { base: self.handle, flags, mode: 0, path: check(path)? },
-            Request::Read { handle: CURRENT, offset: 0, length: length as u32 },
-            Request::Close { handle: CURRENT },
-        ])
+    ) -> Result<Request<'a>, Error> {
+        let (base, length) = (self.handle, length as u32);
+        Ok(Request::ReadPath { base, flags, length, path: check(path)? })
     }
 
     /// Opens a file, writes `data` to it and closes it, in one round trip. `data` may be up to

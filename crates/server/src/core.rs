@@ -42,7 +42,7 @@ use towline_mem::Pool;
 use towline_net::address::Listener;
 use towline_net::{Flushed, Link, LinkKind, Pipe, ShmLink, Spin};
 use towline_reactor::{Event, Finished, Reactor};
-use towline_session::files::Opened;
+use towline_session::Closed;
 use towline_session::locks::{Locks, Owner, Waiter};
 use towline_session::state::State;
 use towline_store::directory::requests_arrived;
@@ -227,7 +227,7 @@ pub(crate) struct Core {
     /// The lane that was last sent to.
     answered: Option<usize>,
     /// Files to close after the answers of this turn are sent: closing takes a while.
-    pub(crate) closing: Vec<Opened>,
+    pub(crate) closing: Vec<Closed>,
     /// Lanes that can no longer be sent to, see [`Core::end_failed`].
     failed: Vec<(usize, Arc<Link>, io::Error)>,
     /// Bytes moved at the time of the last guess.

@@ -6,6 +6,7 @@ mod names;
 mod once;
 mod operations;
 mod parts;
+mod reading;
 mod watching;
 mod writing;
 
@@ -16,7 +17,7 @@ use crate::watches::EventQueue;
 use once::Pen;
 use std::sync::Arc;
 use towline_mem::Aggregate;
-use towline_store::{Caller, FREED_BYTES_MAX, FileStore};
+use towline_store::{Caller, Closing, FREED_BYTES_MAX, FileStore};
 use towline_wire::codec::{Field, Reader};
 use towline_wire::limits::TRANSFER_BYTES_MAX;
 use towline_wire::parts::bytes_of;
@@ -87,6 +88,13 @@ pub enum Step {
     Events(Arc<EventQueue>, u64),
 }
 
+/// A file that a compound has closed. Dropping it closes the descriptor.
+#[allow(missing_docs)] // the kinds speak for themselves
+pub enum Closed {
+    Handle(Opened),
+    Read(Closing),
+}
+
 /// The environment in which a compound runs.
 pub struct Context<'a> {
     /// Open files of the session.
@@ -137,7 +145,7 @@ pub struct Compound {
     /// Most bytes that it reads.
     reads: u64,
     /// The file that it closed last, if that was open for reading only. Its descriptor is still open.
-    closed: Option<Opened>,
+    closed: Option<Closed>,
     /// Its turn in the event queue, while it asks for events.
     turn: Option<u64>,
 }
@@ -188,9 +196,9 @@ impl Compound {
                     written.replace(bytes_of(parts)?)
                 }
                 Request::WriteParts { .. } => return wrong("write of parts whose data is offered"),
-                Request::Read { length, .. } | Request::ReadDir { length, .. } => {
-                    read.replace(length)
-                }
+                Request::Read { length, .. }
+                | Request::ReadPath { length, .. }
+                | Request::ReadDir { length, .. } => read.replace(length),
                 Request::Inquire { .. } => read.replace(0),
                 _ => None,
             };
@@ -302,7 +310,7 @@ impl Compound {
     /// Returns a file that it has closed. Dropping it closes the descriptor, which takes as long as a
     /// small request. So drop it after sending the reply, but before executing the next request. Only
     /// for files that were open for reading only; no one waits for them to be closed.
-    pub fn take_closed(&mut self) -> Option<Opened> {
+    pub fn take_closed(&mut self) -> Option<Closed> {
         self.closed.take()
     }
 
@@ -506,12 +514,6 @@ impl Compound {
         Ok(())
     }
 
-    fn read(&mut self, data: Aggregate) {
-        self.result(&Reply::Read { length: data.len() as u32, errno: 0 });
-        self.data_of_file = true;
-        self.data = data;
-    }
-
     /// Runs work at once, or returns it as a step if it has to wait for a store.
     fn blocking(
         &mut self,
@@ -531,7 +533,7 @@ impl Compound {
         match done.result {
             Ok(Value::Done) => self.result(&Reply::Done {}),
             Ok(Value::Number(value)) => self.result(&Reply::Number { value }),
-            Ok(Value::Read(data)) => self.read(data),
+            Ok(Value::Read(data)) => self.has_read(data),
             Ok(Value::Wrote(length, offset)) => {
                 self.result(&Reply::Wrote { length: length as u32, offset });
             }

@@ -21,5 +21,5 @@ pub mod slots;
 pub mod state;
 pub mod watches;
 
-pub use compound::{Blocking, BlockingResult, Compound, Context, Step};
+pub use compound::{Blocking, BlockingResult, Closed, Compound, Context, Step};
 pub use session::{Exports, Session};

@@ -56,6 +56,32 @@ pub enum ReadOutcome {
     WouldBlock,
 }
 
+/// The result of [`FileStore::read_path`].
+pub enum PathRead {
+    /// The bytes read, as in [`ReadOutcome::Ready`], and what was opened for it.
+    Ready(Aggregate, Closing),
+    /// The read would wait for a device. Repeat it with this open file, on a thread that may block.
+    WouldBlock(Arc<dyn OpenFile>),
+}
+
+impl PathRead {
+    /// Reads from the start of a file that was opened for it.
+    pub(crate) fn of(file: Arc<dyn OpenFile>, length: usize) -> Result<Self, Errno> {
+        Ok(match file.read(0, length, false)? {
+            ReadOutcome::Ready(data) => Self::Ready(data, Closing::File(file)),
+            ReadOutcome::WouldBlock => Self::WouldBlock(file),
+        })
+    }
+}
+
+/// What was opened only to be read. Dropping it closes it, which takes as long as a small request.
+#[allow(missing_docs)] // the kinds speak for themselves
+pub enum Closing {
+    Nothing,
+    File(Arc<dyn OpenFile>),
+    Descriptor(OwnedFd),
+}
+
 /// Receives directory entries.
 pub trait Listing {
     /// Returns whether attributes should say which files have no extended attributes
@@ -138,6 +164,19 @@ pub trait FileStore: Send + Sync {
         at: Source<'_>,
         how: OpenHow,
     ) -> Result<(Arc<dyn OpenFile>, Attr), Errno>;
+
+    /// Opens a file with these flags, as [`FileStore::open`], and reads from its start, as [`OpenFile::read`]
+    /// without waiting. Nothing else can be known of it, which saves finding that out.
+    fn read_path(
+        &self,
+        caller: &Caller,
+        at: Source<'_>,
+        flags: u32,
+        length: usize,
+    ) -> Result<PathRead, Errno> {
+        let (file, _) = self.open(caller, at, OpenHow { flags, mode: 0 })?;
+        PathRead::of(file, length)
+    }
 
     /// Takes over a file of this store that another server had opened as `how` says, and also returns its
     /// attributes.

@@ -23,7 +23,7 @@ pub use block_store::{
     BlockStore, Continuity, Direction, Extent, Geometry, Layout, Now, Place, ZeroHow,
 };
 pub use file_store::{
-    Caller, FREED_BYTES_MAX, FileStore, Listing, OpenFile, OpenHow, ReadOutcome, Remains, SetAttr,
-    Source, XattrAction, trim_slashes,
+    Caller, Closing, FREED_BYTES_MAX, FileStore, Listing, OpenFile, OpenHow, PathRead, ReadOutcome,
+    Remains, SetAttr, Source, XattrAction, trim_slashes,
 };
 pub use watching::{Watch, Witness};

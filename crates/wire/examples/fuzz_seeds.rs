@@ -82,6 +82,7 @@ fn requests() -> Vec<Vec<Request<'static>>> {
             ProcessEnded { owner: 7 },
         ],
         vec![ReadDir { handle: ROOT, cookie: 0, length: 4096, attributes: 1 }],
+        vec![ReadPath { base: ROOT, flags: 0, length: 4096, path: b"f" }],
         vec![WriteParts { handle: ROOT + 1, parts: PARTS }],
         vec![Inquire { what: 1 }],
         vec![Watch { handle: ROOT, mask: event::ALL }],

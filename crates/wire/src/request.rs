@@ -501,5 +501,17 @@ messages! {
             /// The process, by its number as an owner of locks; not zero.
             process: u64,
         }
+        /// `openat(2)`, `pread(2)` from the start and `close(2)` in one: reads a file of which nothing else is
+        /// wanted. Counts as the compound's `Read`, and is answered like it.
+        50 ReadPath {
+            /// Directory.
+            base: u64,
+            /// `O_*` of Linux on x86-64. `EINVAL` with any that can change something ([`open_flag::alters`]).
+            flags: u32,
+            /// Most bytes to read.
+            length: u32,
+            /// Path from `base`.
+            path: &'a [u8],
+        }
     }
 }

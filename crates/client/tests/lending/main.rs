@@ -233,6 +233,11 @@ fn small_reads_are_lent_once_the_client_has_read_much() {
     assert_eq!(file.write_at(b"new", MIB as u64).unwrap(), 3);
     data[MIB..MIB + 3].copy_from_slice(b"new");
     assert_eq!(read(MIB, 16 * KIB, &data), 1);
+    // So is the start of a file that is opened only for that.
+    let (before, mut start) = (counter(&client, "replies_lent"), vec![0; 64 * KIB]);
+    assert_eq!(root.read_path(b"f", 0, &mut start).unwrap(), start.len());
+    assert!(start == data[..start.len()]);
+    assert_eq!(counter(&client, "replies_lent") - before, 1);
     // The next request has given back what the last read lent.
     assert_eq!(counter(&client, "bytes_on_loan"), 0);
 }

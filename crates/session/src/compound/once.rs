@@ -206,6 +206,7 @@ impl Compound {
                 | Request::Close { .. }
                 | Request::Read { .. }
                 | Request::ReadDir { .. }
+                | Request::ReadPath { .. }
                 | Request::Inquire { .. }
                 | Request::Lock { .. }
                 | Request::TestLock { .. },

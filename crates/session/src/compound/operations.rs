@@ -1,17 +1,17 @@
 //! Executes one operation of a compound.
 
 use super::names::{Change, Outcome, locate};
-use super::{BlockingResult, Compound, Context, Step, Value, waiting_store};
+use super::{Closed, Compound, Context, Step, Value, waiting_store};
 use crate::files::Opened;
 use crate::locks::{Owner, Waiter};
 use std::sync::Arc;
 use towline_mem::Aggregate;
 use towline_store::{
-    Caller, FileStore, Listing, OpenFile, OpenHow, ReadOutcome, SetAttr, XattrAction, trim_slashes,
+    Caller, FileStore, Listing, OpenFile, OpenHow, SetAttr, XattrAction, trim_slashes,
 };
 use towline_wire::attr::{TYPE_DIRECTORY, TYPE_FILE, TYPE_MASK, TYPE_SYMLINK};
 use towline_wire::entry::Entry;
-use towline_wire::limits::{LISTING_BYTES_MAX, TRANSFER_BYTES_MAX};
+use towline_wire::limits::LISTING_BYTES_MAX;
 use towline_wire::request::{
     CURRENT, DIRECTORY, FOLLOW, NO_FOLLOW, listed, lock, open_flag, rename_flag, sync_kind, valid,
     xattr_how,
@@ -125,7 +125,7 @@ impl Compound {
                 let mut opened = context.files.with(|files| files.remove(handle))?;
                 let hold = opened.hold.take();
                 if !context.files.may_wait() && opened.flags & ACCESS_MODE == 0 {
-                    self.closed = Some(opened);
+                    self.closed = Some(Closed::Handle(opened));
                 }
                 self.left_open -= usize::from(of_this);
                 self.result(&Reply::Done {});
@@ -166,30 +166,10 @@ impl Compound {
                 self.result(&Reply::Attributes { attr });
             }
             Request::Read { handle, offset, length } => {
-                let opened = self.at(context, handle)?;
-                let length = length as usize;
-                if length > TRANSFER_BYTES_MAX {
-                    return Err(Errno::EINVAL);
-                }
-                match opened.file.read(offset, length, false)? {
-                    ReadOutcome::Ready(data) => self.read(data),
-                    ReadOutcome::WouldBlock => {
-                        // Other reads refer to the page cache, or are small.
-                        let direct = opened.flags & open_flag::DIRECT != 0;
-                        let copied = if direct { length as u64 } else { 0 };
-                        let opened = opened.into_owned();
-                        let store = opened.store.clone();
-                        let work = Box::new(move || {
-                            let result = match opened.file.read(offset, length, true) {
-                                Ok(ReadOutcome::Ready(data)) => Ok(Value::Read(data)),
-                                Ok(ReadOutcome::WouldBlock) => Err(Errno::EAGAIN),
-                                Err(errno) => Err(errno),
-                            };
-                            BlockingResult { result }
-                        });
-                        return Ok(Some(Step::Block(store, work, copied)));
-                    }
-                }
+                return self.read(context, handle, offset, length);
+            }
+            Request::ReadPath { base, flags, length, path } => {
+                return self.read_path(context, (base, path), flags, length);
             }
             Request::Write { handle, offset, length, flags } => {
                 return self.begin_write(context, handle, offset, length, flags);
@@ -446,7 +426,12 @@ fn at_or_below(
 /// Returns the flags with which a file may be opened: on a read-only export, without what would change
 /// anything. As on a read-only mount, a file that is there may be opened for reading even with `O_CREAT`,
 /// and `EROFS` comes last.
-fn allowed_flags(at: &Opened, caller: &Caller, path: &[u8], flags: u32) -> Result<u32, Errno> {
+pub(super) fn allowed_flags(
+    at: &Opened,
+    caller: &Caller,
+    path: &[u8],
+    flags: u32,
+) -> Result<u32, Errno> {
     let (creates, writes) = (
         flags & open_flag::CREATE != 0,
         flags & (ACCESS_MODE | open_flag::TRUNCATE | open_flag::TEMPORARY) != 0,

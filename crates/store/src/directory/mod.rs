@@ -25,6 +25,7 @@
 mod attributes;
 mod bell;
 mod changes;
+mod copied;
 mod copy;
 mod identity;
 mod known;
@@ -32,6 +33,7 @@ mod listing;
 pub(crate) mod mounts;
 mod open_file;
 mod open_flags;
+mod read_path;
 mod residency;
 mod resolve;
 mod store;

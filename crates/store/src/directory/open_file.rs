@@ -1,6 +1,7 @@
 //! Open files: reads without copying, writes, appends, space allocation.
 
 use super::attributes::{errno, identity_of, stat_file};
+use super::copied::Copied;
 use super::identity::Acting;
 use super::open_flags::Opening;
 use super::resolve::Tree;
@@ -14,13 +15,13 @@ use std::num::NonZeroU64;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use towline_mem::{Aggregate, Fresh, Segment};
+use towline_mem::{Aggregate, Segment};
 use towline_wire::attr::{TYPE_DIRECTORY, TYPE_FILE, TYPE_MASK};
 use towline_wire::request::whence;
 use towline_wire::{Attr, Errno, limits};
 
 /// Reads of at least this length refer to the pages of the file instead of copying them.
-const REFERENCE_BYTES_MIN: usize = 32 * 1024;
+pub(super) const REFERENCE_BYTES_MIN: usize = 32 * 1024;
 /// The page cache works in units of a multiple of this.
 pub(super) const PAGE_BYTES: u64 = 4096;
 /// Buffer for reading pages into memory: small enough to stay in the CPU cache.
@@ -81,7 +82,7 @@ impl DirectoryFile {
     }
 
     /// Returns true if `O_DIRECT` may be in effect.
-    fn is_direct(&self) -> bool {
+    pub(super) fn is_direct(&self) -> bool {
         self.direct.load(Ordering::Acquire)
     }
 
@@ -107,49 +108,10 @@ impl DirectoryFile {
         left
     }
 
-    /// Copies bytes, and waits for the device.
-    fn read_waiting(&self, offset: u64, length: usize) -> Result<Aggregate, Errno> {
-        let mut bytes = Fresh::with_capacity(length);
-        while bytes.len() < length {
-            let at = offset + bytes.len() as u64;
-            let direct = self.is_direct();
-            match rustix::io::pread(&self.fd, spare_capacity(&mut bytes), at) {
-                Ok(0) => break,
-                Ok(_) if ends_within_page(offset + bytes.len() as u64) => break,
-                Ok(_) | Err(Code::INTR) => {}
-                Err(error) if self.falls_back(error, direct) => {}
-                Err(error) => return Err(errno(error)),
-            }
-        }
-        Ok(Aggregate::from_shared(bytes.share()))
-    }
-
-    /// Copies bytes that are in memory.
-    fn read_resident(&self, offset: u64, length: usize) -> Result<ReadOutcome, Errno> {
-        let mut bytes = Fresh::with_capacity(length);
-        while bytes.len() < length {
-            let at = offset + bytes.len() as u64;
-            match system::read_resident(&self.fd, &mut bytes, at) {
-                Ok(0) => break,
-                Ok(_) if ends_within_page(offset + bytes.len() as u64) => break,
-                Ok(_) | Err(Code::INTR) => {}
-                Err(Code::AGAIN) => return Ok(ReadOutcome::WouldBlock),
-                Err(Code::OPNOTSUPP | Code::PERM) => {
-                    self.tree.residency.cannot_tell(self.device());
-                    return self.read_waiting(offset, length).map(ReadOutcome::Ready);
-                }
-                Err(error) => return Err(errno(error)),
-            }
-        }
-        Ok(ReadOutcome::Ready(Aggregate::from_shared(bytes.share())))
-    }
-
-    fn read_small(&self, offset: u64, length: usize, wait: bool) -> Result<ReadOutcome, Errno> {
-        if wait || !self.tree.residency.may_tell(self.device()) {
-            self.read_waiting(offset, length).map(ReadOutcome::Ready)
-        } else {
-            self.read_resident(offset, length)
-        }
+    /// A read that copies.
+    fn copied(&self, offset: u64, length: usize) -> Copied<'_> {
+        let (fd, device) = (&*self.fd, self.device());
+        Copied { fd, device, residency: &self.tree.residency, direct: Some(self), offset, length }
     }
 
     fn read_large(&self, offset: u64, length: usize, wait: bool) -> Result<ReadOutcome, Errno> {
@@ -160,13 +122,13 @@ impl DirectoryFile {
             if size <= offset {
                 // Files that the kernel generates have no size but may have contents.
                 return match size {
-                    0 => self.read_waiting(offset, length as usize).map(ReadOutcome::Ready),
+                    0 => self.copied(offset, length as usize).read(true),
                     _ => Ok(ReadOutcome::Ready(Aggregate::new())),
                 };
             }
             length = length.min(size - offset);
             if length < REFERENCE_BYTES_MIN as u64 {
-                return self.read_small(offset, length as usize, wait);
+                return self.copied(offset, length as usize).read(wait);
             }
             if matches!(last, Probe::End) {
                 last = self.probe(offset + length - 1)?;
@@ -315,12 +277,12 @@ impl OpenFile for DirectoryFile {
             // Reads always wait for the device, and there are no pages to refer to, or none that
             // stay.
             return match wait {
-                true => self.read_waiting(offset, length).map(ReadOutcome::Ready),
+                true => self.copied(offset, length).read(true),
                 false => Ok(ReadOutcome::WouldBlock),
             };
         }
         if length < REFERENCE_BYTES_MIN {
-            self.read_small(offset, length, wait)
+            self.copied(offset, length).read(wait)
         } else {
             self.read_large(offset, length, wait)
         }
@@ -410,10 +372,4 @@ impl OpenFile for DirectoryFile {
     fn identity(&self) -> (u64, u64) {
         self.identity
     }
-}
-
-/// Returns true if a read that stops here has reached the end of the file: missing memory would
-/// start at the beginning of a page.
-fn ends_within_page(end: u64) -> bool {
-    !end.is_multiple_of(PAGE_BYTES)
 }

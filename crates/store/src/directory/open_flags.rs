@@ -79,6 +79,12 @@ impl Opening {
         self.flags.contains(OFlags::PATH)
     }
 
+    /// Returns true if opening changes nothing, and reads then copy what is in memory.
+    pub(super) fn only_reads(&self) -> bool {
+        let others = OFlags::CREATE.union(OFlags::TRUNC).union(OFlags::DIRECT);
+        self.readable && !self.writable && !self.flags.intersects(others)
+    }
+
     /// Returns true if opening changes an existing file, allows changing it, or creates a file
     /// without a name.
     pub(super) fn changes(&self) -> bool {

@@ -110,6 +110,25 @@ impl Tree {
         self.known.find(self, &path[..slash]).map(|directory| (directory, name))
     }
 
+    /// Opens `path` from `base` if it is in a known directory, which is on the same device as the root. `None`:
+    /// it may be elsewhere.
+    pub(super) fn open_known(
+        &self,
+        acting: Option<&Acting<'_>>,
+        base: &DirectoryFile,
+        path: &[u8],
+        flags: OFlags,
+        mode: Mode,
+    ) -> Option<Result<OwnedFd, Errno>> {
+        let (directory, name) = self.known(acting, base, path)?;
+        match open_name(directory.as_fd(), name, flags, mode) {
+            // A symbolic link leads out of the directory, but perhaps not out of the export; or
+            // the directory was removed.
+            Err(Code::XDEV | Code::NOENT) => None,
+            result => Some(result.map_err(errno)),
+        }
+    }
+
     /// Opens `path` from `base`, beneath the root.
     pub(super) fn open(
         &self,
@@ -119,13 +138,8 @@ impl Tree {
         flags: OFlags,
         mode: Mode,
     ) -> Result<OwnedFd, Errno> {
-        if let Some((directory, name)) = self.known(acting, base, path) {
-            match open_name(directory.as_fd(), name, flags, mode) {
-                // A symbolic link leads out of the directory, but perhaps not out of the export; or
-                // the directory was removed.
-                Err(Code::XDEV | Code::NOENT) => {}
-                result => return result.map_err(errno),
-            }
+        if let Some(result) = self.open_known(acting, base, path, flags, mode) {
+            return result;
         }
         if path.starts_with(b"/") {
             return Err(Errno::EXDEV);

@@ -12,11 +12,12 @@ use super::residency::Residency;
 use super::resolve::{Found, PARENT, Place, Tree, has_place, is_name, proc_path};
 use super::system::mode_for_new;
 use crate::{
-    Caller, FileStore, OpenFile, OpenHow, Remains, SetAttr, Source, XattrAction, trim_slashes,
+    Caller, FileStore, OpenFile, OpenHow, PathRead, Remains, SetAttr, Source, XattrAction,
+    trim_slashes,
 };
 use parking_lot::Mutex;
 use rustix::fs::{
-    Access, AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, ResolveFlags, StatxFlags,
+    Access, AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, ResolveFlags, Statx, StatxFlags,
 };
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -29,7 +30,7 @@ use towline_wire::{Attr, Errno, StatFs};
 /// All methods may block on the file system. See [the module](super) for what it guarantees.
 #[derive(Debug)]
 pub struct DirectoryStore {
-    tree: Arc<Tree>,
+    pub(super) tree: Arc<Tree>,
     root: Arc<DirectoryFile>,
     /// Stores of directories in this one that are in use.
     parts: Mutex<Vec<Weak<Self>>>,
@@ -127,7 +128,7 @@ impl DirectoryStore {
     }
 
     /// Returns an open file as this store's own type, if it belongs to this store.
-    fn file<'a>(&self, file: &'a dyn OpenFile) -> Result<&'a DirectoryFile, Errno> {
+    pub(super) fn file<'a>(&self, file: &'a dyn OpenFile) -> Result<&'a DirectoryFile, Errno> {
         let file = file.as_any().downcast_ref::<DirectoryFile>().ok_or(Errno::EXDEV)?;
         if Arc::ptr_eq(&file.tree, &self.tree) { Ok(file) } else { Err(Errno::EXDEV) }
     }
@@ -156,6 +157,28 @@ impl DirectoryStore {
             }
             result => result,
         }
+    }
+
+    /// Opens a file, directory or reference on behalf of a caller.
+    pub(super) fn open_as(
+        &self,
+        (caller, acting): (&Caller, Option<Acting<'_>>),
+        (base, path): Source<'_>,
+        mut opening: Opening,
+    ) -> Result<(Arc<DirectoryFile>, Statx), Errno> {
+        let base = self.file(base)?;
+        if self.tree.read_only {
+            opening = self.restrict(acting.as_ref(), base, path, opening)?;
+        }
+        let fd = self.descriptor(acting.as_ref(), base, path, &opening)?;
+        drop(acting);
+        let stat = stat_file(&fd)?;
+        let kind = u32::from(stat.stx_mode) & TYPE_MASK;
+        if !opening.is_path_only() && kind != TYPE_FILE && kind != TYPE_DIRECTORY {
+            return Err(Errno::ENXIO);
+        }
+        let file = DirectoryFile::new(&self.tree, Arc::new(fd), &opening, &stat, Some(caller));
+        Ok((Arc::new(file), stat))
     }
 
     /// Returns the attributes of what was just created at `place`. If another process has removed it
@@ -248,21 +271,19 @@ impl FileStore for DirectoryStore {
         (base, path): Source<'_>,
         how: OpenHow,
     ) -> Result<(Arc<dyn OpenFile>, Attr), Errno> {
-        let base = self.file(base)?;
-        let mut opening = Opening::of(how)?;
         let acting = self.tree.server.act_as(caller)?;
-        if self.tree.read_only {
-            opening = self.restrict(acting.as_ref(), base, path, opening)?;
-        }
-        let fd = self.descriptor(acting.as_ref(), base, path, &opening)?;
-        drop(acting);
-        let stat = stat_file(&fd)?;
-        let kind = u32::from(stat.stx_mode) & TYPE_MASK;
-        if !opening.is_path_only() && kind != TYPE_FILE && kind != TYPE_DIRECTORY {
-            return Err(Errno::ENXIO);
-        }
-        let file = DirectoryFile::new(&self.tree, Arc::new(fd), &opening, &stat, Some(caller));
-        Ok((Arc::new(file), self.tree.attr_of(&stat)))
+        let (file, stat) = self.open_as((caller, acting), (base, path), Opening::of(how)?)?;
+        Ok((file, self.tree.attr_of(&stat)))
+    }
+
+    fn read_path(
+        &self,
+        caller: &Caller,
+        at: Source<'_>,
+        flags: u32,
+        length: usize,
+    ) -> Result<PathRead, Errno> {
+        self.read_start_of(caller, at, flags, length)
     }
 
     fn adopt(

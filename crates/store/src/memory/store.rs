@@ -8,7 +8,10 @@ use super::names::{COOKIE_PARENT, Name};
 use super::open::Opened;
 use super::walk::Walk;
 use super::watches::Watches;
-use crate::{Caller, FileStore, OpenFile, OpenHow, Remains, SetAttr, Source, XattrAction};
+use crate::{
+    Caller, Closing, FileStore, OpenFile, OpenHow, PathRead, ReadOutcome, Remains, SetAttr, Source,
+    XattrAction,
+};
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -239,6 +242,20 @@ impl FileStore for MemoryStore {
         let attr = opened.inode.attr();
         let privileged = super::access::keeps_set_id(caller);
         Ok((Arc::new(MemoryFile::new(self.tree.clone(), opened, privileged)), attr))
+    }
+
+    fn read_path(
+        &self,
+        caller: &Caller,
+        at: Source<'_>,
+        flags: u32,
+        length: usize,
+    ) -> Result<PathRead, Errno> {
+        let opened = self.tree.open(caller, at, OpenHow { flags, mode: 0 })?;
+        match MemoryFile::new(self.tree.clone(), opened, false).read(0, length, false)? {
+            ReadOutcome::Ready(data) => Ok(PathRead::Ready(data, Closing::Nothing)),
+            ReadOutcome::WouldBlock => Err(Errno::EAGAIN),
+        }
     }
 
     fn stat(&self, caller: &Caller, at: Source<'_>, follow: bool) -> Result<Attr, Errno> {

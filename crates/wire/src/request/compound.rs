@@ -101,7 +101,8 @@ impl Request<'_> {
             }
             Self::MakeDir { path, .. } | Self::MakeNode { path, .. } => [path, b""],
             Self::Symlink { path, target, .. } => [path, target],
-            Self::ReadLink { path, .. } | Self::Unlink { path, .. } => [path, b""],
+            Self::ReadLink { path, .. } | Self::ReadPath { path, .. } => [path, b""],
+            Self::Unlink { path, .. } => [path, b""],
             Self::Link { path, new_path, .. } | Self::Rename { path, new_path, .. } => {
                 [path, new_path]
             }

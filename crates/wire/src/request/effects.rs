@@ -24,6 +24,7 @@ impl Request<'_> {
             Self::Stat { .. }
             | Self::Read { .. }
             | Self::ReadDir { .. }
+            | Self::ReadPath { .. }
             | Self::ReadLink { .. } => false,
             Self::StatFs { .. } | Self::Sync { .. } | Self::Seek { .. } | Self::GetXattr { .. } => {
                 false
@@ -95,6 +96,7 @@ impl Request<'_> {
                 [base, 0]
             }
             Self::GetXattr { base, .. } | Self::SetXattr { base, .. } => [base, 0],
+            Self::ReadPath { base, .. } => [base, 0],
             Self::ListXattr { base, .. } | Self::RemoveXattr { base, .. } => [base, 0],
             Self::Link { base, new_base, .. } | Self::Rename { base, new_base, .. } => {
                 [base, new_base]

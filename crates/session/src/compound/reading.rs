@@ -1,0 +1,94 @@
+//! Reads: of open files, and of files that are opened only for it.
+
+use super::operations::allowed_flags;
+use super::{BlockingResult, Closed, Compound, Context, Step, Value};
+use std::sync::Arc;
+use towline_mem::Aggregate;
+use towline_store::{FileStore, OpenFile, PathRead, ReadOutcome};
+use towline_wire::limits::TRANSFER_BYTES_MAX;
+use towline_wire::request::open_flag;
+use towline_wire::{Errno, Reply};
+
+impl Compound {
+    /// Reads an open file, or returns the step for which that waits.
+    pub(super) fn read(
+        &mut self,
+        context: &Context<'_>,
+        handle: u64,
+        offset: u64,
+        length: u32,
+    ) -> Result<Option<Step>, Errno> {
+        let length = checked(length)?;
+        let opened = self.at(context, handle)?;
+        match opened.file.read(offset, length, false)? {
+            ReadOutcome::Ready(data) => {
+                self.has_read(data);
+                Ok(None)
+            }
+            ReadOutcome::WouldBlock => {
+                let opened = opened.into_owned();
+                Ok(Some(waiting(opened.store, opened.file, opened.flags, offset, length)))
+            }
+        }
+    }
+
+    /// The same for a file that is opened only for this read.
+    pub(super) fn read_path(
+        &mut self,
+        context: &Context<'_>,
+        (base, path): (u64, &[u8]),
+        flags: u32,
+        length: u32,
+    ) -> Result<Option<Step>, Errno> {
+        let length = checked(length)?;
+        if open_flag::alters(flags) {
+            return Err(Errno::EINVAL);
+        }
+        let at = self.at(context, base)?;
+        let flags = allowed_flags(&at, context.caller, path, flags)?;
+        match at.store.read_path(context.caller, (&*at.file, path), flags, length)? {
+            PathRead::Ready(data, closing) => {
+                if !context.files.may_wait() {
+                    self.closed = Some(Closed::Read(closing));
+                }
+                self.has_read(data);
+                Ok(None)
+            }
+            PathRead::WouldBlock(file) => {
+                Ok(Some(waiting(at.store.clone(), file, flags, 0, length)))
+            }
+        }
+    }
+
+    pub(super) fn has_read(&mut self, data: Aggregate) {
+        self.result(&Reply::Read { length: data.len() as u32, errno: 0 });
+        self.data_of_file = true;
+        self.data = data;
+    }
+}
+
+fn checked(length: u32) -> Result<usize, Errno> {
+    Some(length as usize).filter(|length| *length <= TRANSFER_BYTES_MAX).ok_or(Errno::EINVAL)
+}
+
+/// A read that waits for its store.
+fn waiting(
+    store: Arc<dyn FileStore>,
+    file: Arc<dyn OpenFile>,
+    flags: u32,
+    offset: u64,
+    length: usize,
+) -> Step {
+    // Other reads refer to the page cache, or are small.
+    let direct = flags & open_flag::DIRECT != 0;
+    let copied = if direct { length as u64 } else { 0 };
+    let work = Box::new(move || {
+        let result = match file.read(offset, length, true) {
+            Ok(ReadOutcome::Ready(data)) => Ok(Value::Read(data)),
+            Ok(ReadOutcome::WouldBlock) => Err(Errno::EAGAIN),
+            Err(errno) => Err(errno),
+        };
+        BlockingResult { result }
+    });
+    Step::Block(store, work, copied)
+}
