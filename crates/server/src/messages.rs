@@ -2,6 +2,7 @@
 
 use crate::lane::Lane;
 use towline_mem::{Aggregate, Segment};
+use towline_net::LinkKind;
 use towline_session::slots::Slots;
 use towline_wire::limits::{LISTING_BYTES_MAX, READ_BYTES_MAX};
 use towline_wire::{Header, Kind};
@@ -48,6 +49,8 @@ pub(crate) fn send_reply(
 ) {
     let (slot, sequence) = (header.slot, header.sequence);
     let mut sent = 0;
+    // Shared memory has the data copied into its ring anyway.
+    let is_socket = lane.as_ref().is_some_and(|lane| lane.link.kind() != LinkKind::Shm);
     let mut out = lane.map(|lane| &mut lane.out);
     while !carries.takes(data) {
         let part = data.split_to(READ_BYTES_MAX as u64);
@@ -72,7 +75,7 @@ pub(crate) fn send_reply(
         out.push_promised([&head, b""], message);
     } else if data.is_empty() {
         out.push_short([&head, results]);
-    } else {
+    } else if !(is_socket && out.push_small([&head, results], data)) {
         // If it cannot be read, the lane ends and the client sends the request again (`Served::data_first`).
         out.push_promised([&head, results], std::mem::take(data));
     }
