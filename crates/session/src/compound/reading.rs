@@ -4,7 +4,7 @@ use super::operations::allowed_flags;
 use super::{BlockingResult, Closed, Compound, Context, Step, Value};
 use std::sync::Arc;
 use towline_mem::Aggregate;
-use towline_store::{FileStore, OpenFile, PathRead, ReadOutcome};
+use towline_store::{FileStore, PathRead, ReadOutcome};
 use towline_wire::limits::TRANSFER_BYTES_MAX;
 use towline_wire::request::open_flag;
 use towline_wire::{Errno, Reply};
@@ -27,7 +27,9 @@ impl Compound {
             }
             ReadOutcome::WouldBlock => {
                 let opened = opened.into_owned();
-                Ok(Some(waiting(opened.store, opened.file, opened.flags, offset, length)))
+                let (store, flags) = (opened.store.clone(), opened.flags);
+                let read = move || opened.file.read(offset, length, true);
+                Ok(Some(waiting(store, flags, length, read)))
             }
         }
     }
@@ -55,7 +57,8 @@ impl Compound {
                 Ok(None)
             }
             PathRead::WouldBlock(file) => {
-                Ok(Some(waiting(at.store.clone(), file, flags, 0, length)))
+                let read = move || file.read(0, length, true);
+                Ok(Some(waiting(at.store.clone(), flags, length, read)))
             }
         }
     }
@@ -74,16 +77,15 @@ fn checked(length: u32) -> Result<usize, Errno> {
 /// A read that waits for its store.
 fn waiting(
     store: Arc<dyn FileStore>,
-    file: Arc<dyn OpenFile>,
     flags: u32,
-    offset: u64,
     length: usize,
+    read: impl FnOnce() -> Result<ReadOutcome, Errno> + Send + 'static,
 ) -> Step {
     // Other reads refer to the page cache, or are small.
     let direct = flags & open_flag::DIRECT != 0;
     let copied = if direct { length as u64 } else { 0 };
     let work = Box::new(move || {
-        let result = match file.read(offset, length, true) {
+        let result = match read() {
             Ok(ReadOutcome::Ready(data)) => Ok(Value::Read(data)),
             Ok(ReadOutcome::WouldBlock) => Err(Errno::EAGAIN),
             Err(errno) => Err(errno),
