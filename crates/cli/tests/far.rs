@@ -12,7 +12,10 @@ use towline_wire::Request;
 
 /// Opens and reads in one request.
 fn opens_and_reads(requests: &[Request<'_>]) -> bool {
-    matches!(requests, [Request::Open { .. }, Request::Read { .. }, ..])
+    matches!(
+        requests,
+        [Request::ReadPath { .. }] | [Request::Open { .. }, Request::Read { .. }, ..]
+    )
 }
 
 #[test]

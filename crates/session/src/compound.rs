@@ -89,9 +89,10 @@ pub enum Step {
 }
 
 /// A file that a compound has closed. Dropping it closes the descriptor.
-#[allow(missing_docs)] // the kinds speak for themselves
 pub enum Closed {
+    /// By its handle.
     Handle(Opened),
+    /// After the read for which it was opened.
     Read(Closing),
 }
 

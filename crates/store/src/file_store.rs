@@ -75,10 +75,12 @@ impl PathRead {
 }
 
 /// What was opened only to be read. Dropping it closes it, which takes as long as a small request.
-#[allow(missing_docs)] // the kinds speak for themselves
 pub enum Closing {
+    /// Nothing is left to close.
     Nothing,
+    /// The file, opened as [`FileStore::open`] does.
     File(Arc<dyn OpenFile>),
+    /// The file, of which nothing but this is known.
     Descriptor(OwnedFd),
 }
 
