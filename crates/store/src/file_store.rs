@@ -58,8 +58,8 @@ pub enum ReadOutcome {
 
 /// The result of [`FileStore::read_path`].
 pub enum PathRead {
-    /// The bytes read, as in [`ReadOutcome::Ready`], and what was opened for it.
-    Ready(Aggregate, Closing),
+    /// The bytes read, as in [`ReadOutcome::Ready`], and what was opened for it, if it has to be closed.
+    Ready(Aggregate, Option<Closing>),
     /// The read would wait for a device. Repeat it with this open file, on a thread that may block.
     WouldBlock(Arc<dyn OpenFile>),
 }
@@ -68,7 +68,7 @@ impl PathRead {
     /// Reads from the start of a file that was opened for it.
     pub(crate) fn of(file: Arc<dyn OpenFile>, length: usize) -> Result<Self, Errno> {
         Ok(match file.read(0, length, false)? {
-            ReadOutcome::Ready(data) => Self::Ready(data, Closing::File(file)),
+            ReadOutcome::Ready(data) => Self::Ready(data, Some(Closing::File(file))),
             ReadOutcome::WouldBlock => Self::WouldBlock(file),
         })
     }
@@ -76,8 +76,6 @@ impl PathRead {
 
 /// What was opened only to be read. Dropping it closes it, which takes as long as a small request.
 pub enum Closing {
-    /// Nothing is left to close.
-    Nothing,
     /// The file, opened as [`FileStore::open`] does.
     File(Arc<dyn OpenFile>),
     /// The file, of which nothing but this is known.

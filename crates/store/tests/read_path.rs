@@ -85,7 +85,7 @@ fn by_path(
     let root = store.root()?;
     match store.read_path(caller, (&*root, path), flags, length)? {
         PathRead::Ready(data, closing) => {
-            Ok((data.to_vec().unwrap(), matches!(closing, Closing::Descriptor(_))))
+            Ok((data.to_vec().unwrap(), matches!(closing, Some(Closing::Descriptor(_)))))
         }
         PathRead::WouldBlock(file) => match file.read(0, length, true)? {
             ReadOutcome::Ready(data) => Ok((data.to_vec().unwrap(), false)),

@@ -18,8 +18,8 @@ impl Compound {
         offset: u64,
         length: u32,
     ) -> Result<Option<Step>, Errno> {
-        let length = checked(length)?;
         let opened = self.at(context, handle)?;
+        let length = checked(length)?;
         match opened.file.read(offset, length, false)? {
             ReadOutcome::Ready(data) => {
                 self.has_read(data);
@@ -51,7 +51,7 @@ impl Compound {
         match at.store.read_path(context.caller, (&*at.file, path), flags, length)? {
             PathRead::Ready(data, closing) => {
                 if !context.files.may_wait() {
-                    self.closed = Some(Closed::Read(closing));
+                    self.closed = closing.map(Closed::Read);
                 }
                 self.has_read(data);
                 Ok(None)

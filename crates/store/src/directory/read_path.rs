@@ -67,7 +67,7 @@ impl DirectoryStore {
         let (device, offset) = (*device, 0);
         let copied = Copied { fd: &fd, device, residency, direct: None, offset, length };
         Ok(match copied.read(false)? {
-            ReadOutcome::Ready(data) => PathRead::Ready(data, Closing::Descriptor(fd)),
+            ReadOutcome::Ready(data) => PathRead::Ready(data, Some(Closing::Descriptor(fd))),
             ReadOutcome::WouldBlock => {
                 let stat = stat_file(&fd)?;
                 let fd = Arc::new(fd);

@@ -268,11 +268,12 @@ impl FileStore for DirectoryStore {
     fn open(
         &self,
         caller: &Caller,
-        (base, path): Source<'_>,
+        at: Source<'_>,
         how: OpenHow,
     ) -> Result<(Arc<dyn OpenFile>, Attr), Errno> {
+        let opening = Opening::of(how)?;
         let acting = self.tree.server.act_as(caller)?;
-        let (file, stat) = self.open_as((caller, acting), (base, path), Opening::of(how)?)?;
+        let (file, stat) = self.open_as((caller, acting), at, opening)?;
         Ok((file, self.tree.attr_of(&stat)))
     }
 

@@ -52,7 +52,7 @@ pub(crate) fn read_resident(
 }
 
 /// Returns true if an open file is a regular file or a directory, unless the kernel or a container does not say
-/// so in this way (`FIOQSIZE`). It takes a quarter of the time of `statx(2)`.
+/// so in this way (`FIOQSIZE`). It takes less than half of the time of `statx(2)`.
 pub(super) fn is_file_or_directory(file: impl AsFd) -> bool {
     let mut occupied = 0_i64;
     let fd = file.as_fd().as_raw_fd();

@@ -9,7 +9,7 @@ use super::open::Opened;
 use super::walk::Walk;
 use super::watches::Watches;
 use crate::{
-    Caller, Closing, FileStore, OpenFile, OpenHow, PathRead, ReadOutcome, Remains, SetAttr, Source,
+    Caller, FileStore, OpenFile, OpenHow, PathRead, ReadOutcome, Remains, SetAttr, Source,
     XattrAction,
 };
 use parking_lot::Mutex;
@@ -253,7 +253,7 @@ impl FileStore for MemoryStore {
     ) -> Result<PathRead, Errno> {
         let opened = self.tree.open(caller, at, OpenHow { flags, mode: 0 })?;
         match MemoryFile::new(self.tree.clone(), opened, false).read(0, length, false)? {
-            ReadOutcome::Ready(data) => Ok(PathRead::Ready(data, Closing::Nothing)),
+            ReadOutcome::Ready(data) => Ok(PathRead::Ready(data, None)),
             ReadOutcome::WouldBlock => Err(Errno::EAGAIN),
         }
     }
