@@ -70,6 +70,8 @@ pub(crate) struct Shared {
     pub(crate) next_session: AtomicU64,
     pub(crate) homes: Homes,
     pub(crate) families: Families,
+    /// Listings that other threads than cores have.
+    pub(crate) listings: Arc<AtomicUsize>,
     pub(crate) identity: bool,
     pub(crate) squash_root: bool,
     /// Keeps sessions across a restart.

@@ -8,6 +8,7 @@
 //! one round trip instead of two.
 
 use crate::elsewhere::Errand;
+use crate::helpers::Helper;
 use crate::native::SessionDisks;
 use crate::stats::Stages;
 use std::collections::VecDeque;
@@ -79,6 +80,8 @@ pub(crate) struct Running {
     pub(crate) ahead: Option<(Reserved, usize)>,
     /// The core received data of the request and wrote it.
     pub(crate) fetched: bool,
+    /// Another thread shall make the listing.
+    pub(crate) helper: Option<Helper>,
 }
 
 impl Running {
@@ -100,6 +103,7 @@ impl Running {
             waits: false,
             ahead: None,
             fetched: false,
+            helper: None,
         }
     }
 
@@ -113,7 +117,7 @@ impl Running {
         self.landed.clear();
         (self.granted, self.expected) = (0, 0);
         (self.data_since, self.meter, self.ahead) = (None, None, None);
-        (self.waits, self.fetched) = (false, false);
+        (self.waits, self.fetched, self.helper) = (false, false, None);
     }
 
     /// Returns true while the request waits for data.

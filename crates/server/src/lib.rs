@@ -21,6 +21,7 @@ mod families;
 mod grants;
 mod guarded;
 mod handshake;
+mod helpers;
 mod kept;
 mod lane;
 mod lanes;

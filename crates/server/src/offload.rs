@@ -9,7 +9,7 @@ use std::time::Duration;
 use towline_store::Caller;
 
 /// Maximum number of threads in a pool: enough to keep a device's queue busy.
-const THREADS_MAX: usize = 16;
+pub(crate) const THREADS_MAX: usize = 16;
 /// How long a thread stays idle before it ends.
 const IDLE: Duration = Duration::from_secs(5);
 
@@ -31,12 +31,17 @@ struct State {
 }
 
 /// A pool of threads that grows when all are busy and shrinks when they are idle.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub(crate) struct Offload {
     shared: Arc<(Mutex<State>, Condvar)>,
+    threads_max: usize,
 }
 
 impl Offload {
+    pub(crate) fn new(threads_max: usize) -> Self {
+        Self { shared: Arc::default(), threads_max }
+    }
+
     #[cfg(test)]
     pub(crate) fn is(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.shared, &other.shared)
@@ -47,7 +52,7 @@ impl Offload {
         state.jobs.push(job.low, job);
         if state.idle >= state.jobs.len() {
             self.shared.1.notify_one();
-        } else if state.threads < THREADS_MAX {
+        } else if state.threads < self.threads_max {
             let shared = self.shared.clone();
             let name = "towline-block".to_owned();
             match std::thread::Builder::new().name(name).spawn(move || work(&shared)) {

@@ -4,7 +4,7 @@ use crate::stats::Snapshot;
 use std::fmt::Write;
 
 /// Counters that only grow, and what they count. By custom, their names end in `_total` there.
-const COUNTERS: [(&str, &str); 28] = [
+const COUNTERS: [(&str, &str); 29] = [
     ("bytes_lent", "Bytes that clients read in shared memory instead of receiving them."),
     ("bytes_received", "Bytes received."),
     ("bytes_received_placed", "Bulk bytes received straight into their final place."),
@@ -20,6 +20,7 @@ const COUNTERS: [(&str, &str); 28] = [
     ("disk_bytes_written_in_place", "Bytes received straight into the memory of disks."),
     ("disk_bytes_written_staged", "Bytes written to disks through the page cache or into memory."),
     ("lanes_moved", "Connections handed over to the core where their bytes arrive."),
+    ("listings_handed_over", "Directories listed by other threads while others were idle."),
     ("loans_exhausted", "Replies copied because too much shared memory was on loan."),
     ("messages_received", "Messages received."),
     ("messages_sent", "Messages sent."),

@@ -5,7 +5,7 @@ use crate::elsewhere::{SHARE_OF_BUFFERS, Task};
 use crate::grants::{GRANTS_SCARCE, Grant, Running, grant_message};
 use crate::guarded::guarded;
 use crate::lane::Lane;
-use crate::mailbox::Mail;
+use crate::mailbox::{Mail, Mailbox};
 use crate::messages::{Carries, send_reply};
 use crate::offload::Job;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use towline_mem::Aggregate;
 use towline_net::Link;
 use towline_session::files::Table;
 use towline_session::locks::{Locked, Peer};
-use towline_session::{BlockingResult, Context, Step};
+use towline_session::{Blocking, BlockingResult, Context, Step};
 use towline_wire::header::reply_flag;
 use towline_wire::limits::{FRAGMENT_BYTES_MAX, GRANTS_MAX};
 use towline_wire::request::lock;
@@ -28,6 +28,22 @@ impl Peer for Asker {
     fn is_there(&self) -> bool {
         !self.0.peer_closed()
     }
+}
+
+/// Returns work of a request as a job, whose result goes to this mailbox.
+fn job(
+    (session, slot, sequence): (u64, u16, u32),
+    low: bool,
+    work: Blocking,
+    reply_to: &Mailbox,
+) -> Job {
+    let work = move || {
+        let start = Instant::now();
+        let result = guarded(work).unwrap_or_else(BlockingResult::broken);
+        let took = elapsed_ns(start);
+        Some(Mail::Unblocked { session, slot, sequence, result, took })
+    };
+    Job { work: Box::new(work), reply_to: reply_to.clone(), low }
 }
 
 impl Core {
@@ -135,19 +151,22 @@ impl Core {
                 return None;
             }
             Step::Block(store, work, bytes) => {
-                let sequence = running.sequence;
                 running.expected = bytes;
-                let low = served.is_low;
+                let request = (session, slot, running.sequence);
+                let job = job(request, served.is_low, work, &self.mailbox);
                 self.expect(session, |lane| lane.expected += bytes);
-                let work = move || {
-                    let start = Instant::now();
-                    let result = guarded(work).unwrap_or_else(BlockingResult::broken);
-                    let took = elapsed_ns(start);
-                    Some(Mail::Unblocked { session, slot, sequence, result, took })
-                };
-                let reply_to = self.mailbox.clone();
-                let job = Job { work: Box::new(work), reply_to, low };
                 self.shared.pools.of_files(&store).run(job);
+            }
+            Step::Share(store, work) => {
+                self.statistics.listings_handed_over.fetch_add(1, Ordering::Relaxed);
+                let helper = running.helper.take();
+                let work = Box::new(move || {
+                    helper.as_ref().inspect(|helper| helper.keep_off());
+                    work()
+                });
+                let request = (session, slot, running.sequence);
+                let job = job(request, served.is_low, work, &self.mailbox);
+                self.shared.pools.of_listings(&store).run(job);
             }
             Step::Lock(_, _, true) if served.session.slots.is_cancelled(slot) => {
                 running.compound.locked(Err(Errno::EINTR));

@@ -28,6 +28,8 @@ pub(crate) struct Serving<'a> {
     pub(crate) news: bool,
     /// When the first of the requests was taken that are taken while they are still in a ring.
     pub(crate) since: Option<Instant>,
+    /// Another request follows the next one.
+    pub(crate) is_followed: bool,
     pub(crate) index: usize,
 }
 
@@ -64,6 +66,7 @@ impl Serving<'_> {
         header: &Header,
         body: &[u8],
         payload: &[u8],
+        is_followed: bool,
     ) -> Result<(), ProtocolError> {
         let mut own = *header;
         let (ahead, header) = (own.take_ahead(), &own);
@@ -117,7 +120,17 @@ impl Serving<'_> {
                 let lane = self.index;
                 let at = arrived;
                 let may_wait = true;
-                let arrived = Arrived { session, lane, header, ahead, body, payload, at, may_wait };
+                let arrived = Arrived {
+                    session,
+                    lane,
+                    header,
+                    ahead,
+                    body,
+                    payload,
+                    at,
+                    may_wait,
+                    is_followed,
+                };
                 self.core.take_request(&arrived, is_low)?;
             }
         }
@@ -277,6 +290,12 @@ impl Core {
         running.arrived = at;
         running.meter = meter;
         running.ahead = leave.map(|leave| (leave.buffer, ahead as usize));
+        if arrived.is_followed && running.compound.lists() {
+            running.helper = self.helper();
+            if running.helper.is_some() {
+                running.compound.share();
+            }
+        }
         self.drive_only(session, slot, running, at, only.as_ref());
         Ok(())
     }
@@ -289,6 +308,7 @@ impl Sink for Serving<'_> {
         body: &[u8],
         payload: &[u8],
     ) -> Result<(), ProtocolError> {
+        let is_followed = std::mem::take(&mut self.is_followed);
         if header.kind == Kind::Hello {
             let hello = handshake::parse(header, body)?;
             let Some(Some(lane)) = self.core.lanes.get_mut(self.index) else { return Ok(()) };
@@ -299,7 +319,7 @@ impl Sink for Serving<'_> {
         }
         let Some(session) = self.session() else { return wrong("message before the hello") };
         match header.kind {
-            Kind::Request => self.request(session, header, body, payload),
+            Kind::Request => self.request(session, header, body, payload, is_followed),
             Kind::Data => self.data(session, header),
             Kind::Cancel => {
                 self.cancel(session, header);
@@ -376,6 +396,7 @@ impl Sink for Serving<'_> {
     }
 
     fn upcoming(&mut self, header: &Header, body: &[u8]) {
+        self.is_followed = header.kind == Kind::Request;
         if header.kind == Kind::Request
             && header.payload_bytes > 0
             && body.first().is_some_and(|tag| Request::is_disk_tag(*tag))

@@ -101,6 +101,8 @@ pub(crate) struct CoreStatistics {
     pub(crate) replays: AtomicU64,
     /// Requests of low priority that began in a turn in which others sent requests, too.
     pub(crate) low_among_others: AtomicU64,
+    /// Listings that other threads made.
+    pub(crate) listings_handed_over: AtomicU64,
     pub(crate) lanes: AtomicU64,
     /// Connections handed over to cores on the processors where their bytes arrive.
     pub(crate) lanes_moved: AtomicU64,
@@ -131,6 +133,7 @@ impl CoreStatistics {
             requests: AtomicU64::new(0),
             replays: AtomicU64::new(0),
             low_among_others: AtomicU64::new(0),
+            listings_handed_over: AtomicU64::new(0),
             lanes: AtomicU64::new(0),
             lanes_moved: AtomicU64::new(0),
             processor: AtomicU32::new(u32::MAX),
@@ -238,6 +241,7 @@ impl Statistics {
             add("requests", core.requests.load(Ordering::Relaxed));
             add("replays", core.replays.load(Ordering::Relaxed));
             add("requests_low_among_others", core.low_among_others.load(Ordering::Relaxed));
+            add("listings_handed_over", core.listings_handed_over.load(Ordering::Relaxed));
             add("lanes", core.lanes.load(Ordering::Relaxed));
             add("lanes_moved", core.lanes_moved.load(Ordering::Relaxed));
             add("sessions", core.sessions.load(Ordering::Relaxed));

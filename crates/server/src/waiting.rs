@@ -37,6 +37,8 @@ pub(crate) struct Arrived<'a> {
     pub(crate) at: Instant,
     /// The client's limits apply to the request.
     pub(crate) may_wait: bool,
+    /// The next request has arrived, too.
+    pub(crate) is_followed: bool,
 }
 
 impl Arrived<'_> {
@@ -241,7 +243,9 @@ impl Core {
         let (header, body, payload) = (&header, &body[..], &payload[..]);
         self.closing.clear();
         requests_arrived(Instant::now());
-        let arrived = Arrived { session, lane, header, ahead: 0, body, payload, at, may_wait };
+        let (ahead, is_followed) = (0, false);
+        let arrived =
+            Arrived { session, lane, header, ahead, body, payload, at, may_wait, is_followed };
         self.begin_request(&arrived).map_err(|error| (lane, error))
     }
 

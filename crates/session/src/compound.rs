@@ -48,6 +48,8 @@ enum Value {
     Done,
     Number(u64),
     Read(Aggregate),
+    /// Entries of a directory, and whether they are the last.
+    Listed(Vec<u8>, bool),
     Wrote(usize, u64),
     /// What is left of a file was dropped; the operation has its result already.
     Freed,
@@ -68,6 +70,9 @@ pub enum Step {
     /// [`Compound::unblocked`]. The number is the most bytes of its result that occupy memory until they
     /// are sent.
     Block(Arc<dyn FileStore>, Blocking, u64),
+    /// A listing of a directory of this store, which another thread makes: run it there, then call
+    /// [`Compound::unblocked`]. Only after [`Compound::share`].
+    Share(Arc<dyn FileStore>, Blocking),
     /// A lock for this waiter, from the driver's lock table; then call [`Compound::locked`]. The bool
     /// says whether to wait for it.
     Lock(FileKey, Waiter, bool),
@@ -145,6 +150,10 @@ pub struct Compound {
     elsewhere: Option<Arc<dyn FileStore>>,
     /// Most bytes that it reads.
     reads: u64,
+    /// It lists a directory.
+    lists: bool,
+    /// Another thread makes the listing, if its store may block.
+    shares: bool,
     /// The file that it closed last, if that was open for reading only. Its descriptor is still open.
     closed: Option<Closed>,
     /// Its turn in the event queue, while it asks for events.
@@ -185,7 +194,7 @@ impl Compound {
         let wrong = |what| Err(ProtocolError { what, at: 0 });
         let (mut operations, mut modifies, mut syncs) = (0, false, false);
         let (mut written, mut read, mut last) = (None, None, None);
-        let mut waits = false;
+        let (mut waits, mut lists) = (false, false);
         for request in Operations::of(body) {
             let request = *last.insert(request?);
             operations += 1;
@@ -207,6 +216,7 @@ impl Compound {
                 return wrong("more than one transfer in a request");
             }
             waits |= matches!(request, Request::Events { .. } | Request::ProcessEnded { .. });
+            lists |= matches!(request, Request::ReadDir { .. });
         }
         if operations == 0 {
             return wrong("request without operations");
@@ -225,7 +235,7 @@ impl Compound {
         self.payload.extend_from_slice(payload);
         (self.slot, self.sequence) = (slot, sequence);
         (self.operations, self.modifies, self.syncs) = (operations, modifies, syncs);
-        (self.offered, self.reads) = (offered, read.unwrap_or(0).into());
+        (self.offered, self.reads, self.lists) = (offered, read.unwrap_or(0).into(), lists);
         Ok(last.filter(|_| operations == 1))
     }
 
@@ -255,6 +265,8 @@ impl Compound {
             undecided,
             elsewhere,
             reads,
+            lists,
+            shares,
             closed,
             turn,
         } = self;
@@ -268,7 +280,7 @@ impl Compound {
         (*index, *at, *after, *operations, *left_open) = (0, 0, 0, 0, 0);
         (*slot, *sequence, *offered, *reads, *current) = (0, 0, 0, 0, None);
         (*data_of_file, *modifies, *failed, *undecided) = (false, false, false, false);
-        *syncs = false;
+        (*syncs, *lists, *shares) = (false, false, false);
         (*write, *pen, *elsewhere, *closed, *turn) = (None, None, None, None, None);
     }
 
@@ -276,6 +288,18 @@ impl Compound {
     #[must_use]
     pub fn is_repeatable(&self) -> bool {
         is_repeatable(&self.body)
+    }
+
+    /// True if it lists a directory.
+    #[must_use]
+    pub fn lists(&self) -> bool {
+        self.lists
+    }
+
+    /// Asks for the listing to be made by another thread ([`Step::Share`]) if its store may block: it takes longer than
+    /// handing it over.
+    pub fn share(&mut self) {
+        self.shares = true;
     }
 
     /// True when its reply has to be remembered.
@@ -535,6 +559,10 @@ impl Compound {
             Ok(Value::Done) => self.result(&Reply::Done {}),
             Ok(Value::Number(value)) => self.result(&Reply::Number { value }),
             Ok(Value::Read(data)) => self.has_read(data),
+            Ok(Value::Listed(entries, end)) => {
+                self.result(&Reply::Listed { end: end.into(), length: entries.len() as u32 });
+                self.data = Aggregate::from_vec(entries);
+            }
             Ok(Value::Wrote(length, offset)) => {
                 self.result(&Reply::Wrote { length: length as u32, offset });
             }

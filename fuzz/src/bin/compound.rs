@@ -62,7 +62,7 @@ fn run(mut compound: Compound, context: &mut Context<'_>, locks: &mut Locks) {
                 }
             }
             Step::Elsewhere(_) => panic!("a memory store does not hang"),
-            Step::Block(_, work, _) => compound.unblocked(work()),
+            Step::Block(_, work, _) | Step::Share(_, work) => compound.unblocked(work()),
             Step::Lock(file, waiter, wait) => {
                 let peer = wait.then(|| -> Arc<dyn Peer> { Arc::new(Here) });
                 let outcome = match locks.lock(file, waiter, peer) {

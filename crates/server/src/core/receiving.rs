@@ -59,7 +59,8 @@ impl Core {
             if lane.hello.is_some() {
                 break;
             }
-            let mut sink = Serving { core: self, index, news: false, since: None };
+            let mut sink =
+                Serving { core: self, index, news: false, since: None, is_followed: false };
             let Receiving { link, input, statistics } = &mut *receiving;
             match input.receive(link, scratch, None, &mut sink, &statistics.counters) {
                 Ok(Incoming::Progress) => {}

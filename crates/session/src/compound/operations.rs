@@ -1,7 +1,7 @@
 //! Executes one operation of a compound.
 
 use super::names::{Change, Outcome, locate};
-use super::{Closed, Compound, Context, Step, Value, waiting_store};
+use super::{BlockingResult, Closed, Compound, Context, Step, Value, waiting_store};
 use crate::files::Opened;
 use crate::locks::{Owner, Waiter};
 use std::sync::Arc;
@@ -178,18 +178,14 @@ impl Compound {
                 return self.begin_parts(context, handle, parts);
             }
             Request::ReadDir { handle, cookie, length, attributes } => {
-                let opened = self.at(context, handle)?;
-                let room = (length as usize).min(LISTING_BYTES_MAX);
-                let bytes = Vec::with_capacity(room.min(32 * 1024));
-                let with = |bit| attributes & bit != 0;
-                let mut listing = Collect { bytes, room, xattrs: with(listed::XATTRS) };
-                let attributes = with(listed::ATTRIBUTES);
-                let end = opened.file.read_directory(cookie, attributes, &mut listing)?;
-                if listing.bytes.is_empty() && !end {
-                    return Err(Errno::EINVAL); // not even one entry fits; EINVAL as in getdents64(2)
+                let opened = self.at(context, handle)?.into_owned();
+                let store = waiting_store(&opened);
+                let work = move || list(&*opened.file, cookie, length, attributes);
+                if let Some(store) = store.filter(|_| self.shares && !context.files.may_wait()) {
+                    let work = Box::new(move || BlockingResult { result: work() });
+                    return Ok(Some(Step::Share(store, work)));
                 }
-                self.result(&Reply::Listed { end: end.into(), length: listing.bytes.len() as u32 });
-                self.data = Aggregate::from_vec(listing.bytes);
+                self.unblocked(BlockingResult { result: work() });
             }
             Request::MakeDir { base, mode, path } => {
                 let opened = self.creatable_at(context, base, path, true)?;
@@ -482,6 +478,20 @@ fn open_root(store: &dyn FileStore, caller: &Caller) -> Result<(Arc<dyn OpenFile
 
 fn same_store(a: &Opened, b: &Opened) -> Result<(), Errno> {
     if Arc::ptr_eq(&a.store, &b.store) { Ok(()) } else { Err(Errno::EXDEV) }
+}
+
+/// Lists a directory from `cookie` on: as many entries as fit in `length` bytes, with the attributes that the bits
+/// in `attributes` say.
+fn list(file: &dyn OpenFile, cookie: u64, length: u32, attributes: u8) -> Result<Value, Errno> {
+    let room = (length as usize).min(LISTING_BYTES_MAX);
+    let bytes = Vec::with_capacity(room.min(32 * 1024));
+    let with = |bit| attributes & bit != 0;
+    let mut listing = Collect { bytes, room, xattrs: with(listed::XATTRS) };
+    let end = file.read_directory(cookie, with(listed::ATTRIBUTES), &mut listing)?;
+    if listing.bytes.is_empty() && !end {
+        return Err(Errno::EINVAL); // not even one entry fits; EINVAL as in getdents64(2)
+    }
+    Ok(Value::Listed(listing.bytes, end))
 }
 
 struct Collect {

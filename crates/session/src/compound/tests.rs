@@ -560,6 +560,48 @@ fn much_is_freed_by_threads_that_may_block() {
 }
 
 #[test]
+fn a_listing_goes_to_another_thread_if_it_may_and_its_store_may_block() {
+    let directory = tempfile::tempdir().unwrap();
+    let stores: [(Arc<dyn FileStore>, bool); 2] = [
+        (DirectoryStore::new(directory.path(), false).unwrap(), true),
+        (MemoryStore::new("m", 64 << 20).unwrap(), false),
+    ];
+    for (store, may_block) in stores {
+        let mut world = World::new(store, false);
+        world.open(b"a file", open_flag::CREATE | READ_WRITE);
+        let list = Request::ReadDir { handle: world.root, cookie: 0, length: 4096, attributes: 0 };
+        let no_room = Request::ReadDir { handle: world.root, cookie: 0, length: 1, attributes: 0 };
+        for request in [list, no_room] {
+            let mut both = [false, true].map(|shares| {
+                let mut compound =
+                    Compound::new(0, 1, &encode_compound(&[request]), &[], 0).unwrap();
+                assert!(compound.lists());
+                if shares {
+                    compound.share();
+                }
+                let (files, caller) = (world.files.clone(), caller());
+                let mut files = files.lock();
+                let files = Table::Held(&mut files);
+                let exports = &world.export;
+                let mut context = Context { files, exports, caller: &caller, session: 1 };
+                match compound.run(None, &mut context) {
+                    Step::Share(_, work) if shares && may_block => compound.unblocked(work()),
+                    Step::Finished if !(shares && may_block) => return compound,
+                    _ => panic!("made by the wrong thread"),
+                }
+                assert!(matches!(compound.run(None, &mut context), Step::Finished));
+                compound
+            });
+            let [own, others] = both.each_mut().map(|compound| {
+                let (results, data, modifies, is_of_file) = compound.reply();
+                (results.clone(), data.to_vec().unwrap(), modifies, is_of_file)
+            });
+            assert_eq!(own, others);
+        }
+    }
+}
+
+#[test]
 fn what_is_freed_is_what_lies_beyond_the_new_end() {
     let freed = |size, blocks, new| super::freed(&Attr { size, blocks, ..Attr::default() }, new);
     // The size, the blocks of 512 bytes, the new size.

@@ -215,6 +215,7 @@ impl Server {
                 }
                 Step::ReleaseLocks(..) | Step::Reclaimed => {}
                 Step::Block(..)
+                | Step::Share(..)
                 | Step::Lock(..)
                 | Step::TestLock(..)
                 | Step::EndProcess(_)
