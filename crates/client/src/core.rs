@@ -161,6 +161,8 @@ pub(crate) struct State {
     shut_down: bool,
     /// Lanes use the nearest link that the transport allows, shared memory if possible.
     near: bool,
+    /// The processor that the server was told last, on the lane with this number.
+    told: Option<(u64, usize)>,
     session: u64,
     secret: u64,
     boot_epoch: u32,
@@ -257,6 +259,7 @@ impl Core {
             woken: Vec::new(),
             queues: false,
             near,
+            told: None,
             session: welcome.session,
             secret: welcome.secret,
             boot_epoch: welcome.boot_epoch,

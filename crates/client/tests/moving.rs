@@ -12,6 +12,7 @@ use common::{
 use rustix::thread::{CpuSet, sched_setaffinity};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
+use towline_client::{Client, File, Lock, Options, Transport};
 use towline_server::EngineWish;
 use towline_wire::hello::resumed;
 use towline_wire::request::lock;
@@ -24,8 +25,12 @@ const RECORD: usize = 8;
 const MOVES: u64 = 16;
 /// Sessions that ask for nothing, on one core: more than there are peers.
 const IDLE: usize = 30;
-/// Writes of a peer before it goes to the other processor.
-const WRITES: usize = 200;
+/// What a peer does before it goes to the other processor.
+const ACTS: usize = 200;
+/// Long enough to be lent.
+const LENT: usize = 32 * 1024;
+const LOCK: Lock =
+    Lock { family: lock::FLOCK, kind: lock::EXCLUSIVE, owner: 0, start: 0, length: 0 };
 
 /// A peer with an open file that it has locked, and into which it writes.
 struct Peer {
@@ -87,22 +92,52 @@ fn name(number: usize) -> Vec<u8> {
     format!("file{number}").into_bytes()
 }
 
-/// Peers that write all the time, on one processor and then on the other one, until some of their connections have moved.
-fn peers_that_moved(setup: &Setup, processors: &[CpuSet; 2]) -> Vec<Peer> {
+/// A client that says on which processor it runs, with an open file that it has locked.
+struct Teller {
+    client: Client,
+    file: File,
+}
+
+impl Teller {
+    fn new(transport: &Transport, name: &[u8]) -> Self {
+        let client = Client::connect(transport, Options::default()).unwrap();
+        let file = client.attach(b"mem").unwrap().open(name, CREATE, 0o600).unwrap();
+        file.lock(&LOCK, false).unwrap();
+        Self { client, file }
+    }
+
+    /// Writes something, and reads it: over shared memory, it is lent.
+    fn write_and_read(&self, seed: u8) {
+        let written = vec![seed; LENT];
+        assert_eq!(self.file.write_at(&written, 0).unwrap(), LENT);
+        let mut read = vec![0; LENT];
+        assert_eq!(self.file.read_at(&mut read, 0).unwrap(), LENT);
+        assert!(read == written, "other bytes than were written");
+    }
+}
+
+/// Lets peers act all the time, on one processor and then on the other one, until some of their connections have moved.
+fn peers_that_moved<P: Send>(
+    setup: &Setup,
+    processors: &[CpuSet; 2],
+    begin: impl Fn(usize) -> P + Sync,
+    act: impl Fn(&mut P, usize) + Sync,
+) -> Vec<P> {
     let (watcher, over) = (setup.client(), AtomicBool::new(false));
-    std::thread::scope(|scope| {
-        let run = |number: usize| {
-            let mut peer = Peer::new(setup.port(), &name(number));
-            // Connections are distributed to the cores in turn, so on each processor are some of both.
-            for processor in processors.iter().cycle().skip(number / 2) {
-                sched_setaffinity(None, processor).unwrap();
-                (0..WRITES).for_each(|_| peer.write());
-                if over.load(Ordering::Relaxed) {
-                    break;
-                }
+    let run = |number: usize| {
+        let mut peer = begin(number);
+        // Connections are distributed to the cores in turn, so on each processor are some of both.
+        for processor in processors.iter().cycle().skip(number / 2) {
+            sched_setaffinity(None, processor).unwrap();
+            (0..ACTS).for_each(|which| act(&mut peer, which));
+            if over.load(Ordering::Relaxed) {
+                break;
             }
-            peer
-        };
+        }
+        peer
+    };
+    let run = &run;
+    std::thread::scope(|scope| {
         let peers: Vec<_> = (0..PEERS).map(|number| scope.spawn(move || run(number))).collect();
         let have_moved = || counter(&watcher, "lanes_moved") >= MOVES;
         let outcome = catch_unwind(AssertUnwindSafe(|| eventually("some have moved", have_moved)));
@@ -121,7 +156,8 @@ fn who_moves_keeps_files_and_locks_and_is_found_again() {
         let setup = setup(engine);
         // They keep nobody from moving to their core.
         let _idle = [(); IDLE].map(|()| greeted_on(0, setup.port(), &hello()));
-        let mut peers = peers_that_moved(&setup, &processors);
+        let begin = |number: usize| Peer::new(setup.port(), &name(number));
+        let mut peers = peers_that_moved(&setup, &processors, begin, |peer, _| peer.write());
         let client = setup.client();
         let root = client.attach(b"mem").unwrap();
         let (mut stranger, _) = Raw::greeted(setup.port());
@@ -149,6 +185,36 @@ fn who_moves_keeps_files_and_locks_and_is_found_again() {
             assert_eq!(lock(2), Err(Errno::EAGAIN), "{number} has lost its lock on its way");
             peer.ask(&[Request::Close { handle: peer.handle }]).unwrap();
             lock(3).unwrap();
+        }
+    }
+}
+
+#[test]
+fn who_says_where_it_runs_moves_with_what_it_has_on_loan() {
+    let Some(processors) = processors() else {
+        return skipped("connections that move between cores: there is one processor");
+    };
+    for engine in [EngineWish::Automatic, EngineWish::Epoll] {
+        for kind in [1, 2] {
+            let setup = setup(engine);
+            let transport = &setup.transports[kind];
+            let begin = |number: usize| Teller::new(transport, &name(number));
+            let act = |peer: &mut Teller, which| peer.write_and_read(which as u8);
+            let peers = peers_that_moved(&setup, &processors, begin, act);
+            let stranger = setup.client();
+            let is_shm = matches!(transport, Transport::Shm(_));
+            assert_eq!(counter(&stranger, "replies_lent") > 0, is_shm);
+            let root = stranger.attach(b"mem").unwrap();
+            for (number, peer) in peers.into_iter().enumerate() {
+                let file = root.open(&name(number), 2, 0).unwrap();
+                assert_eq!(file.lock(&LOCK, false), Err(Errno::EAGAIN.into()), "{number}");
+                peer.write_and_read(0);
+                let Teller { client, file: theirs } = peer;
+                drop(theirs);
+                drop(client);
+                eventually("its lock is free", || file.lock(&LOCK, false).is_ok());
+            }
+            eventually("all loans are over", || counter(&stranger, "bytes_on_loan") == 0);
         }
     }
 }

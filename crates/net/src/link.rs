@@ -58,8 +58,8 @@ impl Link {
     }
 
     /// Returns the processor on which the bytes of a TCP connection arrived last: where the client runs, if it is on
-    /// this machine, else where the interrupts of the network card are handled. `None` for other links. Costs a
-    /// system call (`SO_INCOMING_CPU`, socket(7)).
+    /// this machine, else where the interrupts of the network card are handled. `None` for other links, whose clients
+    /// can tell ([`Kind::Processor`](towline_wire::Kind::Processor)). Costs a system call (`SO_INCOMING_CPU`, socket(7)).
     #[must_use]
     pub fn arrives_on(&self) -> Option<u32> {
         let Self::Socket(fd, LinkKind::Tcp) = self else { return None };

@@ -2,7 +2,7 @@
 
 use crate::caller::peer_of;
 use crate::complaints;
-use crate::core::{Core, LANE_BELL_TOKENS, Protocol, REFUSING, REFUSING_TOLD, shm_link};
+use crate::core::{Core, LANE_BELL_TOKENS, Protocol, REFUSING, REFUSING_TOLD};
 use crate::grants::Served;
 use crate::handshake::{self, Rings};
 use crate::lane::Lane;
@@ -24,10 +24,10 @@ use towline_wire::limits::{
 };
 use towline_wire::{Errno, Hello, Welcome};
 
-/// Maximum number of lanes over shared memory on one core: each costs memory and a check in every turn.
+/// Maximum number of lanes over shared memory that begin on one core: each costs memory and a check in every turn.
 /// Further clients that ask for shared memory stay on their Unix socket, as do all if the system has no
-/// descriptors or memory left.
-const SHM_LANES_MAX: usize = 64;
+/// descriptors or memory left. Twice as many may move there.
+pub(crate) const SHM_LANES_MAX: usize = 64;
 
 /// Clients accepted before other work gets its turn.
 const ACCEPTS_MAX: usize = 16;
@@ -124,13 +124,44 @@ impl Core {
             self.lanes.push(None);
             self.lanes.len() - 1
         });
-        let watched = link.fd().map(|fd| self.reactor.watch(fd, index as u64));
-        if let Some(Err(error)) = watched {
+        if let Err(error) = self.watch_link(index, link) {
             complaints::warn(format_args!("cannot watch a connection: {error}"));
+            self.unwatch_link(index, link);
             self.free_lanes.push(index);
             return None;
         }
         Some(index)
+    }
+
+    fn watch_link(&mut self, index: usize, link: &Link) -> io::Result<()> {
+        let token = index as u64;
+        if let Some(fd) = link.fd() {
+            self.reactor.watch(fd, token)?;
+        }
+        if let Link::Shm(link) = link {
+            self.reactor.watch(link.doorbell().fd().as_fd(), LANE_BELL_TOKENS + token)?;
+            self.shm_lanes.push(index);
+            self.count_shm_lanes();
+        }
+        Ok(())
+    }
+
+    /// Stops watching a link, if it is watched.
+    pub(crate) fn unwatch_link(&mut self, index: usize, link: &Link) {
+        let token = index as u64;
+        if let Some(fd) = link.fd() {
+            let _ = self.reactor.unwatch(fd, token);
+        }
+        if let Link::Shm(link) = link {
+            let bell = link.doorbell().fd().as_fd();
+            let _ = self.reactor.unwatch(bell, LANE_BELL_TOKENS + token);
+            self.shm_lanes.retain(|lane| *lane != index);
+            self.count_shm_lanes();
+        }
+    }
+
+    fn count_shm_lanes(&self) {
+        self.statistics.shm_lanes.store(self.shm_lanes.len() as u64, Ordering::Relaxed);
     }
 
     pub(crate) fn greet(&mut self, index: usize, hello: &Hello) {
@@ -148,9 +179,7 @@ impl Core {
             && self.sessions.get(hello.session).is_none();
         if hello.session != 0 && (home != self.index || is_coming) {
             let Some(lane) = self.lanes[index].take() else { return };
-            if let Some(fd) = lane.link.fd() {
-                let _ = self.reactor.unwatch(fd, index as u64);
-            }
+            self.unwatch_link(index, &lane.link);
             self.free_lanes.push(index);
             self.statistics.lanes.fetch_sub(1, Ordering::Relaxed);
             self.shared.mailboxes[home].send(Mail::Join(lane.link, *hello, lane.peer));
@@ -210,9 +239,11 @@ impl Core {
                     {
                         lane.loans = Some(Loans::new(link.clone(), self.statistics.clone()));
                     }
-                    let socket = lane.move_to(link);
-                    self.shm_lanes.push(index);
-                    self.rewatch(index, &socket);
+                    let socket = lane.move_to(link.clone());
+                    self.unwatch_link(index, &socket);
+                    if let Err(error) = self.watch_link(index, &link) {
+                        self.close_lane(index, &error);
+                    }
                 }
                 Err(error) => self.close_lane(index, &error),
             }
@@ -257,40 +288,17 @@ impl Core {
         id
     }
 
-    /// Watches a lane's new link, over shared memory, instead of the old one.
-    fn rewatch(&mut self, index: usize, old: &Link) {
-        let token = index as u64;
-        let watched = match (old.fd(), shm_link(&self.lanes, index)) {
-            (Some(old), Some(new)) => self
-                .reactor
-                .unwatch(old, token)
-                .and_then(|()| self.reactor.watch(new.socket().as_fd(), token))
-                .and_then(|()| {
-                    self.reactor.watch(new.doorbell().fd().as_fd(), LANE_BELL_TOKENS + token)
-                }),
-            _ => Ok(()),
-        };
-        if let Err(error) = watched {
-            self.close_lane(index, &error);
-        }
-    }
-
     fn drop_lane(&mut self, index: usize) -> Option<Lane> {
         let lane = self.lanes.get_mut(index).and_then(Option::take)?;
         if let Some(fd) = lane.link.fd() {
             // Ends the connection at once, even while the event loop still holds the socket. Fails only if
             // the peer closed first.
             let _ = rustix::net::shutdown(fd, rustix::net::Shutdown::Both);
-            let _ = self.reactor.unwatch(fd, index as u64);
         }
-        if let Link::Shm(link) = &*lane.link {
-            let bell = link.doorbell().fd().as_fd();
-            let _ = self.reactor.unwatch(bell, LANE_BELL_TOKENS + index as u64);
-        }
+        self.unwatch_link(index, &lane.link);
         if let Some(reads) = lane.reads {
             self.engine.remove_owner(reads);
         }
-        self.shm_lanes.retain(|i| *i != index);
         self.free_lanes.push(index);
         self.statistics.lanes.fetch_sub(1, Ordering::Relaxed);
         Some(lane)

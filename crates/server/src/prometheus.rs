@@ -19,7 +19,7 @@ const COUNTERS: [(&str, &str); 29] = [
     ("disk_bytes_written_direct", "Bytes written to disks past the page cache."),
     ("disk_bytes_written_in_place", "Bytes received straight into the memory of disks."),
     ("disk_bytes_written_staged", "Bytes written to disks through the page cache or into memory."),
-    ("lanes_moved", "Connections handed over to the core where their bytes arrive."),
+    ("lanes_moved", "Connections handed over to the core on the processor of their client."),
     ("listings_handed_over", "Directories listed by other threads while others were idle."),
     ("loans_exhausted", "Replies copied because too much shared memory was on loan."),
     ("messages_received", "Messages received."),

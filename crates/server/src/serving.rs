@@ -332,6 +332,12 @@ impl Sink for Serving<'_> {
                 }
                 Ok(())
             }
+            Kind::Processor => {
+                if let Some(lane) = self.core.lanes[self.index].as_mut() {
+                    lane.told = Some(header.word_a);
+                }
+                Ok(())
+            }
             Kind::Goodbye => {
                 self.core.begin_all_of(session);
                 self.core.end_session(session);

@@ -135,6 +135,7 @@ fn messages() -> Vec<u8> {
         (Kind::Data, 0, 5000),
         (Kind::Reply, 9, 40_000),
         (Kind::Cancel, 0, 0),
+        (Kind::Processor, 0, 0),
     ] {
         for slot in 0..2 {
             let mut header = Header::new(kind, slot, 1);

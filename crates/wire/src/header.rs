@@ -48,6 +48,9 @@ pub enum Kind {
     Release = 9,
     /// Client to server: the session is over, and the server need keep nothing for it.
     Goodbye = 10,
+    /// Client to server over a Unix socket or shared memory: word a is the processor on which the client runs, so
+    /// that the server can serve it there. Ignored over other links, which may come from another machine.
+    Processor = 11,
 }
 
 /// Meanings of a [`Kind::Notice`], in its flags.
@@ -190,6 +193,7 @@ impl Header {
             8 => Kind::Cancel,
             9 => Kind::Release,
             10 => Kind::Goodbye,
+            11 => Kind::Processor,
             _ => return Err(ProtocolError { what: "unknown kind of message", at: 0 }),
         };
         // Faster than a reader, and both sides do this for every message.

@@ -8,6 +8,7 @@ use crate::lent::Buffer;
 use smallvec::SmallVec;
 use std::ops::Range;
 use std::sync::Arc;
+use towline_net::LinkKind;
 use towline_wire::{Header, Kind, Request};
 
 impl Slot {
@@ -88,10 +89,28 @@ impl State {
 
     /// Returns the messages of a request that has just taken its slot.
     pub(super) fn messages(&mut self, slot: &SlotRef) -> Messages {
-        let before = self.releases();
+        let mut before = self.releases();
+        if self.slots[usize::from(slot.slot)].stamps.is_some() {
+            before.extend(self.processor());
+        }
         let found = &mut self.slots[usize::from(slot.slot)];
         let (message, after) = (found.out(slot.slot), found.out_ahead(slot.slot));
         Messages { lane: self.lane, before, message, after }
+    }
+
+    /// Returns a message that tells the server the processor on which this thread runs, if the server is on this
+    /// machine, does not learn that from the link, and was last told another one.
+    fn processor(&mut self) -> Option<Out> {
+        if !matches!(self.link.kind(), LinkKind::Unix | LinkKind::Shm) {
+            return None;
+        }
+        let here = (self.lane, rustix::thread::sched_getcpu());
+        if self.told.replace(here) == Some(here) {
+            return None;
+        }
+        let mut header = Header::new(Kind::Processor, 0, 0);
+        header.word_a = here.1 as u32;
+        Some(Out::header(&header))
     }
 
     /// Returns messages that give back what was lent to slots that are now free. A slot in use

@@ -65,10 +65,12 @@ fn others_are_served_beside(what: &str, engine: EngineWish, bytes: &[u8]) {
 fn who_never_stops_talking_does_not_starve_others() {
     let cancel = Header::new(Kind::Cancel, 7, 1).to_bytes().repeat(8192);
     let release = Header::new(Kind::Release, 7, 1).to_bytes().repeat(8192);
+    let processor = Header::new(Kind::Processor, 0, 0).to_bytes().repeat(8192);
     let data = message(Header::new(Kind::Data, 7, 1), &[], &vec![7; 256 << 10]).repeat(4);
     for engine in [EngineWish::Automatic, EngineWish::Epoll] {
         others_are_served_beside("cancel", engine, &cancel);
         others_are_served_beside("release", engine, &release);
+        others_are_served_beside("processor", engine, &processor);
         others_are_served_beside("data", engine, &data);
     }
 }

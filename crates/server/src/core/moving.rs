@@ -1,9 +1,10 @@
-//! Connections move to the core that runs on the processor where their bytes arrive, or to one that has time.
+//! Connections move to the core that runs on the processor of their client, or to one that has time.
 //!
-//! From a client on the same machine, bytes arrive on the processor on which it runs; from elsewhere, on the one that
-//! handles the interrupts of the network card. If the connection's core runs there too, no other processor has to be
-//! woken for an answer, and sockets, buffers and the counters of pages stay in the caches of one processor. The kernel
-//! rarely moves threads of a busy machine, so cores are not bound to processors: the connections follow.
+//! Over TCP that is the processor where bytes arrive: of a client on the same machine, the one on which it runs; of
+//! others, the one that handles the interrupts of the network card. Over Unix sockets and shared memory the client says
+//! where it runs. If the connection's core runs there too, no other processor has to be woken for an answer, and
+//! sockets, buffers and the counters of pages stay in the caches of one processor. The kernel rarely moves threads of a
+//! busy machine, so cores are not bound to processors: the connections follow.
 //!
 //! The kernel also leaves more clients on one processor than on another, as few of them run at a time. So what counts is
 //! how long all connections of a core need for one turn each: none moves to where that takes longer, and if it takes
@@ -15,6 +16,7 @@
 use super::{Core, NBD_TOKENS, Shared};
 use crate::grants::Served;
 use crate::lane::Lane;
+use crate::lanes::SHM_LANES_MAX;
 use crate::mailbox::Mail;
 use crate::stats::CoreStatistics;
 use parking_lot::RwLock;
@@ -22,10 +24,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
-use towline_net::Link;
+use towline_net::{Link, LinkKind};
 
-/// How much sooner, in percent, connections must have their turns elsewhere to leave the processor where their bytes
-/// arrive.
+/// How much sooner, in percent, connections must have their turns elsewhere to leave the processor of their client.
 const AWAY_PERCENT: u64 = 20;
 
 /// Where sessions live that are not on the core that their number says.
@@ -81,12 +82,16 @@ impl Shared {
         self.mailboxes[to].send(mail);
     }
 
-    /// Returns the core other than `from` to which a connection should move whose bytes arrive on `processor`. `is_home`:
-    /// the core `from` runs there.
-    fn core_for(&self, processor: u32, is_home: bool, from: usize) -> Option<usize> {
+    /// Returns the core other than `from` to which a connection should move whose client runs on `processor`. `is_home`:
+    /// the core `from` runs there. `is_shm`: the connection is a lane over shared memory.
+    fn core_for(&self, processor: u32, is_home: bool, is_shm: bool, from: usize) -> Option<usize> {
         let here = Load::of(&self.cores[from]);
+        let has_room = |core: &CoreStatistics| {
+            !is_shm || core.shm_lanes.load(Ordering::Relaxed) < 2 * SHM_LANES_MAX as u64
+        };
         let others = self.cores.iter().enumerate();
-        let others = others.filter(|(core, other)| *core != from && other.turns.waiting() == 0);
+        let others = others
+            .filter(|(core, other)| *core != from && other.turns.waiting() == 0 && has_room(other));
         let is_near = |core: &CoreStatistics| core.processor.load(Ordering::Relaxed) == processor;
         others
             .filter(|(_, other)| is_home || is_near(other))
@@ -124,7 +129,7 @@ impl Load {
     }
 
     /// Returns true if a connection should leave a core with the load `here` for one with this load. `is_home`: its
-    /// bytes arrive on the processor of the former, otherwise of the latter.
+    /// client runs on the processor of the former, otherwise of the latter.
     fn is_better(self, here: Self, is_home: bool) -> bool {
         let here = here.with_turns_like(self);
         if is_home {
@@ -148,8 +153,13 @@ impl Core {
         self.order.round.left(is_home);
         self.shared.hand_over(mail, to, self.index);
         // Not under the lock, as this also starts transfers of disks. The new core may watch it already.
-        if let Some(fd) = link.fd() {
-            let _ = self.reactor.unwatch(fd, token);
+        match token.checked_sub(NBD_TOKENS) {
+            Some(_) => {
+                if let Some(fd) = link.fd() {
+                    let _ = self.reactor.unwatch(fd, token);
+                }
+            }
+            None => self.unwatch_link(token as usize, &link),
         }
         true
     }
@@ -161,21 +171,28 @@ impl Core {
         }
         let here = rustix::thread::sched_getcpu() as u32;
         self.statistics.processor.store(here, Ordering::Relaxed);
-        let (link, place) = match token.checked_sub(NBD_TOKENS) {
-            Some(index) => self.nbd.link_and_place(index as usize)?,
+        let (link, place, told) = match token.checked_sub(NBD_TOKENS) {
+            Some(index) => {
+                let (link, place) = self.nbd.link_and_place(index as usize)?;
+                (link, place, None)
+            }
             None => {
                 let lane = self.lanes.get_mut(token as usize)?.as_mut()?;
-                (&lane.link, &mut lane.place)
+                (&lane.link, &mut lane.place, lane.told)
             }
         };
-        let arrives = link.arrives_on()?;
-        let before = place.arrived_on.replace(arrives);
-        let is_home = arrives == here;
+        let client_on = match link.kind() {
+            LinkKind::Tcp => link.arrives_on(),
+            _ => told,
+        }?;
+        let before = place.client_on.replace(client_on);
+        let is_home = client_on == here;
         // Once may be chance, when a thread has just moved.
-        if before != Some(arrives) || is_home && !self.order.round.may_leave_home() {
+        if before != Some(client_on) || is_home && !self.order.round.may_leave_home() {
             return None;
         }
-        let core = self.shared.core_for(arrives, is_home, self.index)?;
+        let is_shm = link.kind() == LinkKind::Shm;
+        let core = self.shared.core_for(client_on, is_home, is_shm, self.index)?;
         Some((link.clone(), is_home, core))
     }
 

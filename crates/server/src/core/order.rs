@@ -46,8 +46,8 @@ pub(crate) struct Place {
     turn: u64,
     /// The last round in which it had a turn.
     round: u64,
-    /// Processor on which its bytes arrived when that was last looked at.
-    pub(super) arrived_on: Option<u32>,
+    /// Processor on which its client ran when that was last looked at.
+    pub(super) client_on: Option<u32>,
 }
 
 impl Place {
