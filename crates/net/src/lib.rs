@@ -36,7 +36,7 @@ pub use queue::{Flushed, SENDFILE_BYTES_MIN, SendQueue, Telling};
 pub use shm::{SHM_BYTES, ShmLink, ShmSide};
 pub use socket::{
     MOMENT, PeerCredentials, Wait, network_namespace, pause, peer_closed, peer_credentials,
-    receive_descriptors, send_descriptors,
+    peer_groups, receive_descriptors, send_descriptors,
 };
 pub use spin::{Spin, look_often};
 pub use target::Target;

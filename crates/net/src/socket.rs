@@ -86,6 +86,36 @@ pub fn peer_credentials(socket: BorrowedFd<'_>) -> io::Result<PeerCredentials> {
     Ok(PeerCredentials { process: Pid::from_raw(found.pid), uid: found.uid, gid: found.gid })
 }
 
+/// Returns the supplementary groups that the peer of a Unix socket had when it connected (`SO_PEERGROUPS`).
+///
+/// # Errors
+/// What `getsockopt(2)` says.
+pub fn peer_groups(socket: BorrowedFd<'_>) -> io::Result<Vec<u32>> {
+    let mut groups: Vec<libc::gid_t> = vec![0; 32];
+    loop {
+        let mut length = size_of_val(&groups[..]) as libc::socklen_t;
+        let (level, name) = (libc::SOL_SOCKET, libc::SO_PEERGROUPS);
+        // SAFETY: the kernel writes at most `length` bytes to the list, for which any bytes are valid.
+        let result = unsafe {
+            let to = groups.as_mut_ptr().cast();
+            libc::getsockopt(socket.as_raw_fd(), level, name, to, &raw mut length)
+        };
+        let (error, count) =
+            (io::Error::last_os_error(), length as usize / size_of::<libc::gid_t>());
+        match result {
+            0 => {
+                groups.truncate(count);
+                return Ok(groups);
+            }
+            // There are more: so many.
+            _ if error.raw_os_error() == Some(libc::ERANGE) && count > groups.len() => {
+                groups.resize(count, 0);
+            }
+            _ => return Err(error),
+        }
+    }
+}
+
 /// Returns a number that stands for the network namespace of a socket of any kind, until the machine is restarted;
 /// `None` before Linux 5.14.
 #[must_use]

@@ -1,76 +1,173 @@
 //! Decides on whose behalf a request runs.
 
+use crate::groups::Groups;
 use crate::offload::own_caller;
 use foldhash::fast::RandomState;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 use towline_net::address::ends_on_this_host;
-use towline_net::{Link, LinkKind, peer_credentials};
+use towline_net::{Link, LinkKind, peer_credentials, peer_groups};
 use towline_store::Caller;
 
-/// User and group of squashed requests.
-const NOBODY: u32 = 65534;
-/// Maximum number of callers that are remembered. Looking up their groups takes long, but a client that may
-/// name any user must not use up memory.
+/// User and group of squashed requests, and of users of whom nothing is known.
+pub(crate) const NOBODY: u32 = 65534;
+/// Maximum number of users that are remembered: a client that may name any user must not use up memory.
 const KNOWN_MAX: usize = 4096;
+/// How long groups are used before they are looked up again.
+const KNOWN_FOR: Duration = Duration::from_secs(600);
+/// How long nobody tries again when groups could not be looked up.
+const FAILED_FOR: Duration = Duration::from_secs(10);
+
+/// A user, and the primary group that was named with it; `None`: that of the user database.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Named {
+    pub(crate) uid: u32,
+    pub(crate) gid: Option<u32>,
+}
+
+/// Who is at the other end of a connection within this machine, and can be only itself.
+#[derive(Clone, Debug)]
+pub(crate) enum Peer {
+    /// A process, with the groups that it had when it connected.
+    Process(Arc<Caller>),
+    /// Over TCP the kernel knows only the user.
+    User(u32),
+}
+
+struct Known {
+    caller: Arc<Caller>,
+    /// When its groups are to be looked up again.
+    until: Instant,
+}
 
 /// Finds the user as whom a request runs.
 pub(crate) struct Callers {
     identity: bool,
     squash_root: bool,
     own: Arc<Caller>,
-    known: HashMap<(u32, u32), Arc<Caller>, RandomState>,
+    nobody: Arc<Caller>,
+    known: HashMap<Named, Known, RandomState>,
+    /// Whose groups are being looked up.
+    asked: HashSet<Named, RandomState>,
 }
 
 impl Callers {
     pub(crate) fn new(identity: bool, squash_root: bool) -> Self {
-        Self { identity, squash_root, own: Arc::new(own_caller()), known: HashMap::default() }
+        let (own, nobody) = (Arc::new(own_caller()), Arc::new(nobody()));
+        let (known, asked) = (HashMap::default(), HashSet::default());
+        Self { identity, squash_root, own, nobody, known, asked }
+    }
+
+    /// Returns whose groups have to be known for a request that names `uid` and `gid`, on a lane with peer `peer`.
+    pub(crate) fn named(&self, uid: u32, gid: u32, peer: Option<&Peer>) -> Option<Named> {
+        if !self.identity {
+            return None;
+        }
+        let named = match peer {
+            Some(Peer::Process(_)) => return None,
+            Some(Peer::User(uid)) => Named { uid: *uid, gid: None },
+            None => Named { uid, gid: Some(gid) },
+        };
+        // As NFS does: whoever may name any group would else have the rights of root's.
+        Some(match named {
+            Named { uid: 0, .. } if self.squash_root => Named { uid: NOBODY, gid: Some(NOBODY) },
+            Named { uid, gid: Some(0) } if self.squash_root => Named { uid, gid: Some(NOBODY) },
+            named => named,
+        })
+    }
+
+    /// Returns true if the groups of a user were looked up.
+    pub(crate) fn is_known(&self, named: Named) -> bool {
+        self.known.contains_key(&named)
+    }
+
+    /// Returns true if somebody has to look up the groups of a user, which the caller promises to do.
+    pub(crate) fn is_due(&mut self, named: Named, now: Instant) -> bool {
+        self.known.get(&named).is_none_or(|known| now >= known.until) && self.asked.insert(named)
+    }
+
+    /// Remembers the groups of a user, or that they could not be looked up: then it keeps those that it had.
+    pub(crate) fn learn(&mut self, named: Named, found: io::Result<Groups>, now: Instant) {
+        self.asked.remove(&named);
+        let until = now + if found.is_ok() { KNOWN_FOR } else { FAILED_FOR };
+        let before = self.known.remove(&named).map(|known| known.caller);
+        let caller = match (found, before) {
+            (Err(_), Some(before)) => before,
+            (found, before) => {
+                let found = found.unwrap_or_else(|_| Groups::none(named));
+                let gid =
+                    if self.squash_root && found.primary == 0 { NOBODY } else { found.primary };
+                let new = Caller { uid: named.uid, gid, groups: found.others, enforce: true };
+                before.filter(|before| **before == new).unwrap_or_else(|| Arc::new(new))
+            }
+        };
+        if self.known.len() >= KNOWN_MAX {
+            self.known.clear();
+        }
+        self.known.insert(named, Known { caller, until });
+    }
+
+    /// Lets the groups of all users be looked up again, when each asks for something.
+    pub(crate) fn doubt(&mut self) {
+        let now = Instant::now();
+        self.known.values_mut().for_each(|known| known.until = now);
     }
 
     /// Returns the caller for a request that names `uid` and `gid`, on a lane with peer `peer`; always the
-    /// same object for the same user, as long as it is remembered.
-    pub(crate) fn find(&mut self, uid: u32, gid: u32, peer: Option<(u32, u32)>) -> &Arc<Caller> {
-        if !self.identity {
-            return &self.own;
+    /// same object for the same user, as long as it is remembered. Its groups have to be known.
+    pub(crate) fn find<'a>(
+        &'a self,
+        uid: u32,
+        gid: u32,
+        peer: Option<&'a Peer>,
+    ) -> &'a Arc<Caller> {
+        match (self.named(uid, gid, peer), peer) {
+            (Some(named), _) => self.known.get(&named).map_or(&self.nobody, |known| &known.caller),
+            (None, Some(Peer::Process(process))) if self.identity => process,
+            (None, _) => &self.own,
         }
-        // A local peer that is not root can only be itself.
-        let (mut uid, mut gid) = match peer {
-            Some((peer_uid, peer_gid)) if peer_uid != 0 => (peer_uid, peer_gid),
-            _ => (uid, gid),
-        };
-        if self.squash_root {
-            // As NFS does: whoever may name any group would else have the rights of root's.
-            (uid, gid) = match (uid, gid) {
-                (0, _) => (NOBODY, NOBODY),
-                (_, 0) => (uid, NOBODY),
-                named => named,
-            };
-        }
-        if self.known.len() >= KNOWN_MAX && !self.known.contains_key(&(uid, gid)) {
-            self.known.clear();
-        }
-        let new = || Arc::new(Caller { uid, gid, groups: groups_of(uid, gid), enforce: true });
-        self.known.entry((uid, gid)).or_insert_with(new)
     }
 }
 
-/// Returns user and group at the other end of a local connection, as the kernel knows them: for a Unix socket
-/// its credentials, for TCP on this machine the owner of the client's socket. `None`: the peer is on another
-/// machine.
-pub(crate) fn peer_of(link: &Link) -> Option<(u32, u32)> {
+fn nobody() -> Caller {
+    Caller { uid: NOBODY, gid: NOBODY, groups: Arc::new([]), enforce: true }
+}
+
+/// Returns the user at the other end of a local connection that is not over TCP.
+pub(crate) fn user_of(link: &Link) -> Option<u32> {
+    link.fd().map(|fd| peer_credentials(fd).map_or(NOBODY, |peer| peer.uid))
+}
+
+/// Returns who is at the other end of a local connection, as the kernel knows it: for a Unix socket its credentials, for
+/// TCP on this machine the owner of the client's socket. `None`: root, or a peer on another machine, who may name
+/// anybody.
+pub(crate) fn peer_of(link: &Link, squash_root: bool) -> Option<Peer> {
     let fd = link.fd()?;
-    if link.kind() != LinkKind::Tcp {
-        let found = peer_credentials(fd);
-        return Some(found.map_or((NOBODY, NOBODY), |peer| (peer.uid, peer.gid)));
+    if link.kind() == LinkKind::Tcp {
+        let (near, far) = ends_on_this_host(link)?;
+        // A peer whose owner cannot be found is trusted with nothing. An IPv4 connection is in the other table if
+        // the client uses one socket for both address families.
+        let owner = ["/proc/net/tcp", "/proc/net/tcp6"].iter().find_map(|table| {
+            owner_of(&std::fs::read_to_string(table).unwrap_or_default(), far, near)
+        });
+        return match owner {
+            Some(0) => None,
+            Some(uid) => Some(Peer::User(uid)),
+            None => Some(Peer::Process(Arc::new(nobody()))),
+        };
     }
-    let (near, far) = ends_on_this_host(link)?;
-    // A peer whose owner cannot be found is trusted with nothing. An IPv4 connection is in the other table if
-    // the client uses one socket for both address families.
-    let owner = ["/proc/net/tcp", "/proc/net/tcp6"]
-        .iter()
-        .find_map(|table| owner_of(&std::fs::read_to_string(table).unwrap_or_default(), far, near));
-    Some(owner.map_or((NOBODY, NOBODY), |uid| (uid, group_of(uid))))
+    let Ok(peer) = peer_credentials(fd) else { return Some(Peer::Process(Arc::new(nobody()))) };
+    if peer.uid == 0 {
+        return None;
+    }
+    let is_taken = |gid: &u32| !(squash_root && *gid == 0);
+    let gid = Some(peer.gid).filter(is_taken).unwrap_or(NOBODY);
+    // Without its groups a process can do less.
+    let groups = peer_groups(fd).unwrap_or_default().into_iter().filter(is_taken).collect();
+    Some(Peer::Process(Arc::new(Caller { uid: peer.uid, gid, groups, enforce: true })))
 }
 
 /// Returns the owner of the socket with these ends from a table of `proc_net_tcp(5)`. Both addresses count,
@@ -98,34 +195,6 @@ fn address(text: &str) -> Option<SocketAddr> {
     Some(SocketAddr::new(ip.to_canonical(), u16::from_str_radix(port, 16).ok()?))
 }
 
-/// Returns a user's primary group from this machine's user database.
-fn group_of(uid: u32) -> u32 {
-    let users = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
-    let group = users.lines().find_map(|line| {
-        let fields: Vec<&str> = line.split(':').collect();
-        (fields.get(2)?.parse() == Ok(uid)).then(|| fields.get(3)?.parse().ok()).flatten()
-    });
-    group.unwrap_or(NOBODY)
-}
-
-/// Returns a user's supplementary groups from this machine's group database.
-fn groups_of(uid: u32, gid: u32) -> Arc<[u32]> {
-    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
-    let users = read("/etc/passwd");
-    let named = users.lines().find_map(|line| {
-        let mut fields = line.split(':');
-        let name = fields.next()?;
-        (fields.nth(1)?.parse() == Ok(uid)).then(|| name.to_owned())
-    });
-    let Some(name) = named else { return Arc::new([]) };
-    let member = |line: &str| -> Option<u32> {
-        let fields: Vec<&str> = line.split(':').collect();
-        let group = fields.get(2)?.parse().ok()?;
-        (group != gid && fields.get(3)?.split(',').any(|m| m == name)).then_some(group)
-    };
-    read("/etc/group").lines().filter_map(member).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -133,28 +202,69 @@ mod tests {
     use std::os::fd::OwnedFd;
     use std::time::Duration;
 
+    fn groups(primary: u32, others: &[u32]) -> io::Result<Groups> {
+        Ok(Groups { primary, others: others.into() })
+    }
+
     #[test]
     fn users_that_are_named_once_are_forgotten() {
-        let mut callers = Callers::new(true, true);
+        let (mut callers, now) = (Callers::new(true, true), Instant::now());
         for uid in 1..10_000 {
+            let named = callers.named(uid, 7, None).unwrap();
+            assert!(callers.is_due(named, now) && !callers.is_due(named, now));
+            callers.learn(named, groups(7, &[]), now);
             assert_eq!(callers.find(uid, 7, None).uid, uid);
-            assert!(callers.known.len() <= 4096);
+            assert!(callers.known.len() <= 4096 && callers.asked.is_empty());
         }
     }
 
     #[test]
+    fn groups_are_looked_up_again_and_kept_if_that_fails() {
+        let (mut callers, now) = (Callers::new(true, true), Instant::now());
+        let named = callers.named(1000, 7, None).unwrap();
+        let mut learn = |found, at: Instant| {
+            assert!(callers.is_due(named, at));
+            callers.learn(named, found, at);
+            assert!(!callers.is_due(named, at));
+            callers.find(1000, 7, None).clone()
+        };
+        let failed = || Err(io::Error::from(io::ErrorKind::TimedOut));
+        assert!(learn(failed(), now).groups.is_empty());
+        let first = learn(groups(7, &[8, 9]), now + FAILED_FOR);
+        assert_eq!((first.gid, &first.groups[..]), (7, &[8, 9][..]));
+        let again = now + FAILED_FOR + KNOWN_FOR;
+        assert!(Arc::ptr_eq(&first, &learn(groups(7, &[8, 9]), again)), "the same object");
+        assert!(Arc::ptr_eq(&first, &learn(failed(), again + KNOWN_FOR)));
+        let changed = learn(groups(7, &[9]), again + KNOWN_FOR + FAILED_FOR);
+        assert_eq!(changed.groups[..], [9]);
+        callers.doubt();
+        assert!(callers.is_due(named, Instant::now()));
+        assert_eq!(callers.find(1000, 7, None).groups[..], [9], "while they are looked up");
+    }
+
+    #[test]
     fn neither_root_nor_its_group_is_taken_from_clients() {
-        let found = |squash_root, uid, gid, peer| {
+        let found = |squash_root, uid, gid, peer: Option<Peer>| {
             let mut callers = Callers::new(true, squash_root);
+            let peer = peer.as_ref();
+            if let Some(named) = callers.named(uid, gid, peer) {
+                assert_eq!(callers.find(uid, gid, peer).uid, NOBODY, "nothing is known of it");
+                let primary = named.gid.unwrap_or(0);
+                callers.learn(named, groups(primary, &[]), Instant::now());
+            }
             let caller = callers.find(uid, gid, peer);
             (caller.uid, caller.gid)
         };
         assert_eq!(found(true, 0, 7, None), (NOBODY, NOBODY));
         assert_eq!(found(true, 1000, 0, None), (1000, NOBODY));
-        assert_eq!(found(true, 1000, 0, Some((0, 0))), (1000, NOBODY));
         assert_eq!(found(true, 1000, 7, None), (1000, 7));
-        assert_eq!(found(true, 1000, 7, Some((1001, 0))), (1001, NOBODY), "the peer counts");
+        let user = || Some(Peer::User(1001));
+        assert_eq!(found(true, 1000, 7, user()), (1001, NOBODY), "the peer counts");
+        let process = Caller { uid: 1001, gid: 7, ..nobody() };
+        let process = Some(Peer::Process(Arc::new(process)));
+        assert_eq!(found(true, 0, 0, process), (1001, 7), "the peer counts");
         assert_eq!(found(false, 1000, 0, None), (1000, 0));
+        assert_eq!(found(false, 1000, 7, user()), (1001, 0));
         assert_eq!(found(false, 0, 0, None), (0, 0));
     }
 
@@ -189,17 +299,24 @@ mod tests {
             let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
             let accepted = OwnedFd::from(listener.accept().unwrap().0);
             let link = Link::Socket(accepted, LinkKind::Tcp);
-            let own = rustix::process::geteuid().as_raw();
-            assert_eq!(peer_of(&link).map(|(uid, _)| uid), Some(own));
+            let own = Some(rustix::process::geteuid().as_raw()).filter(|uid| *uid != 0);
+            match peer_of(&link, true) {
+                Some(Peer::User(uid)) => assert_eq!(Some(uid), own),
+                other => assert!(other.is_none() && own.is_none(), "{other:?}"),
+            }
             drop(client);
             // The kernel takes a moment to close the socket.
+            let is_nobody = || match peer_of(&link, true) {
+                Some(Peer::Process(process)) => *process == nobody(),
+                _ => false,
+            };
             for _ in 0..1000 {
-                if peer_of(&link) == Some((NOBODY, NOBODY)) {
+                if is_nobody() {
                     break;
                 }
                 std::thread::sleep(Duration::from_millis(1));
             }
-            assert_eq!(peer_of(&link), Some((NOBODY, NOBODY)));
+            assert!(is_nobody());
         }
     }
 }

@@ -1,5 +1,6 @@
 //! A core's record of one connection of a session.
 
+use crate::caller::Peer;
 use crate::core::Place;
 use crate::loans::Loans;
 use crate::stats::CoreStatistics;
@@ -46,8 +47,8 @@ pub(crate) struct Lane {
     /// When the client last took a byte of its answers or sent the first read to a disk; only for lanes that
     /// read disks.
     pub(crate) moved: Instant,
-    /// User and group of a local peer.
-    pub(crate) peer: Option<(u32, u32)>,
+    /// The peer, if it can be only itself.
+    pub(crate) peer: Option<Peer>,
     /// The processor on which the client last said that it runs.
     pub(crate) told: Option<u32>,
     /// When the lane connected, got the first of its unused grants, or last sent granted data.
@@ -64,7 +65,7 @@ impl Lane {
     pub(crate) fn new(
         link: Arc<Link>,
         statistics: Arc<CoreStatistics>,
-        peer: Option<(u32, u32)>,
+        peer: Option<Peer>,
     ) -> Self {
         let now = Instant::now();
         let receiving = Receiving { link: link.clone(), input: Input::default(), statistics };

@@ -1,6 +1,6 @@
 //! Lanes and sessions of a core: how they begin and end.
 
-use crate::caller::peer_of;
+use crate::caller::{Peer, peer_of, user_of};
 use crate::complaints;
 use crate::core::{Core, LANE_BELL_TOKENS, Protocol, REFUSING, REFUSING_TOLD};
 use crate::grants::Served;
@@ -100,14 +100,14 @@ impl Core {
     pub(crate) fn add_lane(
         &mut self,
         link: Arc<Link>,
-        greeted: Option<(Hello, Option<(u32, u32)>)>,
+        greeted: Option<(Hello, Option<Peer>)>,
         scratch: &mut [u8],
     ) {
         let Some(index) = self.watch_lane(&link) else { return };
         self.statistics.lanes.fetch_add(1, Ordering::Relaxed);
         let peer = match &greeted {
-            Some((_, peer)) => *peer,
-            None if self.shared.identity => peer_of(&link),
+            Some((_, peer)) => peer.clone(),
+            None if self.shared.identity => peer_of(&link, self.shared.squash_root),
             None => None,
         };
         self.lanes[index] = Some(Lane::new(link, self.statistics.clone(), peer));
@@ -234,7 +234,7 @@ impl Core {
             match rings.send(&welcome) {
                 Ok(link) => {
                     let link = Arc::new(link);
-                    if let Some((uid, _)) = peer_of(&lane.link)
+                    if let Some(uid) = user_of(&lane.link)
                         && may_borrow(uid, self.shared.identity, self.shared.squash_root)
                     {
                         lane.loans = Some(Loans::new(link.clone(), self.statistics.clone()));

@@ -19,6 +19,7 @@ mod failed_disks;
 mod failure;
 mod families;
 mod grants;
+mod groups;
 mod guarded;
 mod handshake;
 mod helpers;

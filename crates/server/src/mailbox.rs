@@ -1,8 +1,10 @@
 //! How other threads reach a core: a list of messages, and a doorbell that its event loop watches.
 
+use crate::caller::{Named, Peer};
 use crate::core::Moving;
 use crate::elsewhere::Return;
 use crate::ending::ProcessLocks;
+use crate::groups::Groups;
 use crate::nbd::NbdLane;
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, eventfd};
@@ -26,8 +28,8 @@ pub(crate) enum Mail {
     Transferred { token: u64, result: io::Result<usize>, buffer: PoolBuffer },
     /// A question to a disk is answered.
     Answered { token: u64, result: io::Result<Vec<Vec<Status>>> },
-    /// This lane's hello names a session of this core; user and group of a local peer.
-    Join(Arc<Link>, Hello, Option<(u32, u32)>),
+    /// This lane's hello names a session of this core; the peer, if it can be only itself.
+    Join(Arc<Link>, Hello, Option<Peer>),
     /// Another core hands over this lane and its session.
     Moved(Box<Moving>),
     /// Another core hands over this connection of an NBD client.
@@ -46,8 +48,10 @@ pub(crate) enum Mail {
     Orphan { session: u64, locks: Arc<ProcessLocks> },
     /// The locks are released of the process whose end this request reports.
     LocksReleased { session: u64, slot: u16, sequence: u32 },
-    /// The limits of clients have changed.
-    LimitsChanged,
+    /// The groups of a user were looked up.
+    Groups(Named, io::Result<Groups>),
+    /// Exports, and with them the limits of clients, may have changed.
+    Reconfigured,
     /// Work for this core panicked, and no single request can be failed for it: its outcome is unknown.
     Broken,
     /// Notify clients, finish running requests, then end.

@@ -12,14 +12,21 @@ pub(crate) struct Pools {
     files: PoolsOf<dyn FileStore>,
     listings: PoolsOf<dyn FileStore>,
     pub(crate) disks: PoolsOf<Disk>,
+    /// For the user database.
+    pub(crate) users: Offload,
 }
+
+/// Maximum number of threads that look up groups at once. A directory service that is down keeps all of them waiting,
+/// and more would, too.
+const USERS_THREADS_MAX: usize = 4;
 
 impl Pools {
     /// Creates the pools of a server with so many cores. What keeps a thread busy all the time gets no more threads than
     /// there are other cores.
     pub(crate) fn new(cores: usize) -> Self {
         let listings = PoolsOf::new(cores.saturating_sub(1).clamp(1, THREADS_MAX));
-        Self { files: PoolsOf::new(THREADS_MAX), listings, disks: PoolsOf::new(THREADS_MAX) }
+        let (files, disks) = (PoolsOf::new(THREADS_MAX), PoolsOf::new(THREADS_MAX));
+        Self { files, listings, disks, users: Offload::new(USERS_THREADS_MAX) }
     }
 
     /// Returns the pool of this store or of that whose part it is: clients cannot multiply the threads by using

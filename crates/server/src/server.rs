@@ -393,9 +393,9 @@ fn replace(shared: &Shared, exports: &[Export], disks: &[DiskExport]) -> io::Res
     let disks = shared.disks.prepare(disks)?;
     shared.exports.replace(exports);
     shared.disks.replace(disks);
-    // Requests may wait for limits that no longer exist.
+    // Requests may wait for limits that no longer exist, and users have other groups.
     for mailbox in &shared.mailboxes {
-        mailbox.send(Mail::LimitsChanged);
+        mailbox.send(Mail::Reconfigured);
     }
     if let Some(state) = &shared.state {
         shared.exports.note(state);

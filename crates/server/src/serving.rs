@@ -264,13 +264,16 @@ impl Core {
         if header.offset > TRANSFER_BYTES_MAX as u64 {
             return wrong("write longer than the limit");
         }
+        if self.waits_for_groups(arrived) {
+            return Ok(());
+        }
         let meter = self.file_meter(arrived);
         let written = header.offset + payload.len() as u64;
         if meter.as_ref().is_some_and(|meter| self.waits_for(meter, written, arrived)) {
             return Ok(());
         }
         let Some(served) = self.sessions.get_mut(session) else { return Ok(()) };
-        let peer = self.lanes.get(lane).and_then(|lane| lane.as_ref()?.peer);
+        let peer = self.lanes.get(lane).and_then(|lane| lane.as_ref()?.peer.as_ref());
         let caller = self.callers.find(header.word_a, header.word_b, peer);
         let spare = self.spare.take();
         let mut running = spare.unwrap_or_else(|| Box::new(Running::new(caller, at)));

@@ -1,11 +1,12 @@
 //! Requests that are held back before they begin. Those of clients of low priority wait until nobody else
 //! asks or their turn comes; those of clients that exceed the limit of a disk or export wait until their time
-//! comes.
+//! comes; those of users whose groups are not known, until they are.
 //!
 //! When its lane ends, a request held back is forgotten, and the client sends it again; but requests of the
 //! processes of a `towline run` are executed. A session holds back at most as many requests as it has slots,
 //! so memory is bounded.
 
+use crate::caller::Named;
 use crate::complaints;
 use crate::core::Core;
 use crate::priority::Turn;
@@ -90,6 +91,8 @@ pub(crate) struct Waiting {
     due: VecDeque<Throttled>,
     /// Requests of low priority.
     low: VecDeque<Kept>,
+    /// Requests of users whose groups are being looked up.
+    unknown: VecDeque<(Named, Kept)>,
     turn: Turn,
     /// Others have sent a request in this turn of the core.
     others: bool,
@@ -120,15 +123,29 @@ impl Waiting {
         let is_of_session = |throttled: &Throttled| throttled.kept.session == session;
         let throttled = take_some(&mut self.throttled, is_of_session);
         let due = take_some(&mut self.due, is_of_session);
+        let unknown = take_some(&mut self.unknown, |(_, kept)| kept.session == session);
         // Those of low priority have not come to their limits yet.
         let low = take_some(&mut self.low, |kept| kept.session == session);
-        throttled.into_iter().chain(due).map(|throttled| throttled.kept).chain(low).collect()
+        let limited = throttled.into_iter().chain(due).map(|throttled| throttled.kept);
+        limited.chain(unknown.into_iter().map(|(_, kept)| kept)).chain(low).collect()
     }
 
     /// Returns true if a request of the session is held back.
     pub(crate) fn holds(&self, session: u64) -> bool {
         let limited = self.throttled.iter().chain(&self.due).map(|throttled| &throttled.kept);
-        limited.chain(&self.low).any(|kept| kept.session == session)
+        let unknown = self.unknown.iter().map(|(_, kept)| kept);
+        limited.chain(unknown).chain(&self.low).any(|kept| kept.session == session)
+    }
+
+    /// Keeps a request until the groups of its user are known.
+    pub(crate) fn keep_for(&mut self, user: Named, arrived: &Arrived<'_>) {
+        self.unknown.push_back((user, arrived.keep()));
+    }
+
+    /// Removes the requests that wait for the groups of this user.
+    pub(crate) fn take_kept_for(&mut self, user: Named) -> impl Iterator<Item = Kept> + use<> {
+        let taken = take_some(&mut self.unknown, |(other, _)| *other == user);
+        taken.into_iter().map(|(_, kept)| kept)
     }
 
     /// Forgets the waiting requests of a session and returns their slots.
@@ -141,6 +158,9 @@ impl Waiting {
         let given_up = |kept: &Kept| kept.is_given_up(session, header);
         if let Some(place) = self.low.iter().position(given_up) {
             return self.low.remove(place);
+        }
+        if let Some(place) = self.unknown.iter().position(|(_, kept)| given_up(kept)) {
+            return self.unknown.remove(place).map(|(_, kept)| kept);
         }
         let place = self.throttled.iter().position(|other| given_up(&other.kept))?;
         self.throttled.remove(place).map(|throttled| throttled.kept)

@@ -68,7 +68,9 @@ impl Core {
                     self.drive(session, slot, running, Instant::now());
                 }
             }
-            Mail::LimitsChanged => {
+            Mail::Groups(named, found) => self.learn_groups(named, found),
+            Mail::Reconfigured => {
+                self.callers.doubt();
                 self.waiting.limits_changed();
                 self.nbd.limits_changed();
             }

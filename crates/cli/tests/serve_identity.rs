@@ -1,0 +1,169 @@
+//! `towline serve --identity`: clients act with the groups of their processes, or of the user database, which may answer
+//! late.
+
+#![allow(clippy::unwrap_used)] // a test that cannot go on should say where
+
+mod support;
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use support::{TOWLINE, have};
+use tempfile::TempDir;
+
+const USER: &str = "54321";
+const GROUP: u32 = 777;
+
+/// A server with a directory in which each file is for the members of one group only.
+struct Served {
+    place: TempDir,
+    server: Child,
+    port: String,
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        let _ = self.server.kill();
+        let _ = self.server.wait();
+    }
+}
+
+impl Served {
+    /// Starts a server by a command that begins with `prefix`.
+    fn start(place: TempDir, prefix: &[&str], options: &[&str]) -> Self {
+        let path = |name: &str| place.path().join(name);
+        fs::set_permissions(place.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        fs::create_dir(path("data")).unwrap();
+        for (name, group) in [("group", GROUP), ("root", 0)] {
+            let file = path("data").join(name);
+            fs::write(&file, name).unwrap();
+            chown(&file, Some(0), Some(group)).unwrap();
+            fs::set_permissions(&file, fs::Permissions::from_mode(0o640)).unwrap();
+        }
+        let export = format!("d={}", path("data").display());
+        let socket = format!("unix://{}", path("socket").display());
+        let words =
+            [prefix, &[TOWLINE, "serve", "--identity", "--cores", "1", "--dir", &export][..]];
+        let words = [words.concat(), vec!["--listen", &socket, "--listen", "tcp://127.0.0.1:0"]];
+        let words = [words.concat(), options.to_vec()].concat();
+        let mut command = Command::new(words[0]);
+        command.args(&words[1..]).env("LD_LIBRARY_PATH", place.path()).env("SLOW", path("slow"));
+        let mut server = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut said = BufReader::new(server.stderr.take().unwrap()).lines().map_while(Result::ok);
+        let address = said.find(|line| line.contains("listening on tcp://")).unwrap();
+        let port =
+            address.rsplit(':').next().and_then(|rest| rest.split(' ').next()).unwrap().to_owned();
+        fs::set_permissions(path("socket"), fs::Permissions::from_mode(0o777)).unwrap();
+        // Whatever it says later has room in the pipe.
+        std::mem::forget(said);
+        Self { place, server, port }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.place.path().join(name)
+    }
+
+    fn url(&self, scheme: &str, file: &str) -> String {
+        match scheme {
+            "tcp" => format!("towline+tcp://127.0.0.1:{}/d/{file}", self.port),
+            _ => format!("towline+{scheme}:///d/{file}?socket={}", self.path("socket").display()),
+        }
+    }
+
+    /// A command that reads a file as the user, whose process has these groups.
+    fn reads(&self, scheme: &str, file: &str, groups: &str) -> Command {
+        let mut command = Command::new("setpriv");
+        let groups = if groups.is_empty() {
+            "--clear-groups".to_owned()
+        } else {
+            format!("--groups={groups}")
+        };
+        command.args(["--reuid", USER, "--regid", USER, &groups, TOWLINE, "cat"]);
+        command.arg(self.url(scheme, file)).stdin(Stdio::null());
+        command
+    }
+
+    fn read(&self, scheme: &str, file: &str, groups: &str) -> bool {
+        let Output { status, stdout, stderr } = self.reads(scheme, file, groups).output().unwrap();
+        let said = String::from_utf8_lossy(&stderr);
+        match status.success() {
+            true => assert_eq!(stdout, file.as_bytes()),
+            false => assert!(said.contains("permission denied"), "{said}"),
+        }
+        status.success()
+    }
+}
+
+fn is_possible(programs: &[&str]) -> bool {
+    if !rustix::process::geteuid().is_root() {
+        println!("SKIPPED: only root can act as others");
+        return false;
+    }
+    programs.iter().all(|program| have(program))
+}
+
+#[test]
+fn a_process_acts_with_the_groups_that_it_has() {
+    if !is_possible(&["setpriv"]) {
+        return;
+    }
+    let served = Served::start(TempDir::new().unwrap(), &[], &[]);
+    // More than the first question to the kernel has room for.
+    let many = (1000..1100).map(|group| group.to_string()).collect::<Vec<_>>().join(",");
+    for scheme in ["unix", "shm"] {
+        assert!(served.read(scheme, "group", "777"));
+        assert!(served.read(scheme, "group", &format!("{many},777")));
+        assert!(!served.read(scheme, "group", ""));
+        assert!(!served.read(scheme, "group", &many));
+        assert!(!served.read(scheme, "root", "0,777"), "root's group is squashed");
+    }
+    // The kernel does not tell the groups of a TCP connection, and the user database has none.
+    assert!(!served.read("tcp", "group", "777"));
+    let served = Served::start(TempDir::new().unwrap(), &[], &["--no-root-squash"]);
+    assert!(served.read("unix", "root", "0"));
+}
+
+#[test]
+fn who_waits_for_a_directory_service_keeps_nobody_else_waiting() {
+    if !is_possible(&["setpriv", "unshare", "cc", "mount"]) {
+        return;
+    }
+    let place = TempDir::new().unwrap();
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/directory_service.c");
+    let mut compiler = Command::new("cc");
+    compiler.args(["-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-o"]);
+    let library = place.path().join("libnss_towline.so.2");
+    assert!(compiler.arg(&library).arg(source).status().unwrap().success());
+    let services = place.path().join("nsswitch.conf");
+    fs::write(&services, "passwd: files towline\ngroup: files towline\n").unwrap();
+    let script = format!("mount --bind {} /etc/nsswitch.conf && exec \"$@\"", services.display());
+    if !Path::new("/etc/nsswitch.conf").exists() {
+        return println!("SKIPPED: there is no /etc/nsswitch.conf to replace");
+    }
+    let prefix = ["unshare", "--mount", "sh", "-c", &script, "sh"];
+    let tried = Command::new("unshare").args(["--mount", "true"]).status().unwrap();
+    if !tried.success() {
+        return println!("SKIPPED: no mount namespaces here");
+    }
+    let slow = place.path().join("slow");
+    fs::write(&slow, "").unwrap();
+    let served = Served::start(place, &prefix, &[]);
+    let mut waits = served.reads("tcp", "group", "").stdout(Stdio::piped()).spawn().unwrap();
+    // Others are served, those of other users and of the same user whose groups the kernel tells.
+    for _ in 0..3 {
+        assert!(served.read("unix", "group", "777"));
+        assert!(waits.try_wait().unwrap().is_none(), "it has not waited");
+    }
+    let mut given_up = served.reads("tcp", "group", "").spawn().unwrap();
+    given_up.kill().unwrap();
+    given_up.wait().unwrap();
+    fs::remove_file(&slow).unwrap();
+    let Output { status, stdout, .. } = waits.wait_with_output().unwrap();
+    assert!(status.success() && stdout == b"group");
+    // They are remembered.
+    fs::write(&slow, "").unwrap();
+    assert!(served.read("tcp", "group", ""));
+    assert!(!served.read("tcp", "root", ""));
+}
