@@ -3,7 +3,7 @@
 use crate::groups::Groups;
 use crate::offload::own_caller;
 use foldhash::fast::RandomState;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -16,6 +16,8 @@ use towline_store::Caller;
 pub(crate) const NOBODY: u32 = 65534;
 /// Maximum number of users that are remembered: a client that may name any user must not use up memory.
 const KNOWN_MAX: usize = 4096;
+/// Maximum number of primary groups that are remembered for one.
+const CALLERS_MAX: usize = 16;
 /// How long groups are used before they are looked up again.
 const KNOWN_FOR: Duration = Duration::from_secs(600);
 /// How long nobody tries again when groups could not be looked up.
@@ -37,10 +39,32 @@ pub(crate) enum Peer {
     User(u32),
 }
 
+/// The groups of a user.
 struct Known {
-    caller: Arc<Caller>,
-    /// When its groups are to be looked up again.
+    groups: Groups,
+    /// When they are to be looked up again.
     until: Instant,
+    /// Callers with these groups, each with another primary one.
+    callers: Vec<Arc<Caller>>,
+}
+
+impl Known {
+    fn caller(&mut self, named: Named, squash_root: bool) -> &Arc<Caller> {
+        let is_squashed = |gid: u32| squash_root && gid == 0;
+        let gid = named.gid.unwrap_or(self.groups.primary);
+        let gid = if is_squashed(gid) { NOBODY } else { gid };
+        let at = self.callers.iter().position(|caller| caller.gid == gid);
+        let at = at.unwrap_or_else(|| {
+            if self.callers.len() >= CALLERS_MAX {
+                self.callers.clear();
+            }
+            let others = self.groups.all.iter().copied();
+            let groups = others.filter(|other| *other != gid && !is_squashed(*other)).collect();
+            self.callers.push(Arc::new(Caller { uid: named.uid, gid, groups, enforce: true }));
+            self.callers.len() - 1
+        });
+        &self.callers[at]
+    }
 }
 
 /// Finds the user as whom a request runs.
@@ -48,17 +72,18 @@ pub(crate) struct Callers {
     identity: bool,
     squash_root: bool,
     own: Arc<Caller>,
-    nobody: Arc<Caller>,
-    known: HashMap<Named, Known, RandomState>,
-    /// Whose groups are being looked up.
-    asked: HashSet<Named, RandomState>,
+    /// For a request that is begun though nothing is known of its user's groups.
+    stand_in: Arc<Caller>,
+    known: HashMap<u32, Known, RandomState>,
+    /// Whose groups are being looked up, and whether they may have changed since that began.
+    asked: HashMap<u32, bool, RandomState>,
 }
 
 impl Callers {
     pub(crate) fn new(identity: bool, squash_root: bool) -> Self {
-        let (own, nobody) = (Arc::new(own_caller()), Arc::new(nobody()));
-        let (known, asked) = (HashMap::default(), HashSet::default());
-        Self { identity, squash_root, own, nobody, known, asked }
+        let (own, stand_in) = (Arc::new(own_caller()), Arc::new(nobody()));
+        let (known, asked) = (HashMap::default(), HashMap::default());
+        Self { identity, squash_root, own, stand_in, known, asked }
     }
 
     /// Returns whose groups have to be known for a request that names `uid` and `gid`, on a lane with peer `peer`.
@@ -79,53 +104,79 @@ impl Callers {
         })
     }
 
-    /// Returns true if the groups of a user were looked up.
-    pub(crate) fn is_known(&self, named: Named) -> bool {
-        self.known.contains_key(&named)
+    /// Returns true if something is known of a user's groups.
+    pub(crate) fn is_known(&self, uid: u32) -> bool {
+        self.known.contains_key(&uid)
     }
 
-    /// Returns true if somebody has to look up the groups of a user, which the caller promises to do.
-    pub(crate) fn is_due(&mut self, named: Named, now: Instant) -> bool {
-        self.known.get(&named).is_none_or(|known| now >= known.until) && self.asked.insert(named)
+    /// Returns true if a user's groups are being looked up.
+    pub(crate) fn is_asked(&self, uid: u32) -> bool {
+        self.asked.contains_key(&uid)
     }
 
-    /// Remembers the groups of a user, or that they could not be looked up: then it keeps those that it had.
-    pub(crate) fn learn(&mut self, named: Named, found: io::Result<Groups>, now: Instant) {
-        self.asked.remove(&named);
-        let until = now + if found.is_ok() { KNOWN_FOR } else { FAILED_FOR };
-        let before = self.known.remove(&named).map(|known| known.caller);
-        let caller = match (found, before) {
-            (Err(_), Some(before)) => before,
-            (found, before) => {
-                let found = found.unwrap_or_else(|_| Groups::none(named));
-                let gid =
-                    if self.squash_root && found.primary == 0 { NOBODY } else { found.primary };
-                let new = Caller { uid: named.uid, gid, groups: found.others, enforce: true };
-                before.filter(|before| **before == new).unwrap_or_else(|| Arc::new(new))
-            }
-        };
-        if self.known.len() >= KNOWN_MAX {
-            self.known.clear();
+    /// Returns true if somebody has to look up a user's groups, which the caller promises to do.
+    pub(crate) fn is_due(&mut self, uid: u32, now: Instant) -> bool {
+        let is_due = self.known.get(&uid).is_none_or(|known| now >= known.until)
+            && !self.is_asked(uid)
+            && self.asked.len() < KNOWN_MAX;
+        if is_due {
+            self.asked.insert(uid, false);
         }
-        self.known.insert(named, Known { caller, until });
+        is_due
+    }
+
+    /// Remembers a user's groups. If they could not be looked up, it keeps those that it had.
+    pub(crate) fn learn(&mut self, uid: u32, found: io::Result<Groups>, now: Instant) {
+        let is_doubted = self.asked.remove(&uid) == Some(true);
+        let lasts = match &found {
+            Ok(_) if is_doubted => Duration::ZERO,
+            Ok(_) => KNOWN_FOR,
+            Err(_) => FAILED_FOR,
+        };
+        let until = now + lasts;
+        if let Some(known) = self.known.get_mut(&uid)
+            && found.as_ref().map_or(true, |groups| known.groups == *groups)
+        {
+            known.until = until;
+            return;
+        }
+        self.known.remove(&uid);
+        let oldest = self.known.iter().min_by_key(|(_, known)| known.until).map(|(uid, _)| *uid);
+        if self.known.len() >= KNOWN_MAX
+            && let Some(oldest) = oldest
+        {
+            self.known.remove(&oldest);
+        }
+        let groups = found.unwrap_or_else(|_| Groups::none());
+        self.known.insert(uid, Known { groups, until, callers: Vec::new() });
     }
 
     /// Lets the groups of all users be looked up again, when each asks for something.
     pub(crate) fn doubt(&mut self) {
         let now = Instant::now();
         self.known.values_mut().for_each(|known| known.until = now);
+        self.asked.values_mut().for_each(|is_doubted| *is_doubted = true);
+    }
+
+    /// Lets the next request of a user be begun without its groups, which are not known.
+    pub(crate) fn stand_in(&mut self, named: Named) {
+        let gid = named.gid.unwrap_or(NOBODY);
+        self.stand_in = Arc::new(Caller { uid: named.uid, gid, ..nobody() });
     }
 
     /// Returns the caller for a request that names `uid` and `gid`, on a lane with peer `peer`; always the
-    /// same object for the same user, as long as it is remembered. Its groups have to be known.
+    /// same object for the same user, as long as it is remembered. [`Core::waits_for_groups`] comes before.
     pub(crate) fn find<'a>(
-        &'a self,
+        &'a mut self,
         uid: u32,
         gid: u32,
         peer: Option<&'a Peer>,
     ) -> &'a Arc<Caller> {
         match (self.named(uid, gid, peer), peer) {
-            (Some(named), _) => self.known.get(&named).map_or(&self.nobody, |known| &known.caller),
+            (Some(named), _) => match self.known.get_mut(&named.uid) {
+                Some(known) => known.caller(named, self.squash_root),
+                None => &self.stand_in,
+            },
             (None, Some(Peer::Process(process))) if self.identity => process,
             (None, _) => &self.own,
         }
@@ -202,44 +253,64 @@ mod tests {
     use std::os::fd::OwnedFd;
     use std::time::Duration;
 
-    fn groups(primary: u32, others: &[u32]) -> io::Result<Groups> {
-        Ok(Groups { primary, others: others.into() })
+    fn groups(primary: u32, all: &[u32]) -> io::Result<Groups> {
+        Ok(Groups { primary, all: all.into() })
     }
 
     #[test]
     fn users_that_are_named_once_are_forgotten() {
         let (mut callers, now) = (Callers::new(true, true), Instant::now());
         for uid in 1..10_000 {
-            let named = callers.named(uid, 7, None).unwrap();
-            assert!(callers.is_due(named, now) && !callers.is_due(named, now));
-            callers.learn(named, groups(7, &[]), now);
-            assert_eq!(callers.find(uid, 7, None).uid, uid);
-            assert!(callers.known.len() <= 4096 && callers.asked.is_empty());
+            assert!(callers.is_due(uid, now) && !callers.is_due(uid, now));
+            callers.learn(uid, groups(7, &[]), now + Duration::from_secs(uid.into()));
+            for gid in 1..40 {
+                assert_eq!(callers.find(uid, gid, None).uid, uid);
+                assert!(callers.known[&uid].callers.len() <= CALLERS_MAX);
+            }
+            assert!(callers.known.len() <= KNOWN_MAX && callers.asked.is_empty());
         }
+        assert!(callers.is_known(9_000) && !callers.is_known(1), "the last ones stay");
+        let asked = (10_000..20_000).filter(|uid| callers.is_due(*uid, now)).count();
+        assert_eq!(asked, KNOWN_MAX, "no more are looked up at once");
     }
 
     #[test]
     fn groups_are_looked_up_again_and_kept_if_that_fails() {
         let (mut callers, now) = (Callers::new(true, true), Instant::now());
-        let named = callers.named(1000, 7, None).unwrap();
         let mut learn = |found, at: Instant| {
-            assert!(callers.is_due(named, at));
-            callers.learn(named, found, at);
-            assert!(!callers.is_due(named, at));
+            assert!(callers.is_due(1000, at));
+            callers.learn(1000, found, at);
+            assert!(!callers.is_due(1000, at));
             callers.find(1000, 7, None).clone()
         };
         let failed = || Err(io::Error::from(io::ErrorKind::TimedOut));
         assert!(learn(failed(), now).groups.is_empty());
-        let first = learn(groups(7, &[8, 9]), now + FAILED_FOR);
+        let first = learn(groups(7, &[7, 8, 9]), now + FAILED_FOR);
         assert_eq!((first.gid, &first.groups[..]), (7, &[8, 9][..]));
         let again = now + FAILED_FOR + KNOWN_FOR;
-        assert!(Arc::ptr_eq(&first, &learn(groups(7, &[8, 9]), again)), "the same object");
+        let same = learn(groups(7, &[7, 8, 9]), again);
+        assert!(Arc::ptr_eq(&first, &same), "the same object");
         assert!(Arc::ptr_eq(&first, &learn(failed(), again + KNOWN_FOR)));
-        let changed = learn(groups(7, &[9]), again + KNOWN_FOR + FAILED_FOR);
+        let changed = learn(groups(7, &[7, 9]), again + KNOWN_FOR + FAILED_FOR);
         assert_eq!(changed.groups[..], [9]);
         callers.doubt();
-        assert!(callers.is_due(named, Instant::now()));
+        let now = Instant::now();
+        assert!(callers.is_due(1000, now));
         assert_eq!(callers.find(1000, 7, None).groups[..], [9], "while they are looked up");
+        callers.doubt();
+        callers.learn(1000, groups(7, &[8]), now);
+        assert!(callers.is_due(1000, now), "what was found may be old");
+    }
+
+    #[test]
+    fn who_may_not_wait_has_no_groups() {
+        let mut callers = Callers::new(true, true);
+        callers.stand_in(callers.named(1000, 7, None).unwrap());
+        let caller = callers.find(1000, 7, None);
+        assert_eq!((caller.uid, caller.gid, &caller.groups[..]), (1000, 7, &[][..]));
+        assert!(caller.enforce);
+        callers.stand_in(callers.named(0, 0, None).unwrap());
+        assert_eq!(**callers.find(0, 0, None), nobody());
     }
 
     #[test]
@@ -249,10 +320,10 @@ mod tests {
             let peer = peer.as_ref();
             if let Some(named) = callers.named(uid, gid, peer) {
                 assert_eq!(callers.find(uid, gid, peer).uid, NOBODY, "nothing is known of it");
-                let primary = named.gid.unwrap_or(0);
-                callers.learn(named, groups(primary, &[]), Instant::now());
+                callers.learn(named.uid, groups(0, &[0, 9]), Instant::now());
             }
             let caller = callers.find(uid, gid, peer);
+            assert_eq!(caller.groups.contains(&0), !squash_root && caller.gid != 0);
             (caller.uid, caller.gid)
         };
         assert_eq!(found(true, 0, 7, None), (NOBODY, NOBODY));

@@ -100,6 +100,7 @@ impl Core {
         let disks = std::mem::take(&mut served.disks);
         self.end_disks(disks);
         self.withdraw_locks(id);
+        self.waiting.forget(id);
         if !self.try_end(id) {
             self.ending.push(id);
         }

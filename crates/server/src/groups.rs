@@ -2,49 +2,40 @@
 //! that may take its time, or be down. So threads that may block look there, and requests of a user wait until its
 //! groups are known.
 
-use crate::caller::{NOBODY, Named};
+use crate::caller::NOBODY;
 use crate::complaints;
 use crate::core::Core;
 use crate::mailbox::Mail;
 use crate::offload::Job;
 use crate::waiting::Arrived;
-use nix::errno::Errno;
 use nix::unistd::{Gid, Uid, User, getgrouplist};
 use std::ffi::CString;
 use std::io;
 use std::sync::Arc;
 use std::time::Instant;
+use towline_wire::Header;
 
 /// The groups of a user.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Groups {
     pub(crate) primary: u32,
-    pub(crate) others: Arc<[u32]>,
+    /// Mostly with the primary one.
+    pub(crate) all: Arc<[u32]>,
 }
 
 impl Groups {
     /// Those of whom the database does not have.
-    pub(crate) fn none(named: Named) -> Self {
-        Self { primary: named.gid.unwrap_or(NOBODY), others: Arc::new([]) }
+    pub(crate) fn none() -> Self {
+        Self { primary: NOBODY, all: Arc::new([]) }
     }
 }
 
 /// Looks up the groups of a user; may take long.
-fn look_up(named: Named) -> io::Result<Groups> {
-    // What `getpwuid(3)` may say of a user that does not exist.
-    let is_missing =
-        |error| matches!(error, Errno::ENOENT | Errno::ESRCH | Errno::EBADF | Errno::EPERM);
-    let user = match User::from_uid(Uid::from_raw(named.uid)) {
-        Ok(user) => user,
-        Err(error) if is_missing(error) => None,
-        Err(error) => return Err(error.into()),
-    };
-    let Some(user) = user else { return Ok(Groups::none(named)) };
-    let primary = named.gid.unwrap_or(user.gid.as_raw());
+fn look_up(uid: u32) -> io::Result<Groups> {
+    let Some(user) = User::from_uid(Uid::from_raw(uid))? else { return Ok(Groups::none()) };
     let name = CString::new(user.name)?;
-    let all = getgrouplist(&name, Gid::from_raw(primary))?;
-    let others = all.into_iter().map(Gid::as_raw).filter(|group| *group != primary).collect();
-    Ok(Groups { primary, others })
+    let all = getgrouplist(&name, user.gid)?;
+    Ok(Groups { primary: user.gid.as_raw(), all: all.into_iter().map(Gid::as_raw).collect() })
 }
 
 impl Core {
@@ -53,41 +44,37 @@ impl Core {
         if !self.shared.identity {
             return false;
         }
+        let Header { word_a, word_b, .. } = *arrived.header;
         let peer = self.lanes.get(arrived.lane).and_then(|lane| lane.as_ref()?.peer.as_ref());
-        let Some(named) = self.callers.named(arrived.header.word_a, arrived.header.word_b, peer)
-        else {
-            return false;
-        };
-        let is_known = self.callers.is_known(named);
-        if arrived.may_wait && self.callers.is_due(named, arrived.at) {
-            let (work, reply_to) =
-                (move || Some(Mail::Groups(named, look_up(named))), self.mailbox.clone());
-            self.shared.pools.users.run(Job { work: Box::new(work), reply_to, low: false });
+        let Some(named) = self.callers.named(word_a, word_b, peer) else { return false };
+        let uid = named.uid;
+        if arrived.may_wait && self.callers.is_due(uid, arrived.at) {
+            let work = Box::new(move || Some(Mail::Groups(uid, look_up(uid))));
+            let reply_to = self.mailbox.clone();
+            self.shared.pools.users.run(Job { work, reply_to, low: false });
         }
-        if is_known {
+        if self.callers.is_known(uid) {
             return false;
         }
-        if !arrived.may_wait {
-            // Of a process that has ended, or given up: nothing may come before the rest of its end.
-            self.callers.learn(named, look_up(named), Instant::now());
-            return false;
+        if arrived.may_wait && self.callers.is_asked(uid) {
+            self.waiting.keep_for(uid, arrived);
+            return true;
         }
-        self.waiting.keep_for(named, arrived);
-        true
+        // It was given up, or its process has ended, or those of too many others are being looked up.
+        self.callers.stand_in(named);
+        false
     }
 
     /// Begins the requests of a user whose groups were looked up.
-    pub(crate) fn learn_groups(&mut self, named: Named, found: io::Result<Groups>) {
+    pub(crate) fn learn_groups(&mut self, uid: u32, found: io::Result<Groups>) {
         if let Err(error) = &found {
             complaints::warn(format_args!(
-                "cannot look up the groups of user {}: {error}; what only these may do is refused for now",
-                named.uid
+                "cannot look up the groups of user {uid}: {error}; the user acts with those that were known \
+                 before, or none, for now"
             ));
         }
-        self.callers.learn(named, found, Instant::now());
-        for kept in self.waiting.take_kept_for(named) {
-            self.begin_kept(kept, true);
-        }
+        self.callers.learn(uid, found, Instant::now());
+        self.begin_kept_for(uid);
     }
 }
 
@@ -109,23 +96,17 @@ mod tests {
                 println!("SKIPPED: user {uid} does not exist here");
                 continue;
             }
-            let found = look_up(Named { uid, gid: None }).unwrap();
+            let found = look_up(uid).unwrap();
             assert_eq!([found.primary][..], primary);
-            let (mut others, mut all) = (found.others.to_vec(), tells("-G", uid));
-            all.retain(|group| *group != found.primary);
-            others.sort_unstable();
+            let (mut groups, mut all) = (found.all.to_vec(), tells("-G", uid));
+            groups.sort_unstable();
             all.sort_unstable();
-            assert_eq!(others, all);
-            let named = look_up(Named { uid, gid: Some(12345) }).unwrap();
-            assert_eq!(named.primary, 12345, "the group that was named");
+            assert_eq!(groups, all);
         }
     }
 
     #[test]
     fn who_is_not_in_the_database_has_no_groups() {
-        let stranger = Named { uid: 3_000_000_000, gid: None };
-        assert_eq!(look_up(stranger).unwrap(), Groups { primary: NOBODY, others: Arc::new([]) });
-        let stranger = Named { gid: Some(7), ..stranger };
-        assert_eq!(look_up(stranger).unwrap().primary, 7);
+        assert_eq!(look_up(3_000_000_000).unwrap(), Groups::none());
     }
 }

@@ -1,6 +1,6 @@
 //! How other threads reach a core: a list of messages, and a doorbell that its event loop watches.
 
-use crate::caller::{Named, Peer};
+use crate::caller::Peer;
 use crate::core::Moving;
 use crate::elsewhere::Return;
 use crate::ending::ProcessLocks;
@@ -49,7 +49,7 @@ pub(crate) enum Mail {
     /// The locks are released of the process whose end this request reports.
     LocksReleased { session: u64, slot: u16, sequence: u32 },
     /// The groups of a user were looked up.
-    Groups(Named, io::Result<Groups>),
+    Groups(u32, io::Result<Groups>),
     /// Exports, and with them the limits of clients, may have changed.
     Reconfigured,
     /// Work for this core panicked, and no single request can be failed for it: its outcome is unknown.

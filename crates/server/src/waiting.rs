@@ -6,7 +6,6 @@
 //! processes of a `towline run` are executed. A session holds back at most as many requests as it has slots,
 //! so memory is bounded.
 
-use crate::caller::Named;
 use crate::complaints;
 use crate::core::Core;
 use crate::priority::Turn;
@@ -92,7 +91,7 @@ pub(crate) struct Waiting {
     /// Requests of low priority.
     low: VecDeque<Kept>,
     /// Requests of users whose groups are being looked up.
-    unknown: VecDeque<(Named, Kept)>,
+    unknown: VecDeque<(u32, Kept)>,
     turn: Turn,
     /// Others have sent a request in this turn of the core.
     others: bool,
@@ -138,14 +137,8 @@ impl Waiting {
     }
 
     /// Keeps a request until the groups of its user are known.
-    pub(crate) fn keep_for(&mut self, user: Named, arrived: &Arrived<'_>) {
+    pub(crate) fn keep_for(&mut self, user: u32, arrived: &Arrived<'_>) {
         self.unknown.push_back((user, arrived.keep()));
-    }
-
-    /// Removes the requests that wait for the groups of this user.
-    pub(crate) fn take_kept_for(&mut self, user: Named) -> impl Iterator<Item = Kept> + use<> {
-        let taken = take_some(&mut self.unknown, |(other, _)| *other == user);
-        taken.into_iter().map(|(_, kept)| kept)
     }
 
     /// Forgets the waiting requests of a session and returns their slots.
@@ -267,6 +260,16 @@ impl Core {
         let arrived =
             Arrived { session, lane, header, ahead, body, payload, at, may_wait, is_followed };
         self.begin_request(&arrived).map_err(|error| (lane, error))
+    }
+
+    /// Begins the requests that wait for the groups of this user.
+    pub(crate) fn begin_kept_for(&mut self, user: u32) {
+        for (_, kept) in take_some(&mut self.waiting.unknown, |(other, _)| *other == user) {
+            match self.sessions.get(kept.session).is_some_and(|served| served.is_low) {
+                true => self.waiting.low.push_back(kept),
+                false => self.begin_kept(kept, true),
+            }
+        }
     }
 
     /// Begins all requests of a session whose lane ends, if it belongs to a `towline run`: the process may

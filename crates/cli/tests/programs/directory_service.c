@@ -1,5 +1,5 @@
-/* A service of the C library's user database (nss(5)), as an LDAP directory would be: it has one user, who is in one
- * more group, and answers nothing while the file $SLOW exists. */
+/* A service of the C library's user database (nss(5)), as an LDAP directory would be: it has one user, who is in two
+ * more groups, and answers nothing while the file $SLOW exists. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <grp.h>
@@ -34,18 +34,21 @@ enum nss_status _nss_towline_getpwuid_r(uid_t uid, struct passwd *user, char *bu
 enum nss_status _nss_towline_initgroups_dyn(const char *name, gid_t skip, long *start, long *size, gid_t **groups,
                                             long limit, int *error)
 {
+    const gid_t more[] = {GROUP, 0};
     (void)skip, (void)limit;
     if (strcmp(name, NAME) != 0)
         return NSS_STATUS_NOTFOUND;
-    if (*start == *size) {
-        gid_t *more = realloc(*groups, 2 * *size * sizeof **groups);
-        if (!more) {
-            *error = ENOMEM;
-            return NSS_STATUS_TRYAGAIN;
+    for (size_t which = 0; which < sizeof more / sizeof *more; which++) {
+        if (*start == *size) {
+            gid_t *larger = realloc(*groups, 2 * *size * sizeof **groups);
+            if (!larger) {
+                *error = ENOMEM;
+                return NSS_STATUS_TRYAGAIN;
+            }
+            *groups = larger;
+            *size *= 2;
         }
-        *groups = more;
-        *size *= 2;
+        (*groups)[(*start)++] = more[which];
     }
-    (*groups)[(*start)++] = GROUP;
     return NSS_STATUS_SUCCESS;
 }

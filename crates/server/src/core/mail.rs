@@ -68,7 +68,7 @@ impl Core {
                     self.drive(session, slot, running, Instant::now());
                 }
             }
-            Mail::Groups(named, found) => self.learn_groups(named, found),
+            Mail::Groups(user, found) => self.learn_groups(user, found),
             Mail::Reconfigured => {
                 self.callers.doubt();
                 self.waiting.limits_changed();
