@@ -165,7 +165,7 @@ impl Callers {
     }
 
     /// Returns the caller for a request that names `uid` and `gid`, on a lane with peer `peer`; always the
-    /// same object for the same user, as long as it is remembered. [`Core::waits_for_groups`] comes before.
+    /// same object for the same user, as long as it is remembered. `Core::waits_for_groups` comes before.
     pub(crate) fn find<'a>(
         &'a mut self,
         uid: u32,
