@@ -99,9 +99,10 @@ impl State {
     }
 
     /// Returns a message that tells the server the processor on which this thread runs, if the server is on this
-    /// machine, does not learn that from the link, and was last told another one.
+    /// machine, does not learn that from the link, and was last told another one. Not over shared memory: programs of a
+    /// run that are stopped while they write at a shared offset lost records when such lanes moved.
     fn processor(&mut self) -> Option<Out> {
-        if !matches!(self.link.kind(), LinkKind::Unix | LinkKind::Shm) {
+        if self.link.kind() != LinkKind::Unix {
             return None;
         }
         let here = (self.lane, rustix::thread::sched_getcpu());
