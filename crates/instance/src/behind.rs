@@ -366,7 +366,7 @@ impl Queue {
     /// Frees the lock for a program that was just executed: a thread of the previous one may have had it. No other thread
     /// may be using the queue yet.
     pub fn leave_to_new_program(&self, me: Holder) {
-        let _ = self.area.lock.leave_to_new_program(me);
+        drop(self.area.lock.left(me));
     }
 
     /// Sets how many bytes may be in the queue; at least [`RECORD_BYTES_MAX`] are.
@@ -390,7 +390,7 @@ impl Queue {
             if !behind.is_ready() || has_ended(behind.0.keeper.load(Ordering::Relaxed)) {
                 return None;
             }
-            let (lock, _) = self.area.lock.lock_soon(me)?;
+            let lock = self.area.lock.lock_soon(me)?;
             let (added, done) = (behind.added(), behind.0.done.load(Ordering::Acquire));
             if self.overlaps(done, added, place, data.len()) {
                 return None;

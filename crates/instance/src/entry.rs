@@ -1,7 +1,8 @@
 //! An open file description, shared by all processes that have descriptors of it.
 
 use crate::lock::{Holder, Lock, Locked};
-use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use crate::position::Position;
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 /// Longest path that an entry remembers.
 const PATH_BYTES: usize = 4096;
@@ -44,17 +45,13 @@ pub struct Entry {
     pub shared: AtomicU32,
     /// Handle in the protocol.
     pub handle: AtomicU64,
-    /// File offset; use it only under the lock.
-    pub offset: AtomicI64,
-    /// The offset at which whoever has the lock is writing, and how many bytes.
-    begun: [AtomicI64; 2],
+    position: Position,
     /// `st_mode` at open.
     pub mode: AtomicU32,
     /// What became of writes to it: [`WAITED`], [`TOLD`], or [`FAILED`] with an error number; zero before the
     /// first.
     writes: AtomicU32,
     lock: Lock,
-    length: AtomicU32,
     /// `Attr::identity` of the file.
     pub inode: AtomicU64,
     /// Nonzero while requested changes are unanswered. If the requesting process is killed, the server must
@@ -62,6 +59,7 @@ pub struct Entry {
     pub unanswered: AtomicU32,
     /// Nonzero while its process may keep a descriptor of it that the program does not know of.
     pub anchored: AtomicU32,
+    length: AtomicU32,
     path: [AtomicU8; PATH_BYTES],
 }
 
@@ -118,7 +116,6 @@ impl Entry {
     /// Forgets what became of writes to the entry's previous file.
     pub fn forget_writes(&self) {
         self.writes.store(0, Ordering::Relaxed);
-        self.begun[1].store(0, Ordering::Relaxed);
     }
 
     /// Notes that a write was waited for.
@@ -210,62 +207,51 @@ impl Entry {
     /// Takes the lock of the offset for process `me`, also from a holder that has died or is stopped. What that was
     /// writing keeps its place.
     pub fn lock(&self, me: Holder) -> Locked<'_> {
-        let (locked, is_taken_over) = self.lock.lock(me);
-        if is_taken_over {
-            self.skip_begun();
-        }
+        let locked = self.lock.lock(me);
+        self.position.claim(&locked);
         locked
     }
 
     /// Frees the lock for a program that was just executed: a thread of the previous one may have had it.
     pub fn leave_to_new_program(&self, me: Holder) {
-        if self.lock.leave_to_new_program(me) {
-            self.skip_begun();
+        if let Some(left) = self.lock.left(me) {
+            self.position.claim(&left);
         }
     }
 
-    /// Moves the offset behind what the previous holder of the lock has begun to write.
-    fn skip_begun(&self) {
-        let [from, bytes] = &self.begun;
-        let bytes = bytes.swap(0, Ordering::SeqCst);
-        let from = from.load(Ordering::SeqCst);
-        let _ = self.move_offset(from, from.saturating_add(bytes));
-    }
-
-    fn move_offset(&self, from: i64, to: i64) -> bool {
-        self.offset.compare_exchange(from, to, Ordering::SeqCst, Ordering::Relaxed).is_ok()
-    }
-
-    /// Announces that so many bytes are about to be written at the offset `from`. Returns false if the lock was taken over
-    /// meanwhile, as this process was stopped: the offset may be another one by now.
+    /// Returns the file offset. It stays only under the lock.
     #[must_use]
-    pub fn begin(&self, locked: &Locked<'_>, from: i64, bytes: i64) -> bool {
-        if !locked.is_held() {
-            return false;
-        }
-        self.begun[0].store(from, Ordering::SeqCst);
-        self.begun[1].store(bytes, Ordering::SeqCst);
-        let is_held = locked.is_held();
-        if !is_held {
-            // If they are not there any more, who has taken the lock over leaves a hole for them.
-            let (from, to) = (Ordering::SeqCst, Ordering::Relaxed);
-            let _ = self.begun[1].compare_exchange(bytes, 0, from, to);
-        }
-        is_held
+    pub fn offset(&self) -> i64 {
+        self.position.offset()
+    }
+
+    /// Sets the offset for a new file, or behind what was appended. Whoever has the lock goes on from here.
+    pub fn put_offset(&self, offset: i64) {
+        self.position.set(offset);
+    }
+
+    /// Moves the offset by so many bytes, under the lock.
+    pub fn advance(&self, bytes: i64) {
+        self.position.advance(bytes);
+    }
+
+    /// Announces that so many bytes, less than 2^31, are about to be written at the offset `from`. Returns false if that is
+    /// not the offset any more, or the lock was taken over, as this process was stopped.
+    #[must_use]
+    pub fn begin(&self, locked: &Locked<'_>, from: i64, bytes: usize) -> bool {
+        self.position.begin(locked, from, bytes as u64)
     }
 
     /// Moves the offset behind what was [begun](Self::begin), unless another process has taken the lock over and done so.
-    pub fn end(&self, locked: &Locked<'_>, from: i64, to: i64) {
-        let _ = self.move_offset(from, to);
-        if locked.is_held() {
-            self.begun[1].store(0, Ordering::SeqCst);
-        }
+    pub fn end(&self, locked: &Locked<'_>, from: i64, bytes: usize, to: i64) {
+        self.position.end(locked, from, bytes as u64, to);
     }
 
-    /// Moves the offset. Returns false if the lock was taken over meanwhile, as this process was stopped.
+    /// Moves the offset. Returns false if `from` is not the offset any more, or the lock was taken over, as this process was
+    /// stopped.
     #[must_use]
     pub fn set_offset(&self, locked: &Locked<'_>, from: i64, to: i64) -> bool {
-        locked.is_held() && self.move_offset(from, to)
+        self.position.move_on(locked, from, to)
     }
 }
 

@@ -21,6 +21,7 @@ mod lock;
 pub mod memory;
 pub mod notes;
 pub mod pager;
+mod position;
 pub mod program;
 pub mod ready;
 mod state;

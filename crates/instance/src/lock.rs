@@ -3,14 +3,16 @@
 
 use rustix::fs::{Mode, OFlags};
 use std::io;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// Bits of a lock's word: the number of the process that holds it (at most 22 bits on Linux), whether that is in another
 /// PID namespace than the keeper's, and a number that tells the times at which a process took the lock from one another.
-const PROCESS: u32 = (1 << 22) - 1;
-const ELSEWHERE: u32 = 1 << 22;
-const TAG: u32 = 1 << 23;
+/// The highest bit is zero.
+const PROCESS: u64 = (1 << 22) - 1;
+const ELSEWHERE: u64 = 1 << 22;
+const TAG: u64 = 1 << 23;
+const TAGS: u64 = u64::MAX >> 1 & !(TAG - 1);
 
 /// How long a lock is held at most by a process of which we cannot tell whether it lives: longer than it waits for a server
 /// that is away (`RECONNECT_SECONDS`).
@@ -18,27 +20,27 @@ const UNSEEN: Duration = Duration::from_secs(90);
 
 /// A process of the run as a holder of locks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Holder(u32);
+pub struct Holder(u64);
 
 impl Holder {
     /// The process of this number; `is_elsewhere`: which means something else in the keeper's PID namespace.
     #[must_use]
     pub fn new(process: u32, is_elsewhere: bool) -> Self {
-        Self(process & PROCESS | if is_elsewhere { ELSEWHERE } else { 0 })
+        Self(u64::from(process) & PROCESS | if is_elsewhere { ELSEWHERE } else { 0 })
     }
 
     /// Returns the word of a lock that this process takes now.
-    fn word(self) -> u32 {
-        static TAKEN: AtomicU32 = AtomicU32::new(0);
-        self.0 | TAKEN.fetch_add(TAG, Ordering::Relaxed) & !(TAG - 1)
+    fn word(self) -> u64 {
+        static TAKEN: AtomicU64 = AtomicU64::new(0);
+        self.0 | TAKEN.fetch_add(TAG, Ordering::Relaxed) & TAGS
     }
 
     /// Returns the number of the process that has taken a lock, if this process knows it by that.
-    fn known(self, word: u32) -> Option<u32> {
-        ((self.0 | word) & ELSEWHERE == 0).then_some(word & PROCESS)
+    fn known(self, word: u64) -> Option<u32> {
+        ((self.0 | word) & ELSEWHERE == 0).then_some((word & PROCESS) as u32)
     }
 
-    fn has_ended(self, word: u32) -> bool {
+    fn has_ended(self, word: u64) -> bool {
         self.known(word).is_some_and(has_ended)
     }
 }
@@ -46,7 +48,7 @@ impl Holder {
 /// A lock in shared memory: zero, or who holds it.
 #[derive(Default)]
 #[repr(transparent)]
-pub(crate) struct Lock(AtomicU32);
+pub(crate) struct Lock(AtomicU64);
 
 impl Lock {
     /// Takes the lock unless a live process has it.
@@ -56,7 +58,7 @@ impl Lock {
         (me.has_ended(held) && self.take_over(held, word).is_ok()).then(|| Locked(self, word))
     }
 
-    fn take_over(&self, from: u32, to: u32) -> Result<u32, u32> {
+    fn take_over(&self, from: u64, to: u64) -> Result<u64, u64> {
         self.0.compare_exchange(from, to, Ordering::SeqCst, Ordering::Relaxed)
     }
 
@@ -65,8 +67,8 @@ impl Lock {
         self.0.load(Ordering::Acquire) != 0
     }
 
-    /// Takes the lock, also from a holder that has died or is stopped. Returns true if it was taken over.
-    pub(crate) fn lock(&self, me: Holder) -> (Locked<'_>, bool) {
+    /// Takes the lock, also from a holder that has died or is stopped.
+    pub(crate) fn lock(&self, me: Holder) -> Locked<'_> {
         let mut since = None;
         loop {
             if let Some(taken) = self.lock_soon(me) {
@@ -82,21 +84,19 @@ impl Lock {
                 None => since.elapsed() > UNSEEN,
             };
             if is_left && held != 0 && self.take_over(held, word).is_ok() {
-                return (Locked(self, word), true);
+                return Locked(self, word);
             }
         }
     }
 
     /// [`Self::lock`] that gives up after some ten milliseconds: the holder may have been stopped.
-    pub(crate) fn lock_soon(&self, me: Holder) -> Option<(Locked<'_>, bool)> {
+    pub(crate) fn lock_soon(&self, me: Holder) -> Option<Locked<'_>> {
         let word = me.word();
         for tries in 1..=512_u32 {
-            let Err(held) = self.take_over(0, word) else {
-                return Some((Locked(self, word), false));
-            };
+            let Err(held) = self.take_over(0, word) else { return Some(Locked(self, word)) };
             if tries.is_multiple_of(64) && me.has_ended(held) && self.take_over(held, word).is_ok()
             {
-                return Some((Locked(self, word), true));
+                return Some(Locked(self, word));
             }
             if tries > 32 {
                 let pause = libc::timespec { tv_sec: 0, tv_nsec: 20_000 };
@@ -108,18 +108,23 @@ impl Lock {
         None
     }
 
-    /// Frees the lock if `me` has it: before the process executed this program, one of its threads took it. Returns true
-    /// if it was so. Not in another PID namespace than the keeper's, of which there may be several.
-    pub(crate) fn leave_to_new_program(&self, me: Holder) -> bool {
-        let held = self.0.load(Ordering::Relaxed);
-        me.known(held) == Some(me.0) && self.take_over(held, 0).is_ok()
+    /// Returns the lock if `me` has it, for a program that was just executed: a thread of the previous one took it. Not in
+    /// another PID namespace than the keeper's, of which there may be several.
+    pub(crate) fn left(&self, me: Holder) -> Option<Locked<'_>> {
+        let held = self.0.load(Ordering::Acquire);
+        (me.known(held).map(u64::from) == Some(me.0)).then(|| Locked(self, held))
     }
 }
 
 /// Guard of a lock.
-pub struct Locked<'a>(&'a Lock, u32);
+pub struct Locked<'a>(&'a Lock, u64);
 
 impl Locked<'_> {
+    /// Returns the word that the lock has while it is held, which no other guard has.
+    pub(crate) fn word(&self) -> u64 {
+        self.1
+    }
+
     /// Returns true unless another process has taken the lock over, since this one was stopped.
     pub(crate) fn is_held(&self) -> bool {
         self.0.0.load(Ordering::SeqCst) == self.1

@@ -3,6 +3,7 @@
 
 use crate::behind::{Behind, Counts};
 use crate::layout::{BETWEEN_AT, CONFIG_AT, MAGIC, STATE_BYTES as BYTES};
+use crate::position::Position;
 use crate::ready::Stock;
 use crate::{COUNTED_MAX, Config, ENTRIES, Entry, Holder, MOUNTS_MAX, Root, STATE};
 use std::fs::File;
@@ -154,6 +155,10 @@ impl State {
     /// # Errors
     /// Those of the system calls; `InvalidInput` if the configuration is too long.
     pub fn prepare(directory: &[u8], config: &Config) -> io::Result<Prepared> {
+        if !Position::works_here() {
+            let lacks = "the processor lacks the 16-byte compare and exchange (cmpxchg16b)";
+            return Err(io::Error::new(io::ErrorKind::Unsupported, lacks));
+        }
         let encoded = config.to_bytes();
         if encoded.len() > CONFIG_BYTES {
             return Err(io::ErrorKind::InvalidInput.into());

@@ -244,7 +244,7 @@ pub(crate) fn make(new: &New<'_>, reserved: Reserved) -> i32 {
     entry.handle.store(new.handle, Ordering::Release);
     entry.inode.store(new.inode, Ordering::Relaxed);
     entry.mode.store(new.mode, Ordering::Relaxed);
-    entry.offset.store(0, Ordering::Relaxed);
+    entry.put_offset(0);
     entry.set_path(new.path);
     drop(filling);
     // Last, as only from here on may the keeper take a close of the placeholder for the end of the file.

@@ -115,7 +115,7 @@ pub(crate) fn lock_offset(open: Open) -> Result<Locked<'static>, i32> {
 /// Returns the shared offset of a file, which is known once everything is appended.
 pub(crate) fn offset(open: Open) -> i64 {
     behind::settle_position(open);
-    open.entry.offset.load(Ordering::Relaxed)
+    open.entry.offset()
 }
 
 /// `read`: at the shared offset, which advances.
@@ -155,7 +155,7 @@ pub(crate) fn read_at(open: Open, target: &mut [u8], offset: i64) -> Result<usiz
 pub(crate) fn write(open: Open, data: &[u8]) -> Result<usize, i32> {
     loop {
         let lock = lock_offset(open)?;
-        let from = open.entry.offset.load(Ordering::Relaxed);
+        let from = open.entry.offset();
         let offset = u64::try_from(from).map_err(|_| libc::EINVAL)?;
         let appends = flags(open) & libc::O_APPEND != 0;
         let data = prepare(open, data, offset, appends)?;
@@ -168,11 +168,16 @@ pub(crate) fn write(open: Open, data: &[u8]) -> Result<usize, i32> {
         // Whoever comes after a killed process goes on behind this, so it must be on its way soon.
         connected_client(open.entry.mount.load(Ordering::Relaxed) as usize)?;
         // The server says where appended data is.
-        if appends || open.entry.begin(&lock, from, data.len() as i64) {
-            let put = put(open, data, offset, appends);
-            let to = put.map_or(from, |(count, at)| at + count as i64);
-            open.entry.end(&lock, from, to);
-            return put.map(|(count, _)| count);
+        if appends {
+            let (count, at) = put(open, data, offset, true)?;
+            // Otherwise others have gone on at the offset.
+            let _ = open.entry.set_offset(&lock, from, at + count as i64);
+            return Ok(count);
+        }
+        if open.entry.begin(&lock, from, data.len()) {
+            let put = put(open, data, offset, false).map(|(count, _)| count);
+            open.entry.end(&lock, from, data.len(), from + put.unwrap_or(0) as i64);
+            return put;
         }
     }
 }

@@ -362,7 +362,7 @@ impl Stream {
     /// Moves the position of a file to which something was appended.
     fn move_position(&self, place: &Place, end: u64) {
         if let Some(entry) = self.state.entry(place.entry) {
-            entry.offset.store(end as i64, Ordering::Relaxed);
+            entry.put_offset(end as i64);
         }
     }
 

@@ -63,7 +63,7 @@ static void stopped_writers(void) {
 
 /* Each record is written once and whole, whoever is stopped while it writes. */
 static void records_of_stopped_writers(void) {
-    enum { WRITERS = 3, STOPS = 60, RECORD = 64 };
+    enum { WRITERS = 3, STOPS = 180, RECORD = 64 };
     struct shared { int is_over, written[WRITERS]; };
     volatile struct shared *shared =
         mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);

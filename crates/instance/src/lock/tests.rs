@@ -2,7 +2,6 @@ use super::{Holder, Locked, has_ended};
 use crate::{Config, Entry, State};
 use std::os::unix::ffi::OsStrExt;
 use std::process::{Child, Command};
-use std::sync::atomic::Ordering;
 
 fn sleeper() -> Child {
     Command::new("sleep").arg("100").spawn().unwrap()
@@ -23,13 +22,13 @@ fn with_entry(work: impl FnOnce(&State, &Entry)) {
     let directory = folder.path().as_os_str().as_bytes();
     let state = State::prepare(directory, &Config::default()).unwrap().map().unwrap();
     let entry = state.entry(state.take().unwrap()).unwrap();
-    entry.offset.store(10, Ordering::Relaxed);
+    entry.put_offset(10);
     work(&state, entry);
 }
 
-fn begin<'a>(entry: &'a Entry, holder: Holder, bytes: i64) -> Locked<'a> {
+fn begin<'a>(entry: &'a Entry, holder: Holder, bytes: usize) -> Locked<'a> {
     let locked = entry.lock(holder);
-    assert!(entry.begin(&locked, entry.offset.load(Ordering::Relaxed), bytes));
+    assert!(entry.begin(&locked, entry.offset(), bytes));
     locked
 }
 
@@ -46,24 +45,33 @@ fn a_stopped_holder_loses_the_lock_but_not_its_place() {
     with_entry(|_, entry| {
         let late = begin(entry, stopped, 5);
         let ours = begin(entry, this(), 100);
-        assert_eq!(entry.offset.load(Ordering::Relaxed), 15);
+        assert_eq!(entry.offset(), 15);
         // It goes on, and could write all, or not.
         assert!(!entry.begin(&late, 10, 5) && !entry.set_offset(&late, 15, 16));
-        entry.end(&late, 10, 15);
-        entry.end(&late, 10, 11);
+        entry.end(&late, 10, 5, 15);
+        entry.end(&late, 10, 5, 11);
         drop(late);
-        assert_eq!(entry.offset.load(Ordering::Relaxed), 15);
+        assert_eq!(entry.offset(), 15);
         assert!(ours.is_held() && entry.try_lock(stopped).is_none());
         // Its own place is still known.
         std::mem::forget(ours);
         entry.leave_to_new_program(this());
-        assert_eq!(entry.offset.load(Ordering::Relaxed), 115);
+        assert_eq!(entry.offset(), 115);
         assert!(!entry.is_locked());
+        // It was stopped at the end of a write, before others went back and write the same bytes.
+        let late = begin(entry, stopped, 5);
+        let ours = entry.lock(this());
+        assert!(entry.set_offset(&ours, 120, 115) && entry.begin(&ours, 115, 5));
+        entry.end(&late, 115, 5, 117);
+        std::mem::forget(ours);
+        entry.leave_to_new_program(this());
+        assert_eq!(entry.offset(), 120, "still announced");
         // It was stopped while it read.
+        entry.put_offset(115);
         let late = entry.lock(stopped);
         let ours = entry.lock(this());
         assert!(entry.set_offset(&ours, 115, 120) && !entry.set_offset(&late, 115, 116));
-        assert_eq!(entry.offset.load(Ordering::Relaxed), 120);
+        assert_eq!(entry.offset(), 120);
     });
     child.kill().unwrap();
     child.wait().unwrap();
@@ -78,18 +86,18 @@ fn what_a_killed_holder_wrote_is_not_overwritten() {
     with_entry(|_, entry| {
         std::mem::forget(begin(entry, killed, 5));
         drop(entry.lock(this()));
-        assert_eq!(entry.offset.load(Ordering::Relaxed), 15);
+        assert_eq!(entry.offset(), 15);
         // It has begun nothing.
         std::mem::forget(entry.lock(killed));
         drop(entry.lock(this()));
-        assert_eq!(entry.offset.load(Ordering::Relaxed), 15);
+        assert_eq!(entry.offset(), 15);
         // After it had moved the offset itself.
         let done = begin(entry, killed, 5);
-        entry.end(&done, 15, 20);
-        assert!(entry.begin(&done, 15, 5));
+        entry.end(&done, 15, 5, 20);
+        assert!(!entry.begin(&done, 15, 5), "it was moved in one step");
         std::mem::forget(done);
         drop(entry.lock(this()));
-        assert_eq!(entry.offset.load(Ordering::Relaxed), 20);
+        assert_eq!(entry.offset(), 20);
     });
 }
 
@@ -117,7 +125,7 @@ fn a_new_program_does_not_keep_the_locks_of_the_previous_one() {
         assert!(entry.is_locked());
         state.leave_to_new_program(this());
         assert!(!entry.is_locked());
-        assert_eq!(entry.offset.load(Ordering::Relaxed), 15);
+        assert_eq!(entry.offset(), 15);
         // In another namespace, there may be others with this number.
         let elsewhere = Holder::new(std::process::id(), true);
         let _held = entry.lock(elsewhere);

@@ -118,7 +118,7 @@ unsafe fn advance_file(open: Open, at: *mut off64_t, by: usize) {
         // SAFETY: the program passes an offset.
         unsafe { advance(at, by) };
     } else if let Ok(_lock) = remote::lock_offset(open) {
-        open.entry.offset.fetch_add(by as i64, Ordering::Relaxed);
+        open.entry.advance(by as i64);
     }
 }
 

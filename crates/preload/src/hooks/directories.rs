@@ -343,7 +343,7 @@ pub(crate) unsafe fn dirfd(at: *mut DIR) -> c_int {
 fn records(open: Open, to: &mut [u8]) -> Result<usize, i32> {
     loop {
         let lock = remote::lock_offset(open)?;
-        let cookie = open.entry.offset.load(Ordering::Relaxed);
+        let cookie = open.entry.offset();
         let (count, next) = records_from(open, cookie, to)?;
         // Otherwise this process was stopped, and others have gone on.
         if open.entry.set_offset(&lock, cookie, next) {
