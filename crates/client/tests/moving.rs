@@ -27,7 +27,8 @@ const MOVES: u64 = 16;
 const IDLE: usize = 30;
 /// What a peer does before it goes to the other processor.
 const ACTS: usize = 200;
-const LENGTH: usize = 32 * 1024;
+/// Long enough to be lent.
+const LENT: usize = 32 * 1024;
 const LOCK: Lock =
     Lock { family: lock::FLOCK, kind: lock::EXCLUSIVE, owner: 0, start: 0, length: 0 };
 
@@ -105,12 +106,12 @@ impl Teller {
         Self { client, file }
     }
 
-    /// Writes something, and reads it.
+    /// Writes something, and reads it: over shared memory, it is lent.
     fn write_and_read(&self, seed: u8) {
-        let written = vec![seed; LENGTH];
-        assert_eq!(self.file.write_at(&written, 0).unwrap(), LENGTH);
-        let mut read = vec![0; LENGTH];
-        assert_eq!(self.file.read_at(&mut read, 0).unwrap(), LENGTH);
+        let written = vec![seed; LENT];
+        assert_eq!(self.file.write_at(&written, 0).unwrap(), LENT);
+        let mut read = vec![0; LENT];
+        assert_eq!(self.file.read_at(&mut read, 0).unwrap(), LENT);
         assert!(read == written, "other bytes than were written");
     }
 }
@@ -189,25 +190,31 @@ fn who_moves_keeps_files_and_locks_and_is_found_again() {
 }
 
 #[test]
-fn who_says_where_it_runs_moves() {
+fn who_says_where_it_runs_moves_with_what_it_has_on_loan() {
     let Some(processors) = processors() else {
         return skipped("connections that move between cores: there is one processor");
     };
     for engine in [EngineWish::Automatic, EngineWish::Epoll] {
-        let setup = setup(engine);
-        let begin = |number: usize| Teller::new(&setup.transports[1], &name(number));
-        let act = |peer: &mut Teller, which| peer.write_and_read(which as u8);
-        let peers = peers_that_moved(&setup, &processors, begin, act);
-        let stranger = setup.client();
-        let root = stranger.attach(b"mem").unwrap();
-        for (number, peer) in peers.into_iter().enumerate() {
-            let file = root.open(&name(number), 2, 0).unwrap();
-            assert_eq!(file.lock(&LOCK, false), Err(Errno::EAGAIN.into()), "{number}");
-            peer.write_and_read(0);
-            let Teller { client, file: theirs } = peer;
-            drop(theirs);
-            drop(client);
-            eventually("its lock is free", || file.lock(&LOCK, false).is_ok());
+        for kind in [1, 2] {
+            let setup = setup(engine);
+            let transport = &setup.transports[kind];
+            let begin = |number: usize| Teller::new(transport, &name(number));
+            let act = |peer: &mut Teller, which| peer.write_and_read(which as u8);
+            let peers = peers_that_moved(&setup, &processors, begin, act);
+            let stranger = setup.client();
+            let is_shm = matches!(transport, Transport::Shm(_));
+            assert_eq!(counter(&stranger, "replies_lent") > 0, is_shm);
+            let root = stranger.attach(b"mem").unwrap();
+            for (number, peer) in peers.into_iter().enumerate() {
+                let file = root.open(&name(number), 2, 0).unwrap();
+                assert_eq!(file.lock(&LOCK, false), Err(Errno::EAGAIN.into()), "{number}");
+                peer.write_and_read(0);
+                let Teller { client, file: theirs } = peer;
+                drop(theirs);
+                drop(client);
+                eventually("its lock is free", || file.lock(&LOCK, false).is_ok());
+            }
+            eventually("all loans are over", || counter(&stranger, "bytes_on_loan") == 0);
         }
     }
 }

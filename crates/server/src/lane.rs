@@ -125,22 +125,20 @@ impl Lane {
         self.has_input() || !self.out.is_empty() && has_room(&self.link)
     }
 
-    /// Returns true if nothing of the lane is under way, so that it can move to another core. Lanes over shared
-    /// memory never move.
+    /// Returns true if nothing of the lane is under way, so that it can move to another core.
     pub(crate) fn is_at_rest(&self) -> bool {
         let has_read_all = self.receiving.as_ref().is_some_and(|r| !r.input.is_partial());
         let is_busy = self.granted > 0 || self.expected > 0 || self.paused || self.hung;
-        has_read_all
-            && !is_busy
-            && self.out.is_empty()
-            && self.hello.is_none()
-            && self.loans.is_none()
+        has_read_all && !is_busy && self.out.is_empty() && self.hello.is_none()
     }
 
     /// Notes that the lane has moved to the core with these statistics.
     pub(crate) fn arrive(&mut self, statistics: Arc<CoreStatistics>) {
         if let Some(receiving) = &mut self.receiving {
-            receiving.statistics = statistics;
+            receiving.statistics = statistics.clone();
+        }
+        if let Some(loans) = &mut self.loans {
+            loans.arrive(statistics);
         }
         self.place = Place::default();
     }

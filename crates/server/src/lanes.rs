@@ -24,10 +24,10 @@ use towline_wire::limits::{
 };
 use towline_wire::{Errno, Hello, Welcome};
 
-/// Maximum number of lanes over shared memory on one core: each costs memory and a check in every turn.
+/// Maximum number of lanes over shared memory that begin on one core: each costs memory and a check in every turn.
 /// Further clients that ask for shared memory stay on their Unix socket, as do all if the system has no
-/// descriptors or memory left.
-const SHM_LANES_MAX: usize = 64;
+/// descriptors or memory left. Twice as many may move there.
+pub(crate) const SHM_LANES_MAX: usize = 64;
 
 /// Clients accepted before other work gets its turn.
 const ACCEPTS_MAX: usize = 16;
@@ -141,6 +141,7 @@ impl Core {
         if let Link::Shm(link) = link {
             self.reactor.watch(link.doorbell().fd().as_fd(), LANE_BELL_TOKENS + token)?;
             self.shm_lanes.push(index);
+            self.count_shm_lanes();
         }
         Ok(())
     }
@@ -155,7 +156,12 @@ impl Core {
             let bell = link.doorbell().fd().as_fd();
             let _ = self.reactor.unwatch(bell, LANE_BELL_TOKENS + token);
             self.shm_lanes.retain(|lane| *lane != index);
+            self.count_shm_lanes();
         }
+    }
+
+    fn count_shm_lanes(&self) {
+        self.statistics.shm_lanes.store(self.shm_lanes.len() as u64, Ordering::Relaxed);
     }
 
     pub(crate) fn greet(&mut self, index: usize, hello: &Hello) {

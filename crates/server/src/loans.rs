@@ -77,6 +77,14 @@ impl Loans {
         Self { link, statistics, memories: Vec::new(), handed_over: 0, lent, bytes: 0 }
     }
 
+    /// Notes that the lane has moved to the core with these statistics.
+    pub(crate) fn arrive(&mut self, statistics: Arc<CoreStatistics>) {
+        let before = std::mem::replace(&mut self.statistics, statistics);
+        // First here: what is on loan is not to be missed by who adds up all cores, nor their sum to be negative.
+        self.statistics.bytes_on_loan.fetch_add(self.bytes, Ordering::Relaxed);
+        before.bytes_on_loan.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+
     /// Lends the data of a reply if possible, and then adds its location to the results. False: it has to be
     /// sent.
     pub(crate) fn lend(

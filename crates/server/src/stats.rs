@@ -104,6 +104,8 @@ pub(crate) struct CoreStatistics {
     /// Listings that other threads made.
     pub(crate) listings_handed_over: AtomicU64,
     pub(crate) lanes: AtomicU64,
+    /// Those over shared memory.
+    pub(crate) shm_lanes: AtomicU64,
     /// Connections handed over to cores on the processors of their clients.
     pub(crate) lanes_moved: AtomicU64,
     /// The processor on which the core ran when it last had more to do than it served at once.
@@ -135,6 +137,7 @@ impl CoreStatistics {
             low_among_others: AtomicU64::new(0),
             listings_handed_over: AtomicU64::new(0),
             lanes: AtomicU64::new(0),
+            shm_lanes: AtomicU64::new(0),
             lanes_moved: AtomicU64::new(0),
             processor: AtomicU32::new(u32::MAX),
             active: AtomicU64::new(0),

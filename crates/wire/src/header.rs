@@ -48,8 +48,8 @@ pub enum Kind {
     Release = 9,
     /// Client to server: the session is over, and the server need keep nothing for it.
     Goodbye = 10,
-    /// Client to server over a Unix socket: word a is the processor on which the client runs, so
-    /// that the server can serve it there. Ignored over other links, which may come from another machine.
+    /// Client to server over a Unix socket or shared memory: word a is the processor on which the client runs, so that the
+    /// server can serve it there. Ignored over other links, which may come from another machine.
     Processor = 11,
 }
 

@@ -99,10 +99,9 @@ impl State {
     }
 
     /// Returns a message that tells the server the processor on which this thread runs, if the server is on this
-    /// machine, does not learn that from the link, and was last told another one. Not over shared memory: programs of a
-    /// run that are stopped while they write at a shared offset lost records when such lanes moved.
+    /// machine, does not learn that from the link, and was last told another one.
     fn processor(&mut self) -> Option<Out> {
-        if self.link.kind() != LinkKind::Unix {
+        if !matches!(self.link.kind(), LinkKind::Unix | LinkKind::Shm) {
             return None;
         }
         let here = (self.lane, rustix::thread::sched_getcpu());

@@ -1,7 +1,7 @@
 //! Connections move to the core that runs on the processor of their client, or to one that has time.
 //!
 //! Over TCP that is the processor where bytes arrive: of a client on the same machine, the one on which it runs; of
-//! others, the one that handles the interrupts of the network card. Over Unix sockets the client says
+//! others, the one that handles the interrupts of the network card. Over Unix sockets and shared memory the client says
 //! where it runs. If the connection's core runs there too, no other processor has to be woken for an answer, and
 //! sockets, buffers and the counters of pages stay in the caches of one processor. The kernel rarely moves threads of a
 //! busy machine, so cores are not bound to processors: the connections follow.
@@ -16,6 +16,7 @@
 use super::{Core, NBD_TOKENS, Shared};
 use crate::grants::Served;
 use crate::lane::Lane;
+use crate::lanes::SHM_LANES_MAX;
 use crate::mailbox::Mail;
 use crate::stats::CoreStatistics;
 use parking_lot::RwLock;
@@ -82,11 +83,15 @@ impl Shared {
     }
 
     /// Returns the core other than `from` to which a connection should move whose client runs on `processor`. `is_home`:
-    /// the core `from` runs there.
-    fn core_for(&self, processor: u32, is_home: bool, from: usize) -> Option<usize> {
+    /// the core `from` runs there. `is_shm`: the connection is a lane over shared memory.
+    fn core_for(&self, processor: u32, is_home: bool, is_shm: bool, from: usize) -> Option<usize> {
         let here = Load::of(&self.cores[from]);
+        let has_room = |core: &CoreStatistics| {
+            !is_shm || core.shm_lanes.load(Ordering::Relaxed) < 2 * SHM_LANES_MAX as u64
+        };
         let others = self.cores.iter().enumerate();
-        let others = others.filter(|(core, other)| *core != from && other.turns.waiting() == 0);
+        let others = others
+            .filter(|(core, other)| *core != from && other.turns.waiting() == 0 && has_room(other));
         let is_near = |core: &CoreStatistics| core.processor.load(Ordering::Relaxed) == processor;
         others
             .filter(|(_, other)| is_home || is_near(other))
@@ -177,8 +182,8 @@ impl Core {
             }
         };
         let client_on = match link.kind() {
-            LinkKind::Unix => told,
-            _ => link.arrives_on(),
+            LinkKind::Tcp => link.arrives_on(),
+            _ => told,
         }?;
         let before = place.client_on.replace(client_on);
         let is_home = client_on == here;
@@ -186,7 +191,8 @@ impl Core {
         if before != Some(client_on) || is_home && !self.order.round.may_leave_home() {
             return None;
         }
-        let core = self.shared.core_for(client_on, is_home, self.index)?;
+        let is_shm = link.kind() == LinkKind::Shm;
+        let core = self.shared.core_for(client_on, is_home, is_shm, self.index)?;
         Some((link.clone(), is_home, core))
     }
 
