@@ -4,16 +4,18 @@
 
 mod common;
 
-use common::brittle::{answer, ask, greeted_on};
+use common::brittle::{Brittle, answer, ask, config_of, greeted_on, peer_on};
 use common::processors::processors;
 use common::{
-    CREATE, Raw, Setup, counter, eventually, hello, hello_message, message, setup, skipped,
+    CREATE, Raw, Setup, counter, counter_in, eventually, hello, hello_message, message, request,
+    setup, skipped,
 };
 use rustix::thread::{CpuSet, sched_setaffinity};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use towline_client::{Client, File, Lock, Options, Transport};
-use towline_server::EngineWish;
+use towline_net::address::Address;
+use towline_server::{EngineWish, Export, ExportKind, Server};
 use towline_wire::hello::resumed;
 use towline_wire::request::lock;
 use towline_wire::{Errno, Header, Hello, Kind, Request, Welcome};
@@ -217,4 +219,52 @@ fn who_says_where_it_runs_moves_with_what_it_has_on_loan() {
             eventually("all loans are over", || counter(&stranger, "bytes_on_loan") == 0);
         }
     }
+}
+
+/// The core was idle when it began what it hangs in, and nobody knows yet that it does.
+#[test]
+fn a_core_that_hangs_attracts_nobody() {
+    if processors().is_none() {
+        return skipped("connections that move between cores: there is one processor");
+    }
+    let place = tempfile::tempdir().unwrap();
+    let socket = place.path().join("socket");
+    let store = Brittle::default();
+    let gate = store.gate.clone();
+    let mut config = config_of(store, Address::parse("tcp://127.0.0.1:0").unwrap(), 2);
+    config.exports.push(Export::new("mem", ExportKind::Memory(64 << 20)));
+    config.listen.push(Address::Unix(socket.clone()));
+    let server = Server::start(&config).unwrap();
+    let Address::Tcp(address) = server.addresses()[0] else { panic!("no TCP address") };
+    let mut stuck = peer_on(1, address.port(), &hello());
+    let base = ask(&mut stuck, 1, &[Request::Attach { name: b"b" }]).unwrap();
+    let transport = Transport::Shm(socket);
+    let peers: Vec<_> = (0..PEERS).map(|n| Teller::new(&transport, &name(n))).collect();
+    std::thread::scope(|scope| {
+        for peer in &peers {
+            scope.spawn(|| (0..ACTS).for_each(|_| peer.write_and_read(1)));
+        }
+    });
+    let closed = gate.lock.lock().unwrap();
+    stuck.send(&request(0, 2, &[Request::Stat { base, flags: 0, path: b"stuck" }], 0));
+    eventually("the core hangs", || gate.knocks.load(Ordering::Relaxed) > 0);
+    let moved = || counter_in(&server.statistics_json(), "lanes_moved");
+    let (before, over, acts) = (moved(), AtomicBool::new(false), AtomicU64::new(0));
+    let attracted = std::thread::scope(|scope| {
+        for peer in &peers {
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    peer.write_and_read(2);
+                    acts.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+        let have_acted = || acts.load(Ordering::Relaxed) > (PEERS * ACTS) as u64;
+        let outcome = catch_unwind(AssertUnwindSafe(|| eventually("others go on", have_acted)));
+        let attracted = moved() - before;
+        over.store(true, Ordering::Relaxed);
+        drop(closed);
+        outcome.map(|()| attracted).unwrap_or_else(|cause| resume_unwind(cause))
+    });
+    assert!(attracted <= 1, "{attracted} connections were handed over to it");
 }

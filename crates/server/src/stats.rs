@@ -114,6 +114,8 @@ pub(crate) struct CoreStatistics {
     pub(crate) active: AtomicU64,
     /// Nanoseconds that a turn of one of them takes; zero if that is not known.
     pub(crate) turn_ns: AtomicU64,
+    /// Connections handed over to the core that it has not taken yet.
+    pub(crate) coming: AtomicU64,
     pub(crate) sessions: AtomicU64,
     pub(crate) protocol_errors: AtomicU64,
     /// Bytes of the blocks that clients have on loan.
@@ -142,6 +144,7 @@ impl CoreStatistics {
             processor: AtomicU32::new(u32::MAX),
             active: AtomicU64::new(0),
             turn_ns: AtomicU64::new(0),
+            coming: AtomicU64::new(0),
             sessions: AtomicU64::new(0),
             protocol_errors: AtomicU64::new(0),
             bytes_on_loan: AtomicU64::new(0),

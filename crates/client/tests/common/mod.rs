@@ -141,7 +141,11 @@ pub(crate) fn no_faster(start: Instant, work: f64, rate: f64) {
 
 /// A counter of the server's statistics.
 pub(crate) fn counter(client: &Client, name: &str) -> u64 {
-    let statistics = client.statistics().unwrap();
+    counter_in(&client.statistics().unwrap(), name)
+}
+
+/// Returns a counter in these statistics.
+pub(crate) fn counter_in(statistics: &str, name: &str) -> u64 {
     let (_, rest) = statistics
         .split_once(&format!("\"{name}\":"))
         .unwrap_or_else(|| panic!("no counter {name} in {statistics}"));

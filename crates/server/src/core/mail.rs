@@ -2,20 +2,27 @@
 
 use super::{Core, DRAIN, LISTENER_TOKENS};
 use crate::mailbox::Mail;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 use towline_wire::{Header, Kind};
 
 impl Core {
+    /// Counts a connection that another core has handed over.
+    fn joined(&mut self) {
+        self.order.round.joined();
+        self.statistics.coming.fetch_sub(1, Ordering::Relaxed);
+    }
+
     pub(super) fn mail(&mut self, mail: Mail, scratch: &mut [u8]) {
         match mail {
             Mail::Lane(link) => self.add_lane(link, None, scratch),
             Mail::Join(link, hello, peer) => self.add_lane(link, Some((hello, peer)), scratch),
             Mail::Moved(moving) => {
-                self.order.round.joined();
+                self.joined();
                 self.take_over(*moving);
             }
             Mail::NbdMoved(lane) => {
-                self.order.round.joined();
+                self.joined();
                 self.take_over_nbd(*lane);
             }
             Mail::Unblocked { session, slot, sequence, result, took } => {

@@ -79,6 +79,7 @@ impl Shared {
         self.cores[to].lanes.fetch_add(1, Ordering::Relaxed);
         // Before it arrives, so that not too many move to a core that is slow to read its mail.
         self.cores[to].active.fetch_add(1, Ordering::Relaxed);
+        self.cores[to].coming.fetch_add(1, Ordering::Relaxed);
         self.mailboxes[to].send(mail);
     }
 
@@ -89,9 +90,13 @@ impl Shared {
         let has_room = |core: &CoreStatistics| {
             !is_shm || core.shm_lanes.load(Ordering::Relaxed) < 2 * SHM_LANES_MAX as u64
         };
+        // Long before the watching thread finds that a core hangs, it does not take what was handed over to it.
+        let works = |core: &CoreStatistics| {
+            core.turns.waiting() == 0 && core.coming.load(Ordering::Relaxed) == 0
+        };
         let others = self.cores.iter().enumerate();
-        let others = others
-            .filter(|(core, other)| *core != from && other.turns.waiting() == 0 && has_room(other));
+        let others =
+            others.filter(|(core, other)| *core != from && works(other) && has_room(other));
         let is_near = |core: &CoreStatistics| core.processor.load(Ordering::Relaxed) == processor;
         others
             .filter(|(_, other)| is_home || is_near(other))
@@ -235,6 +240,7 @@ impl Core {
             served.suspend_transfers();
             self.statistics.lanes.fetch_sub(1, Ordering::Relaxed);
         }
+        self.serves_disks |= served.disks.has_open();
         self.sessions.insert(served);
         self.statistics.sessions.fetch_add(1, Ordering::Relaxed);
         self.ticking = true;
