@@ -14,9 +14,10 @@ use support::compare::{Libc, compiled, same, same_over};
 use support::{TOWLINE, World, have, under_run, wait_until};
 
 /// Cases of `holders.c` that need no rights.
-const HOLDERS_ANYWHERE: [&str; 5] = [
+const HOLDERS_ANYWHERE: [&str; 6] = [
     "writing-threads-and-new-programs",
     "stopped-writers",
+    "stopped-writers-without-their-first-thread",
     "records-of-stopped-writers",
     "stopped-readers",
     "masks-and-concurrent-forks",
@@ -205,6 +206,11 @@ fn large_mappings_that_are_stored_to_behave() {
 #[test]
 fn large_mappings_behave() {
     same(Libc::Shared, "mapped.c", &[]);
+}
+
+#[test]
+fn stores_to_files_whose_length_changes_stay() {
+    same(Libc::Shared, "sized.c", &[]);
 }
 
 #[test]

@@ -18,6 +18,9 @@ const TAGS: u64 = u64::MAX >> 1 & !(TAG - 1);
 /// that is away (`RECONNECT_SECONDS`).
 const UNSEEN: Duration = Duration::from_secs(90);
 
+/// After this time, a process of the holder's number is another one: the holder was killed. No call takes so long.
+const USED_AGAIN: Duration = Duration::from_secs(15 * 60);
+
 /// A process of the run as a holder of locks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Holder(u64);
@@ -80,7 +83,7 @@ impl Lock {
                 _ => *since.insert((held, Instant::now())),
             };
             let is_left = match me.known(held) {
-                Some(process) => is_stopped(process),
+                Some(process) => is_stopped(process) || since.elapsed() > USED_AGAIN,
                 None => since.elapsed() > UNSEEN,
             };
             if is_left && held != 0 && self.take_over(held, word).is_ok() {
@@ -161,18 +164,35 @@ pub(crate) fn has_ended(process: u32) -> bool {
     }
 }
 
-/// Returns true if the first thread of a process is stopped (`proc_pid_stat(5)`): all are by a signal, but a debugger may
-/// have stopped it alone.
+/// Returns true if the first thread of a process is stopped (`proc_pid_stat(5)`), or another one if that has ended: all are
+/// by a signal, but a debugger may have stopped it alone.
 fn is_stopped(process: u32) -> bool {
-    let path = format!("/proc/{process}/stat");
-    let Ok(file) = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()) else {
-        return false;
-    };
+    let is_stopped = |state| matches!(state, Some(b'T' | b't'));
+    match state_of(&format!("/proc/{process}/stat")) {
+        Some(b'Z') => threads(process)
+            .iter()
+            .any(|thread| is_stopped(state_of(&format!("/proc/{process}/task/{thread}/stat")))),
+        state => is_stopped(state),
+    }
+}
+
+/// Returns the state in a `stat` file of a process or thread.
+fn state_of(path: &str) -> Option<u8> {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+    let file = rustix::fs::open(path, flags, Mode::empty()).ok()?;
     let mut text = [0; 128];
     let length = rustix::io::read(&file, &mut text).unwrap_or(0);
     // The name, in parentheses, may contain any byte.
-    let state = text[..length].rsplit(|byte| *byte == b')').next().and_then(|rest| rest.get(1));
-    matches!(state, Some(b'T' | b't'))
+    text[..length].rsplit(|byte| *byte == b')').next().and_then(|rest| rest.get(1)).copied()
+}
+
+/// Returns the numbers of the threads of a process, as text.
+fn threads(process: u32) -> Vec<String> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let folder = rustix::fs::open(format!("/proc/{process}/task"), flags, Mode::empty());
+    let entries = folder.and_then(rustix::fs::Dir::new);
+    let names = entries.into_iter().flatten().flatten();
+    names.filter_map(|entry| entry.file_name().to_str().ok().map(str::to_owned)).collect()
 }
 
 #[cfg(test)]

@@ -356,7 +356,7 @@ impl State {
         }
     }
 
-    /// Nonzero once a process of the run has mapped a remote file shared.
+    /// How often processes of the run have mapped remote files shared; never zero again after the first time.
     #[must_use]
     pub fn mapped(&self) -> &AtomicU32 {
         &self.head().mapped

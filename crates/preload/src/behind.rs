@@ -167,6 +167,7 @@ pub(crate) fn write(open: Open, data: &[u8], at: Option<u64>) -> Option<usize> {
     let (state, mount) = (start::state()?, mount(open));
     let server = start::server(mount);
     let behind = state.behind(server);
+    let mapped = state.mapped().load(Ordering::SeqCst);
     let is_meant = behind.is_ready()
         && is_short(behind, data, at)
         && ends_in_range(data, at)
@@ -184,7 +185,14 @@ pub(crate) fn write(open: Open, data: &[u8], at: Option<u64>) -> Option<usize> {
         behind.nudge();
         return None;
     }
-    Some(add(state, queue, open, data, at)).filter(|count| *count > 0)
+    let count = add(state, queue, open, data, at);
+    if state.mapped().load(Ordering::SeqCst) != mapped {
+        // Whoever has mapped the file has waited only for what was in the queue then.
+        let _ = settle(mount);
+        let at = at.map(|at| at as i64);
+        crate::hooks::maps::written_since(open, mapped, &data[..count], at);
+    }
+    Some(count).filter(|count| *count > 0)
 }
 
 /// Returns true for a write that is not too long to be sent behind.

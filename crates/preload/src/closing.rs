@@ -3,8 +3,8 @@
 //! Nothing waits for a close, but on its own it would cost the client a system call and the server a
 //! wake-up. If no request follows, the keeper closes the file some milliseconds later, when the kernel
 //! reports the placeholder closed; it does so, too, if this process is killed. The shared entry decides
-//! which of the two is first (`Taken::Leaving`). Until then it can be taken back. A locked file is closed at once, as others may wait for
-//! its lock.
+//! which of the two is first (`Taken::Leaving`). Until then it can be taken back. A locked file is closed at once, as
+//! others may wait for its lock.
 
 use crate::descriptors::Open;
 use crate::known::lock;
@@ -36,16 +36,33 @@ pub(crate) fn leave(open: Open, client: &Client) -> bool {
     }
     let Some(mut left) = lock(&LEFT) else { return false };
     let Some(place) = left.iter_mut().find(|place| place.is_none()) else { return false };
-    // No two processes share a tag (but for rare ones in different PID namespaces), nor do two closes of one process that
-    // are close together.
-    let tag =
-        (process::id() ^ process::namespace()) << 8 | TAGS.fetch_add(1, Ordering::Relaxed) & 0xff;
+    let tag = tag();
     let mount = open.entry.mount.load(Ordering::Relaxed) as usize;
     *place = Some(Left { number: open.number, tag, mount, handle });
     COUNT.fetch_add(1, Ordering::Relaxed);
     client.forget_handle(handle);
     open.entry.leave(tag);
     true
+}
+
+/// Closes a file at once, unless it is closed already. If this process is killed before the server knows of it, the keeper
+/// closes the file.
+pub(crate) fn now(open: Open, client: &Client) {
+    let tag = tag();
+    open.entry.leave(tag);
+    if open.entry.leaving() == Some(tag) {
+        client.close_handle(open.handle);
+        // Otherwise the keeper has closed it, too, which does no harm: handles are not used again.
+        let _ = open.entry.close_left(tag);
+    }
+}
+
+/// No two processes share a tag (but for rare ones in different PID namespaces), nor do two closes of one process that are
+/// close together.
+fn tag() -> u32 {
+    let count = TAGS.fetch_add(1, Ordering::Relaxed) & 0xff;
+    // As many bits as an entry keeps.
+    ((process::id() ^ process::namespace()) << 8 | count) & (u32::MAX >> 2)
 }
 
 /// Closes the left files of a mount with the next message that is sent. Returns true if there are any.

@@ -74,10 +74,10 @@ pub(crate) fn close(open: Open) {
     // `close` has reported the result before; other ways to lose a descriptor report nothing.
     let _ = fresh::closing(open);
     let Ok(client) = client(mount) else { return };
-    if closing::leave(open, client) || !entry.change(Taken::Open, Taken::Closed) {
+    if entry.taken() != Taken::Open || closing::leave(open, client) {
         return;
     }
-    client.close_handle(handle);
+    closing::now(open, client);
     // Otherwise the keeper frees the entry after it has seen the placeholder close: an entry reused before
     // that would look closed.
     if let Some(state) = start::state().filter(|state| !state.is_kept()) {

@@ -72,11 +72,15 @@ impl Mark {
     }
 }
 
-/// A file that no process has open any more, to be closed once what was written to it is there.
-fn to_close(state: &State, leftovers: &Leftovers, number: usize) -> Option<(Mark, Gone)> {
-    let opened = Opened::of(state.entry(number)?);
+/// Notes a file that no process has open any more, to be closed once what was written to it is there. Its end may be
+/// noticed twice before that.
+fn note(ends: &mut Vec<(Mark, Gone)>, state: &State, leftovers: &Leftovers, number: usize) {
+    let is_it = |gone: &Gone| matches!(gone, Gone::File(other, _) if *other == number);
+    let is_noted = ends.iter().any(|(_, gone)| is_it(gone));
+    let Some(entry) = state.entry(number).filter(|_| !is_noted) else { return };
+    let opened = Opened::of(entry);
     let mark = Mark::of(state, leftovers.queue_of(opened.mount));
-    Some((mark, Gone::File(number, opened.handle)))
+    ends.push((mark, Gone::File(number, opened.handle)));
 }
 
 /// The keeper's state.
@@ -267,7 +271,7 @@ impl Keeper {
                 if self.state.entry(number).is_some_and(is_changing) {
                     self.lingering.push((Instant::now() + LINGER, number));
                 } else {
-                    self.written.extend(to_close(&self.state, &self.leftovers, number));
+                    note(&mut self.written, &self.state, &self.leftovers, number);
                 }
             } else if event.file_name().is_some_and(|name| number(name).is_none()) {
                 self.notices.print();
@@ -285,8 +289,9 @@ impl Keeper {
         }
         let now = Instant::now();
         let lingered: Vec<_> = self.lingering.extract_if(.., |(until, _)| now >= *until).collect();
-        let gone = |(_, number)| to_close(&self.state, &self.leftovers, number);
-        self.written.extend(lingered.into_iter().filter_map(gone));
+        for (_, number) in lingered {
+            note(&mut self.written, &self.state, &self.leftovers, number);
+        }
         self.end_written();
         if asked != std::mem::replace(&mut self.asked, asked) {
             self.awaited = Some((asked, Instant::now() + CLOSING_WAIT));

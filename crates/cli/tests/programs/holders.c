@@ -61,6 +61,27 @@ static void stopped_writers(void) {
     MUST(ftruncate(fd, 0));
 }
 
+/* A process goes on when its first thread has ended, and can be stopped as before. */
+static void stopped_writers_without_their_first_thread(void) {
+    long fd = MUST(open("f", O_RDWR | O_CREAT, 0644));
+    pid_t writer = MUST(fork());
+    if (writer == 0) {
+        pthread_t thread;
+        pthread_create(&thread, NULL, write_on, (void *)fd);
+        pthread_exit(NULL);
+    }
+    usleep(50000);
+    for (int i = 0; i < 8; i++) {
+        usleep(10000);
+        stop(writer);
+        IN_CHILD(alarm(20); if (write(fd, "hello", 5) != 5) _exit(93));
+        MUST(kill(writer, SIGCONT));
+    }
+    MUST(kill(writer, SIGKILL));
+    reap(writer);
+    MUST(ftruncate(fd, 0));
+}
+
 /* Each record is written once and whole, whoever is stopped while it writes. */
 static void records_of_stopped_writers(void) {
     enum { WRITERS = 3, STOPS = 180, RECORD = 64 };
@@ -205,6 +226,7 @@ static void locks_in_namespaces(void) {
 static const struct test tests[] = {
     {"writing-threads-and-new-programs", writing_threads_and_new_programs},
     {"stopped-writers", stopped_writers},
+    {"stopped-writers-without-their-first-thread", stopped_writers_without_their_first_thread},
     {"records-of-stopped-writers", records_of_stopped_writers},
     {"stopped-readers", stopped_readers},
     {"masks-and-concurrent-forks", masks_and_concurrent_forks},

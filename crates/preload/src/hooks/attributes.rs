@@ -1,6 +1,6 @@
 //! Hooks that change attributes of files, and the umask.
 
-use super::{by_path, itself, maps, or_working};
+use super::{by_path, itself, maps, or_working, shared};
 use crate::changed::Change;
 use crate::descriptors::{self, Open};
 use crate::guard::ours;
@@ -8,7 +8,7 @@ use crate::table::real;
 use crate::{fresh, limits, remote, start};
 use libc::{c_char, c_int, gid_t, mode_t, off64_t, timespec, timeval, uid_t, utimbuf};
 use std::sync::atomic::Ordering;
-use towline_client::SetAttr;
+use towline_client::{Attr, SetAttr};
 use towline_wire::Timestamp;
 
 /// Sets attributes of a remote path, or has libc do it for a local one.
@@ -28,12 +28,16 @@ unsafe fn set(
             Ok(attr)
         };
         let Some(size) = set.size else { return change().map(|_| 0) };
-        let now = || at.with(|base, path| base.stat_path(path, follow)).map(|attr| attr.size);
-        limits::check(size, now)?;
-        let before = if maps::is_any() { now()? } else { 0 };
-        let file = change()?;
-        maps::resized((at.mount, file.identity()), before, size);
-        Ok(0)
+        let now = || at.with(|base, path| base.stat_path(path, follow));
+        let which = |attr: &Attr| (at.mount, attr.identity());
+        limits::check(size, || now().map(|attr| attr.size))?;
+        let look = || now().map(|attr| Some((which(&attr), attr.size)));
+        let call = || change().map(|attr| (which(&attr), 0));
+        let read = |_: &_, to: &mut [u8], from| {
+            let flags = libc::O_RDONLY as u32;
+            at.with(|base, path| shared::read_from(&base.open(path, flags, 0)?, to, from))
+        };
+        maps::resizing(size, look, call, read)
     };
     // SAFETY: the program passes valid arguments.
     unsafe { by_path(at, path, follow, local, remote) }

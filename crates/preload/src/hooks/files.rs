@@ -1,6 +1,6 @@
 //! Hooks that open, close and duplicate descriptors, and make temporary files.
 
-use super::{by_path, fifos};
+use super::{by_path, fifos, maps, shared};
 use crate::changed::Change;
 use crate::descriptors::{self, New, Open};
 use crate::guard::{self, finish, inside, is_inside, ours};
@@ -14,7 +14,7 @@ use libc::{c_char, c_int, c_uint, c_ulong, mode_t};
 use std::ffi::CStr;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
-use towline_client::File;
+use towline_client::{Attr, File};
 use towline_wire::request::open_flag;
 
 /// What the server sends along with opening a file, in the same round trip.
@@ -88,7 +88,9 @@ pub(crate) fn open_remote(at: &At, flags: c_int, mode: mode_t) -> Result<c_int, 
         Some(found) => found,
         None => {
             let failed = |error| if alters { change.failed(error) } else { error };
-            let (handle, attr) = at.with(asked).map_err(failed)?;
+            let open = || at.with(asked).map_err(failed);
+            let (handle, attr) =
+                if flags & libc::O_TRUNC != 0 { truncating(at, flags, open)? } else { open()? };
             if alters {
                 change.opened(at, flags, &attr, is_named);
             }
@@ -130,9 +132,6 @@ pub(crate) fn open_remote(at: &At, flags: c_int, mode: mode_t) -> Result<c_int, 
             // The client has forgotten it.
             remote::adopted(open);
         }
-        if flags & libc::O_TRUNC != 0 {
-            super::maps::resized((at.mount, attr.identity()), 0, 0);
-        }
         if open_flag::creates_exclusively(sent) {
             fresh::created(open, &attr);
         }
@@ -140,6 +139,25 @@ pub(crate) fn open_remote(at: &At, flags: c_int, mode: mode_t) -> Result<c_int, 
     crate::stdio::take_over();
     crate::trap::arm();
     Ok(fd)
+}
+
+/// Opens a file by `open`, which makes it empty.
+fn truncating(
+    at: &At,
+    flags: c_int,
+    open: impl FnOnce() -> Result<(u64, Attr), i32>,
+) -> Result<(u64, Attr), i32> {
+    let which = |attr: &Attr| (at.mount, attr.identity());
+    let look = || {
+        let attr = at.with(|base, path| base.stat_path(path, flags & libc::O_NOFOLLOW == 0));
+        // If it cannot be found, opening it tells why.
+        Ok(attr.ok().map(|attr| (which(&attr), attr.size)))
+    };
+    let call = || open().map(|(handle, attr)| (which(&attr), (handle, attr)));
+    let read = |(handle, _): &(u64, Attr), to: &mut [u8], from| {
+        remote::with_handle(at.mount, *handle, |file| shared::read_from(file, to, from))
+    };
+    maps::resizing(0, look, call, read)
 }
 
 /// Returns the remote file whose descriptor this path names, such as `/dev/fd/N`, `/proc/self/fd/N` or
@@ -357,6 +375,10 @@ pub(crate) unsafe fn fcntl(fd: c_int, command: c_int, argument: c_ulong) -> c_in
                 let old = open.entry.flags.load(Ordering::Relaxed);
                 let new = old & !(CHANGEABLE as u32) | (argument as c_int & CHANGEABLE) as u32;
                 open.entry.flags.store(new, Ordering::Relaxed);
+                if old & libc::O_APPEND as u32 != 0 && open.entry.is_written() {
+                    // Others may have appended if this process was stopped.
+                    let _ = behind::settle(open.entry.mount.load(Ordering::Relaxed) as usize);
+                }
                 Ok(0)
             })
         }

@@ -1,6 +1,6 @@
 //! Hooks for reading and writing by descriptor, and for the offset, length and storage of files.
 
-use super::maps;
+use super::{maps, shared};
 use crate::descriptors::{self, Open};
 use crate::guard::{self, Failed, inside, ours};
 use crate::table::real;
@@ -339,10 +339,11 @@ pub(crate) unsafe fn ftruncate(fd: c_int, length: off64_t) -> c_int {
             }
             limits::check(size, || remote::with(open, File::stat).map(|attr| attr.size))?;
             let set = SetAttr { size: Some(size), ..SetAttr::default() };
-            let before = if maps::is_any() { remote::with(open, File::stat)?.size } else { 0 };
-            remote::with(open, |file| file.set_attr(b"", true, &set))?;
-            maps::resized(maps::which(open), before, size);
-            Ok(0)
+            let file = maps::which(open);
+            let look = || remote::with(open, File::stat).map(|attr| Some((file, attr.size)));
+            let call =
+                || remote::with(open, |file| file.set_attr(b"", true, &set)).map(|_| (file, 0));
+            maps::resizing(size, look, call, |_, to, at| shared::read(open, to, at))
         },
     )
 }

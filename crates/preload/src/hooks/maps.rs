@@ -396,8 +396,13 @@ pub(crate) fn writing(
     appends: bool,
     call: impl Fn(&[u8], u64) -> Result<(usize, i64), i32>,
 ) -> Result<(usize, i64), i32> {
-    let shared = if shared::is_any() { Shared::existing(which(open)).ok() } else { None };
-    let Some(shared) = shared else { return call(data, at) };
+    let made = shared::made();
+    let shared = if made != 0 { Shared::existing(which(open)).ok() } else { None };
+    let Some(shared) = shared else {
+        let (count, first) = call(data, at)?;
+        written_since(open, made, &data[..count.min(data.len())], Some(first));
+        return Ok((count, first));
+    };
     let (mut done, mut first) = (0, at as i64);
     while done < data.len() {
         // A copy, as the data may be in a mapping of the same file: whoever reads a missing page in takes the turn.
@@ -428,6 +433,21 @@ pub(crate) fn writing(
     Ok((done, first))
 }
 
+/// Brings shared mappings up to date after a write, at an offset or at the end, to a file that had none when so many
+/// [were made](shared::made): this process may have been stopped before it wrote.
+pub(crate) fn written_since(open: Open, before: u32, data: &[u8], at: Option<i64>) {
+    if shared::made() == before {
+        return;
+    }
+    let _ = inside(|| {
+        let shared = Shared::existing(which(open))?;
+        match at {
+            Some(at) => shared.written(open, data, at),
+            None => shared.read_anew(|to, at| shared::read(open, to, at)),
+        }
+    });
+}
+
 /// Makes a range of a file zero by `call`, and the same of its shared mappings.
 pub(crate) fn zeroing(
     open: Open,
@@ -440,23 +460,46 @@ pub(crate) fn zeroing(
     }
 }
 
-/// Brings mappings up to date after a change of their file's length.
-pub(crate) fn resized(file: Which, before: u64, now: u64) {
-    if !is_any() {
-        return;
-    }
-    let from = before.min(now) as i64;
+/// Changes the length of a file to `length` by `call`, and brings its mappings up to date. Nobody reads pages of the
+/// file in or writes them back meanwhile.
+///
+/// `look` tells which file it is, if there is one, and how long; `call` which file it was. `read` reads that at an offset
+/// and returns how many bytes there were.
+pub(crate) fn resizing<T>(
+    length: u64,
+    look: impl Fn() -> Result<Option<(Which, u64)>, i32>,
+    call: impl FnOnce() -> Result<(Which, T), i32>,
+    read: impl Fn(&T, &mut [u8], usize) -> Result<usize, i32>,
+) -> Result<T, i32> {
+    let existing = |file| {
+        if shared::is_any() { inside(|| Shared::existing(file)).ok() } else { None }
+    };
+    let seen = if is_any() { look()? } else { None };
+    let before = seen.and_then(|(file, _)| existing(file));
+    let (file, result, from) = match &before {
+        Some(shared) => {
+            let now = || look().map(|seen| seen.map_or(0, |(_, length)| length));
+            let ((file, result), from) = shared.resizing(length, now, call)?;
+            (file, result, from)
+        }
+        None => {
+            let (file, result) = call()?;
+            (file, result, seen.map_or(length, |(_, before)| before.min(length)))
+        }
+    };
     let _ = with_maps((), |maps| {
-        for map in maps.iter().filter(|map| map.is_of(file)) {
-            if map.is_touched {
-                touched::forget(map, from, i64::MAX);
-            }
+        for map in maps.iter().filter(|map| map.is_of(file) && map.is_touched) {
+            touched::forget(map, from as i64, i64::MAX);
         }
         Ok(())
     });
-    if shared::is_any() {
-        let _ = inside(|| Shared::existing(file)?.clear(from));
+    let is_updated = before.is_some() && seen.is_some_and(|(seen, _)| seen == file);
+    if !is_updated && let Some(shared) = existing(file) {
+        // A process has mapped it meanwhile, and may have read it before or after the change.
+        let renewed = shared.read_anew(|to, at| read(&result, to, at));
+        let _ = renewed.or_else(|_| shared.clear(length));
     }
+    Ok(result)
 }
 
 /// Runs a call that changes a file in some other way; reads its shared mappings anew.
@@ -466,7 +509,8 @@ pub(crate) fn changing<T>(open: Open, call: impl FnOnce() -> Result<T, i32>) -> 
     }
     let _ = write_back_file(open);
     let result = call()?;
-    let _ = inside(|| Shared::existing(which(open))?.read_anew(open));
+    let _ =
+        inside(|| Shared::existing(which(open))?.read_anew(|to, at| shared::read(open, to, at)));
     Ok(result)
 }
 

@@ -2,6 +2,8 @@
 //! that all processes of the run map (`instance::memory`). The library itself never touches mappings of it:
 //! it would wait for a page that is missing, and may be the one that has to fill it.
 
+mod renewal;
+
 use super::handle::Handle;
 use super::maps::{Which, page_bytes, plain, which};
 use crate::descriptors::{Open, Own};
@@ -13,11 +15,16 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Mutex, MutexGuard};
 use std::time::{SystemTime, UNIX_EPOCH};
 use towline_client::File;
-use towline_instance::memory::{self, AT_ONCE, Access, Renewal, Turn, runs};
+use towline_instance::memory::{self, AT_ONCE, Access, Turn, runs};
 
 /// Returns true once a process of the run has made a shared mapping.
 pub(crate) fn is_any() -> bool {
-    crate::start::state().is_some_and(|state| state.mapped().load(Ordering::Acquire) != 0)
+    made() != 0
+}
+
+/// Returns how many shared mappings the processes of the run have made, or begun to make: changes before a file is read in.
+pub(crate) fn made() -> u32 {
+    crate::start::state().map_or(0, |state| state.mapped().load(Ordering::SeqCst))
 }
 
 /// The memory that stands for a file in all processes of the run. It stays locked (`flock`) while a process
@@ -38,9 +45,6 @@ const ORIGINALS_AT: usize = memory::ORIGINALS_AT as usize;
 /// Length of the longest file that fits, in bytes.
 const LENGTH_MAX: usize = memory::BYTES_MAX as usize - (1 << 20);
 
-/// Most bytes that are read again when the file is locked; longer mappings stay as they are.
-const RENEWED_BYTES_MAX: usize = 64 << 20;
-
 /// Longer than a tick of a server's clock, in milliseconds.
 const TICK_MS: u64 = 1000;
 
@@ -57,7 +61,9 @@ impl Shared {
             shared.lose()?;
         };
         if let Some(state) = crate::start::state() {
-            state.mapped().store(1, Ordering::Release);
+            // Never zero again.
+            let next = |made: u32| Some(made.checked_add(1).unwrap_or(1));
+            let _ = state.mapped().fetch_update(Ordering::SeqCst, Ordering::SeqCst, next);
         }
         Ok(shared)
     }
@@ -92,20 +98,14 @@ impl Shared {
 
     fn named(mount: usize, inode: u64, create: c_int) -> Result<Self, i32> {
         let path = Self::path(mount, inode);
-        let flags = libc::O_RDWR | create | libc::O_CLOEXEC;
-        let arguments =
-            [libc::AT_FDCWD as usize, path.as_ptr() as usize, flags as usize, 0o600, 0, 0];
-        // SAFETY: the path ends with a zero byte; the first descriptor is closed again.
-        let fd = unsafe {
-            let fd = checked(libc::SYS_openat, arguments)?;
-            if create != 0 {
-                // If another user has made it, this fails, and that user has done it already.
-                let _ = common::open_to_all(&path);
-            }
-            let own = own::duplicate(fd as c_int, Own::Memory);
-            checked(libc::SYS_close, [fd, 0, 0, 0, 0, 0])?;
-            own?
-        };
+        let first = open_file(&path, create)?;
+        if create != 0 {
+            // If another user has made it, this fails, and that user has done it already.
+            let _ = common::open_to_all(&path);
+        }
+        let fd = own::duplicate(first, Own::Memory);
+        close(first);
+        let fd = fd?;
         let mut shared = Self { fd: fd.into(), mount, inode, number: 0, mine: Mutex::new(()) };
         shared.number = shared.status()?.st_ino;
         Ok(shared)
@@ -193,7 +193,7 @@ impl Shared {
                     self.punch(part + at, bytes.len())?;
                 }
             } else {
-                let read = remote::with(open, |file| read_from(file, bytes, at))?;
+                let read = read(open, bytes, at)?;
                 is_at_end = read < bytes.len();
                 bytes[read..].fill(0);
                 self.put((PAGES_AT + at) as u64, bytes)?;
@@ -233,8 +233,8 @@ impl Shared {
         if is_same && first_seen == 0 {
             return Ok(());
         }
-        if is_any && is_short(&known) {
-            self.renew(first, &known, |to, at| remote::with(open, |file| read_from(file, to, at)))?;
+        if is_any && renewal::is_short(&known) {
+            self.renew(first, &known, |to, at| read(open, to, at))?;
         }
         if is_whole {
             // A second change in the same tick of the server's clock has the same number.
@@ -290,7 +290,8 @@ impl Shared {
         self.prepare(open, part, is_new)
     }
 
-    /// Maps the memory.
+    /// Maps the memory by an opening of its file that has no locks: a child keeps what its parent had mapped, so the turn of a
+    /// parent that was killed would never end.
     pub(super) fn place(
         &self,
         at: *mut c_void,
@@ -299,8 +300,24 @@ impl Shared {
         flags: c_int,
         offset: off64_t,
     ) -> *mut c_void {
+        let unlocked = self.opened_again().ok();
+        let fd = unlocked.unwrap_or_else(|| self.fd());
         // SAFETY: the program passes valid arguments.
-        unsafe { plain(at, length, protection, flags, self.fd(), PAGES_AT as i64 + offset) }
+        let placed = unsafe { plain(at, length, protection, flags, fd, PAGES_AT as i64 + offset) };
+        unlocked.into_iter().for_each(close);
+        placed
+    }
+
+    /// Opens the file of the memory once more.
+    fn opened_again(&self) -> Result<c_int, i32> {
+        let fd = open_file(&Self::path(self.mount, self.inode), 0)?;
+        match status(fd) {
+            Ok(status) if status.st_ino == self.number => Ok(fd),
+            _ => {
+                close(fd);
+                Err(libc::ESTALE)
+            }
+        }
     }
 
     /// Returns a byte for each of `pages` pages from `first` on, which tells whether the page was read.
@@ -394,10 +411,36 @@ impl Shared {
         Ok(())
     }
 
+    /// Changes the length of the file by `call`; `now` tells the length before. What was cut off, or is new, is zero in the
+    /// memory from the offset on that is returned. Whoever maps the file after the call stores to what is there then, so
+    /// nobody reads it in before this is done.
+    ///
+    /// # Errors
+    /// Those of `now` and `call`. If the memory fails, mappings keep what they had.
+    pub(super) fn resizing<T>(
+        &self,
+        length: u64,
+        now: impl FnOnce() -> Result<u64, i32>,
+        call: impl FnOnce() -> Result<T, i32>,
+    ) -> Result<(T, u64), i32> {
+        let turn = self.turn();
+        let before = now()?;
+        let done = call()?;
+        let from = before.min(length);
+        if turn.is_ok() {
+            let _ = self.zero_from(from);
+        }
+        Ok((done, from))
+    }
+
     /// Makes all bytes from here on zero.
-    pub(crate) fn clear(&self, from: i64) -> Result<(), i32> {
+    pub(super) fn clear(&self, from: u64) -> Result<(), i32> {
         let _turn = self.turn()?;
-        let from = (from as usize).min(LENGTH_MAX);
+        self.zero_from(from)
+    }
+
+    fn zero_from(&self, from: u64) -> Result<(), i32> {
+        let from = usize::try_from(from).unwrap_or(LENGTH_MAX).min(LENGTH_MAX);
         for part in [PAGES_AT, ORIGINALS_AT] {
             let rest = LENGTH_MAX - from;
             if rest > 0 {
@@ -413,111 +456,6 @@ impl Shared {
         self.call(libc::SYS_fallocate, mode as usize, at, length).map(drop)
     }
 
-    /// Reads all pages again that were read before. Stores that are not written back yet stay.
-    pub(crate) fn read_anew(&self, open: Open) -> Result<(), i32> {
-        let _turn = self.turn()?;
-        let known = self.known(0, self.pages()?)?;
-        self.renew(0, &known, |to, at| remote::with(open, |file| read_from(file, to, at))).map(drop)
-    }
-
-    /// Reads all known pages again if programs lock the file, by `handle` or else by the program's own.
-    pub(super) fn renew_locked(&self, handle: Option<&Handle>, lent: u64) -> Result<(), i32> {
-        let _turn = self.turn()?;
-        if !memory::is_set(self, memory::IS_LOCKED_AT)? {
-            return Ok(());
-        }
-        let Some(known) = self.known_if_short()? else { return Ok(()) };
-        let renewed = self.renew(0, &known, |to, at| match handle {
-            Some(handle) => handle.with(|file| read_from(file, to, at)),
-            None => remote::with_handle(self.mount, lent, |file| read_from(file, to, at)),
-        });
-        renewed.map(drop)
-    }
-
-    /// [`Shared::known`] of all pages, or `None` if more are known than are read again for a lock.
-    fn known_if_short(&self) -> Result<Option<Vec<u8>>, i32> {
-        let known = self.known(0, self.pages()?)?;
-        Ok(is_short(&known).then_some(known))
-    }
-
-    /// Takes a lock on the file by `call`, which does not wait for others and tells whether they may have
-    /// changed the file under locks of theirs. If so, or if `is_old`, reads the pages again: whoever has the
-    /// lock sees what was stored under the locks before, also by another run or machine. Reads by `handle`, as
-    /// the file may be open for writing only, or by `open`. Returns whether that has changed the memory.
-    pub(super) fn locking(
-        &self,
-        open: Open,
-        handle: Option<&Handle>,
-        is_old: bool,
-        call: impl FnOnce() -> Result<bool, i32>,
-    ) -> Result<bool, i32> {
-        // Other processes of the run lock the file only after this has read it.
-        let _turn = self.turn()?;
-        let was_old = memory::is_set(self, memory::IS_OLD_AT)?;
-        self.put(memory::IS_LOCKED_AT, &[1])?;
-        self.put(memory::IS_OLD_AT, &[1])?;
-        let others = match call() {
-            Ok(others) => others || is_old || was_old,
-            Err(error) => {
-                self.put(memory::IS_OLD_AT, &[was_old.into()])?;
-                return Err(error);
-            }
-        };
-        let mut has_changed = false;
-        if others {
-            if handle.is_none() && remote::check_readable(open).is_err() {
-                return Ok(false); // whoever locks it by a readable descriptor reads it
-            }
-            if let Some(known) = self.known_if_short()? {
-                has_changed = self.renew(0, &known, |to, at| match handle {
-                    Some(handle) => handle.with(|file| read_from(file, to, at)),
-                    None => remote::with(open, |file| read_from(file, to, at)),
-                })?;
-            }
-        }
-        self.put(memory::IS_OLD_AT, &[0])?;
-        Ok(has_changed)
-    }
-
-    /// Reads known pages from `first` on again by `read`, which returns how many bytes there were. Returns whether
-    /// that has changed the memory. The caller has the turn.
-    fn renew(
-        &self,
-        first: usize,
-        known: &[u8],
-        read: impl Fn(&mut [u8], usize) -> Result<usize, i32>,
-    ) -> Result<bool, i32> {
-        let keeps = memory::is_set(self, memory::KEEPS_AT)?;
-        let single = memory::is_set(self, memory::IS_LOCKED_AT)?;
-        let room = AT_ONCE.min(known.len()) * page_bytes();
-        let (mut new, mut now, mut was) = (vec![0; room], vec![0; room], vec![0; room]);
-        let mut has_changed = false;
-        for run in runs(known, |known| known != 0) {
-            let (length, at) = (run.len() * page_bytes(), (first + run.start) * page_bytes());
-            let (new, now, was) = (&mut new[..length], &mut now[..length], &mut was[..length]);
-            let count = read(new, at)?;
-            new[count..].fill(0);
-            self.get((PAGES_AT + at) as u64, now)?;
-            if !keeps {
-                if new != now {
-                    self.put((PAGES_AT + at) as u64, new)?;
-                    has_changed = true;
-                }
-                continue;
-            }
-            self.get((ORIGINALS_AT + at) as u64, was)?;
-            let Renewal { new: changed, same } = Renewal::of(new, now, was, single);
-            has_changed |= !changed.is_empty();
-            for part in &changed {
-                self.put((PAGES_AT + at + part.start) as u64, &new[part.clone()])?;
-            }
-            for part in changed.into_iter().chain(same) {
-                self.put((ORIGINALS_AT + at + part.start) as u64, &new[part])?;
-            }
-        }
-        Ok(has_changed)
-    }
-
     /// Returns the number of pages that the memory has room for.
     fn pages(&self) -> Result<usize, i32> {
         Ok(self.length()?.saturating_sub(PAGES_AT) / page_bytes())
@@ -529,11 +467,31 @@ impl Shared {
     }
 
     fn status(&self) -> Result<libc::stat, i32> {
-        // SAFETY: all zero is a valid `stat`, and the call fills it.
-        let mut status: libc::stat = unsafe { std::mem::zeroed() };
-        self.call(libc::SYS_fstat, &raw mut status as usize, 0, 0)?;
-        Ok(status)
+        status(self.fd())
     }
+}
+
+/// Opens the file of a memory by its path, which ends with a zero byte.
+fn open_file(path: &[u8], create: c_int) -> Result<c_int, i32> {
+    let flags = (libc::O_RDWR | create | libc::O_CLOEXEC) as usize;
+    let arguments = [libc::AT_FDCWD as usize, path.as_ptr() as usize, flags, 0o600, 0, 0];
+    // SAFETY: the path ends with a zero byte.
+    unsafe { checked(libc::SYS_openat, arguments) }.map(|fd| fd as c_int)
+}
+
+/// Closes a descriptor that is known to nobody else.
+fn close(fd: c_int) {
+    // SAFETY: it is ours.
+    let _ = unsafe { checked(libc::SYS_close, [fd as usize, 0, 0, 0, 0, 0]) };
+}
+
+fn status(fd: c_int) -> Result<libc::stat, i32> {
+    // SAFETY: all zero is a valid `stat`.
+    let mut status: libc::stat = unsafe { std::mem::zeroed() };
+    let to = &raw mut status as usize;
+    // SAFETY: the call fills the structure, which outlives it.
+    unsafe { checked(libc::SYS_fstat, [fd as usize, to, 0, 0, 0, 0])? };
+    Ok(status)
 }
 
 /// Returns this machine's time.
@@ -541,13 +499,17 @@ fn milliseconds() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |now| now.as_millis() as u64)
 }
 
-/// Returns true if no more than [`RENEWED_BYTES_MAX`] of these pages are known.
-fn is_short(known: &[u8]) -> bool {
-    known.iter().filter(|known| **known != 0).count() * page_bytes() <= RENEWED_BYTES_MAX
+/// [`read_from`] an open file of the program.
+pub(crate) fn read(open: Open, to: &mut [u8], at: usize) -> Result<usize, i32> {
+    remote::with(open, |file| read_from(file, to, at))
 }
 
 /// Reads from `at` on until `to` is full or the file ends.
-fn read_from(file: &File, to: &mut [u8], at: usize) -> Result<usize, towline_client::Error> {
+pub(crate) fn read_from(
+    file: &File,
+    to: &mut [u8],
+    at: usize,
+) -> Result<usize, towline_client::Error> {
     memory::read_up_to_end(to, |part, done| file.read_at(part, at as u64 + done))
 }
 
