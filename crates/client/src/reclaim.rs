@@ -43,6 +43,18 @@ fn names(path: &[u8]) -> impl Iterator<Item = &[u8]> {
     path.split(|byte| *byte == b'/').filter(|name| !name.is_empty() && *name != b".")
 }
 
+/// Returns a path without `NAME/..`, which leads to the same file unless NAME was a link; `None` if it has none.
+fn without_returns(path: &[u8]) -> Option<Vec<u8>> {
+    let mut left: Vec<&[u8]> = Vec::new();
+    for name in names(path) {
+        match left.last() {
+            Some(last) if name == b".." && *last != b".." => drop(left.pop()),
+            _ => left.push(name),
+        }
+    }
+    (left.len() < names(path).count()).then(|| left.join(&b'/'))
+}
+
 impl Renamed {
     /// Returns export and path of a file after the rename; `None` if it leads nowhere else, or out of the
     /// directory that the file has as its root.
@@ -277,6 +289,13 @@ impl OpenFiles {
                 each(identity, &[request])
             };
             let mut again = opens(&open.export, &open.path)?;
+            // Who goes up from a directory often removes it then. The server compares the file's identity.
+            if !again
+                && let Some(path) = without_returns(&open.path)
+                && opens(&open.export, &path)?
+            {
+                (again, open.path) = (true, path);
+            }
             let moved = |renamed: &Renamed| renamed.moved(&open.export, &open.path);
             let others: Vec<_> = maybe.iter().filter_map(moved).collect();
             for (export, path) in others {
@@ -519,6 +538,22 @@ mod tests {
         };
         files.reclaim(|_| None, maybe, each).unwrap();
         found
+    }
+
+    #[test]
+    fn files_are_reopened_though_a_directory_on_the_way_is_gone() {
+        let mut files = OpenFiles::default();
+        for (handle, path) in [(1, "a/.."), (2, "a/./b/../../c/f"), (3, "../f"), (4, "d/../f")] {
+            files.remember_path(handle, b"dir", path.as_bytes(), 2, handle, (0, 0));
+        }
+        let there = ["dir:", "dir:c/f", "dir:d/../f", "dir:f"];
+        let wanted = [(1, there[0]), (2, there[1]), (4, there[2])];
+        let found = reopened(&mut files, &[], &there);
+        assert_eq!(found, wanted.map(|(handle, place)| (handle, place.to_owned())));
+        assert!(files.is_lost(3));
+        // From then on, by the way that leads there.
+        let wanted = [(1, there[0]), (2, there[1])].map(|(handle, at)| (handle, at.to_owned()));
+        assert_eq!(reopened(&mut files, &[], &there[..2]), wanted);
     }
 
     #[test]
