@@ -46,6 +46,16 @@ static void stop(pid_t child) {
     if (!WIFSTOPPED(how)) _exit(91);
 }
 
+/* Kills a process that writes, and empties its file. What it was writing may still be on its way to the server. */
+static void end(pid_t writer, int fd) {
+    MUST(kill(writer, SIGKILL));
+    reap(writer);
+    for (int i = 0; i < 20; i++) {
+        usleep(10000);
+        MUST(ftruncate(fd, 0));
+    }
+}
+
 static void stopped_writers(void) {
     long fd = MUST(open("f", O_RDWR | O_CREAT, 0644));
     pid_t writer = MUST(fork());
@@ -56,9 +66,7 @@ static void stopped_writers(void) {
         IN_CHILD(alarm(20); if (write(fd, "hello", 5) != 5) _exit(93));
         MUST(kill(writer, SIGCONT));
     }
-    MUST(kill(writer, SIGKILL));
-    reap(writer);
-    MUST(ftruncate(fd, 0));
+    end(writer, fd);
 }
 
 /* A process goes on when its first thread has ended, and can be stopped as before. */
@@ -77,9 +85,7 @@ static void stopped_writers_without_their_first_thread(void) {
         IN_CHILD(alarm(20); if (write(fd, "hello", 5) != 5) _exit(93));
         MUST(kill(writer, SIGCONT));
     }
-    MUST(kill(writer, SIGKILL));
-    reap(writer);
-    MUST(ftruncate(fd, 0));
+    end(writer, fd);
 }
 
 /* Each record is written once and whole, whoever is stopped while it writes. */
