@@ -181,6 +181,37 @@ fn who_waits_for_a_lock_still_gets_it_after_a_restart() {
     assert_eq!(across_a_restart("waits", script), "got it");
 }
 
+/// The server never hears of the close from the process itself.
+#[test]
+fn a_lock_ends_with_a_process_that_was_killed_while_it_closed_the_file() {
+    let script = r#"exec python3 -c '
+import fcntl, os, signal, time
+has, may = os.pipe(), os.pipe()
+child = os.fork()
+if child == 0:
+    fd = os.open("one", os.O_RDWR)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    os.write(has[1], b"x")
+    os.read(may[0], 1)
+    os.close(fd)
+    signal.pause()
+os.read(has[0], 1)
+print("ready", flush=True)
+input()
+os.write(may[1], b"x")
+time.sleep(0.1)
+os.kill(child, signal.SIGKILL)
+os.wait()
+signal.alarm(60)
+fcntl.flock(os.open("one", os.O_RDWR), fcntl.LOCK_EX)
+print("got it")'"#;
+    if Command::new("python3").arg("--version").stdout(Stdio::null()).status().is_err() {
+        println!("SKIPPED: python3 is not installed");
+        return;
+    }
+    assert_eq!(across_a_restart("closing", script), "got it");
+}
+
 /// Programs that hold locks and send nothing do not notice that the server is another one.
 #[test]
 fn sleeping_programs_keep_their_locks_when_the_server_is_killed() {
