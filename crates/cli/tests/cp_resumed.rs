@@ -7,9 +7,10 @@ use rustix::fs::XattrFlags;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
-use support::{TOWLINE, World, good, have, names, noise, run, set_mode, wait_until};
+use support::{Running, TOWLINE, World, good, have, names, noise, run, set_mode, wait_until};
 
 #[test]
 fn a_killed_copy_leaves_no_half_file_and_goes_on() {
@@ -186,6 +187,50 @@ fn resume_removes_what_killed_copies_left() {
         "file",
     ];
     assert_eq!(names(&served), found);
+}
+
+/// Starts a server for the served directory on the socket `socket`, under strace with these arguments. `None` if
+/// strace may not trace here.
+fn traced_server(world: &World, socket: &Path, arguments: &[&str]) -> Option<Running> {
+    let mut server = Command::new("strace");
+    server.args(["-f", "-o", "/dev/null"]).args(arguments).args([TOWLINE, "serve", "--dir"]);
+    server.arg(format!("e={}", world.local("served").display()));
+    server.args(["--listen", &format!("unix://{}", socket.display())]).stderr(Stdio::null());
+    let mut server = Running(server.spawn().unwrap());
+    let mut ended = false;
+    wait_until("the server listens", || {
+        ended = server.0.try_wait().unwrap().is_some();
+        ended || UnixStream::connect(socket).is_ok()
+    });
+    if ended {
+        eprintln!("SKIPPED: strace may not trace here");
+    }
+    (!ended).then_some(server)
+}
+
+/// The request that creates a file has its data, too, but the server is killed before it writes that.
+#[test]
+fn a_killed_server_leaves_no_empty_file() {
+    if !have("strace") {
+        return;
+    }
+    let world = World::new();
+    let (source, served) = (world.local("source"), world.local("served"));
+    fs::create_dir(&source).unwrap();
+    fs::write(source.join("file"), "small").unwrap();
+    let socket = world.local("killed");
+    let arguments = ["-e", "trace=pwrite64", "-e", "inject=pwrite64:signal=SIGKILL"];
+    let Some(mut server) = traced_server(&world, &socket, &arguments) else { return };
+    let from = format!("{}/.", source.display());
+    let url = format!("towline+unix:///e?socket={}", socket.display());
+    let copy = Command::new(TOWLINE).args(["cp", "-r", &from, &url]).spawn().unwrap();
+    let copy = Running(copy);
+    wait_until("the server is killed", || server.0.try_wait().unwrap().is_some());
+    drop(copy);
+    let left = names(&served);
+    assert!(left.len() == 1 && left[0].starts_with(".file."), "{left:?}");
+    good(&["cp", "-r", "--resume", &from, &world.url("dir")]);
+    assert_eq!(names(&served), ["file"]);
 }
 
 #[test]

@@ -224,31 +224,6 @@ impl File {
         Ok(Request::ReadPath { base, flags, length, path: check(path)? })
     }
 
-    /// Opens a file, writes `data` to it and closes it, in one round trip. `data` may be up to
-    /// [`towline_wire::limits::TRANSFER_BYTES_MAX`] long.
-    ///
-    /// # Errors
-    /// As `open` and `write`; `ENOSPC` if only part of it could be written.
-    pub fn write_path(&self, path: &[u8], flags: u32, mode: u32, data: &[u8]) -> Result<(), Error> {
-        let requests = [
-            Request::Open { base: self.handle, flags, mode, path: check(path)? },
-            Request::Write {
-                handle: CURRENT,
-                offset: 0,
-                length: data.len() as u32,
-                flags: write_flags(flags),
-            },
-            Request::Close { handle: CURRENT },
-        ];
-        let outcome = self.core.call(&requests, data, &mut [])?;
-        outcome.last()?;
-        match outcome.replies()?.get(1) {
-            Some(Reply::Wrote { length, .. }) if *length as usize == data.len() => Ok(()),
-            Some(Reply::Wrote { .. }) => Err(Errno::ENOSPC.into()),
-            _ => Err(unexpected()),
-        }
-    }
-
     /// Opens or creates a file and closes it, completed later.
     ///
     /// # Errors

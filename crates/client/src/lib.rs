@@ -33,6 +33,7 @@ mod times;
 mod url;
 mod vectored;
 mod watching;
+mod whole;
 
 pub use client::{Client, Options, PlaceOf, Priority};
 pub use connection::Connection;

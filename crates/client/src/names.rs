@@ -303,7 +303,7 @@ impl File {
     /// # Errors
     /// As the system calls.
     pub fn set_attr(&self, path: &[u8], follow: bool, set: &SetAttr) -> Result<Attr, Error> {
-        self.one(self.set_attr_request(path, follow, set)?, attributes)
+        self.one(set_attr_request(self.handle, path, follow, set)?, attributes)
     }
 
     /// [`File::set_attr`] for this open file, completed later.
@@ -311,35 +311,9 @@ impl File {
     /// # Errors
     /// If it cannot be started.
     pub fn start_set_attr(&self, set: &SetAttr) -> Result<Operation<Attr>, Error> {
-        let request = self.set_attr_request(b"", true, set)?;
+        let request = set_attr_request(self.handle, b"", true, set)?;
         self.core
             .start(&[request], Vec::new(), Vec::new(), |outcome, _| attributes(outcome.single()?))
-    }
-
-    fn set_attr_request<'a>(
-        &self,
-        path: &'a [u8],
-        follow: bool,
-        set: &SetAttr,
-    ) -> Result<Request<'a>, Error> {
-        let bit = |present: bool, bit: u32| if present { bit } else { 0 };
-        let (accessed, modified) = set.times.unwrap_or((Timestamp::OMIT, Timestamp::OMIT));
-        Ok(Request::SetAttr {
-            base: self.handle,
-            flags: flag(follow),
-            valid: bit(set.mode.is_some(), valid::MODE)
-                | bit(set.uid.is_some(), valid::UID)
-                | bit(set.gid.is_some(), valid::GID)
-                | bit(set.size.is_some(), valid::SIZE)
-                | bit(set.times.is_some(), valid::TIMES),
-            mode: set.mode.unwrap_or(0),
-            uid: set.uid.unwrap_or(0),
-            gid: set.gid.unwrap_or(0),
-            size: set.size.unwrap_or(0),
-            accessed,
-            modified,
-            path: check(path)?,
-        })
     }
 
     /// `mkdirat(2)`; `mode` as for [`File::open`].
@@ -544,6 +518,33 @@ impl File {
         let (path, name) = (check(path)?, check_xattr(name)?);
         self.one(Request::RemoveXattr { base: self.handle, flags: flag(follow), path, name }, done)
     }
+}
+
+/// The request of [`File::set_attr`].
+pub(crate) fn set_attr_request<'a>(
+    base: u64,
+    path: &'a [u8],
+    follow: bool,
+    set: &SetAttr,
+) -> Result<Request<'a>, Error> {
+    let bit = |present: bool, bit: u32| if present { bit } else { 0 };
+    let (accessed, modified) = set.times.unwrap_or((Timestamp::OMIT, Timestamp::OMIT));
+    Ok(Request::SetAttr {
+        base,
+        flags: flag(follow),
+        valid: bit(set.mode.is_some(), valid::MODE)
+            | bit(set.uid.is_some(), valid::UID)
+            | bit(set.gid.is_some(), valid::GID)
+            | bit(set.size.is_some(), valid::SIZE)
+            | bit(set.times.is_some(), valid::TIMES),
+        mode: set.mode.unwrap_or(0),
+        uid: set.uid.unwrap_or(0),
+        gid: set.gid.unwrap_or(0),
+        size: set.size.unwrap_or(0),
+        accessed,
+        modified,
+        path: check(path)?,
+    })
 }
 
 fn entries(outcome: &Outcome, listing: &[u8]) -> Result<Batch, Error> {

@@ -270,29 +270,35 @@ fn with_less(set: &SetAttr) -> SetAttr {
 /// Copies the extended attributes, but not the lists, which belong to the mode. Those outside `user.` that the
 /// target refuses are left out.
 pub(super) fn copy_xattrs(source: &End, attr: &Attr, target: &End) -> Outcome<()> {
-    if attr.flags & NO_XATTRS != 0 {
-        return Ok(());
-    }
-    let names = match source.xattrs() {
-        Err(failure) if failure.is(Errno::EOPNOTSUPP) => return Ok(()),
-        result => result.map_err(|failure| failure.about(source))?,
-    };
-    let others = [STAMP, ACCESS_LIST, DEFAULT_LIST];
-    for name in names.iter().filter(|name| others.iter().all(|other| other.as_bytes() != *name)) {
-        let value = match source.xattr(name) {
+    for name in xattrs(source, attr)? {
+        let value = match source.xattr(&name) {
             Err(failure) if failure.is(Errno::ENODATA) => continue,
             result => result.map_err(|failure| failure.about(source))?,
         };
-        match target.set_xattr(name, &value) {
+        match target.set_xattr(&name, &value) {
             Err(failure) if failure.is_refusal() && !name.starts_with(b"user.") => (),
             Err(failure) => {
-                let name = crate::text::escaped(name);
+                let name = crate::text::escaped(&name);
                 return Err(failure.with(format_args!("setting extended attribute {name}")));
             }
             Ok(()) => (),
         }
     }
     Ok(())
+}
+
+/// Returns the names of the extended attributes to copy. Most listed files are known to have none without asking.
+pub(super) fn xattrs(source: &End, attr: &Attr) -> Outcome<Vec<Vec<u8>>> {
+    if attr.flags & NO_XATTRS != 0 {
+        return Ok(Vec::new());
+    }
+    let mut names = match source.xattrs() {
+        Err(failure) if failure.is(Errno::EOPNOTSUPP) => return Ok(Vec::new()),
+        result => result.map_err(|failure| failure.about(source))?,
+    };
+    let others = [STAMP, ACCESS_LIST, DEFAULT_LIST];
+    names.retain(|name| others.iter().all(|other| other.as_bytes() != name));
+    Ok(names)
 }
 
 /// Returns true if size and modification time say that the target is a copy of this version of the source.

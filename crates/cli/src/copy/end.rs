@@ -316,6 +316,21 @@ impl End {
         }
     }
 
+    /// Makes this remote file, which must not exist, with all its bytes and these attributes. It has the name of `part`
+    /// until it is complete, and may be left there after a failure. One round trip.
+    pub(crate) fn write_through(
+        &self,
+        part: &Self,
+        mode: u32,
+        data: &[u8],
+        set: &SetAttr,
+    ) -> Outcome<()> {
+        let (Self::Remote(place), Self::Remote(part)) = (self, part) else {
+            return Err(Errno::EXDEV.into());
+        };
+        Ok(place.base.write_renamed((part.path(), place.path()), mode, data, set)?)
+    }
+
     /// Opens for reading. Waits for the writer of a fifo.
     pub(crate) fn open(&self) -> Outcome<Handle> {
         match self {

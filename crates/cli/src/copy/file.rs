@@ -1,4 +1,4 @@
-//! Copies one regular file: in one round trip where that is safe, otherwise through a part.
+//! Copies one regular file through a part, unless it is short enough for `short.rs`.
 
 use super::attributes::{self, AccessList, Parent, Wanted};
 use super::end::{End, Status};
@@ -10,9 +10,9 @@ use crate::interrupt::Interrupt;
 use crate::progress::Progress;
 use crate::report::{Failure, Outcome, end_for_pipe};
 use crate::text::human;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Condvar, Mutex, PoisonError};
 use towline_client::{Attr, Errno};
-use towline_wire::limits::INLINE_BYTES_MAX;
 
 /// Files up to this size are copied in one piece.
 const WHOLE_BYTES_MAX: u64 = 1024 * 1024;
@@ -42,9 +42,9 @@ impl From<Option<Status>> for Existing {
 
 /// What a copy takes over besides the bytes and plain attributes of its source.
 #[derive(Default)]
-struct Legacy {
+pub(super) struct Legacy {
     /// Attributes of the file that it replaces.
-    replaced: Option<Attr>,
+    pub(super) replaced: Option<Attr>,
     /// Access control list, set together with the mode.
     list: Option<AccessList>,
     /// Bits of the mode that a list which it inherits takes away.
@@ -69,6 +69,8 @@ pub(super) struct Files {
     pub(super) large: Permits,
     /// Copies that have names of parts.
     pub(super) not_parts: NotParts,
+    /// A server refused something of a file that was sent with all its attributes in one request.
+    pub(super) refused: AtomicBool,
 }
 
 impl Files {
@@ -120,54 +122,8 @@ impl Files {
         Ok(())
     }
 
-    /// Writes a file in one piece: directly under its name if that cannot leave half a file.
-    fn whole(
-        &self,
-        source: &End,
-        target: &End,
-        status: &Status,
-        mut existing: Existing,
-        data: &[u8],
-        parent: &Parent,
-    ) -> Outcome<()> {
-        let attr = &status.attr;
-        let inline = data.len() <= INLINE_BYTES_MAX && !target.is_local();
-        if inline && !matches!(existing, Existing::There(_)) {
-            let inherits = || parent.hands_down(target);
-            let list = self.wanted.access_list((source, attr), None, inherits)?;
-            let legacy = Legacy { list, ..Legacy::default() };
-            let mode = self.wanted.mode_before(attr, None);
-            // The data is in the request itself, so the server writes all of it or nothing.
-            match target.write_new(mode, data) {
-                Ok(()) => {
-                    let finished = self.finish(source, target, attr, &legacy, Some(data));
-                    return finished.map_err(|failure| {
-                        // The error of the copy matters, not that of the clean-up.
-                        let _ = target.unlink();
-                        failure.about(target)
-                    });
-                }
-                Err(failure) if failure.is(Errno::EEXIST) => existing = Existing::Unknown,
-                Err(failure) => return Err(without_half(target, failure).about(target)),
-            }
-        }
-        let existing = looked_at(target, existing)?;
-        let legacy = self.legacy(source, target, status, &existing, parent)?;
-        let part = target.sibling(&part::unique_name(target.name(), self.run))?;
-        let mode = self.wanted.mode_before(attr, legacy.replaced.as_ref());
-        let written = part
-            .write_new(mode, data)
-            .and_then(|()| self.finish(source, &part, attr, &legacy, Some(data)))
-            .and_then(|()| part.rename(target));
-        written.map_err(|failure| {
-            // The error of the copy matters, not that of the clean-up.
-            let _ = part.unlink();
-            failure.about(target)
-        })
-    }
-
     /// Returns what the copy of a file takes over.
-    fn legacy(
+    pub(super) fn legacy(
         &self,
         source: &End,
         target: &End,
@@ -192,7 +148,7 @@ impl Files {
     }
 
     /// Compares the copy with `data` if asked to, and sets its attributes.
-    fn finish(
+    pub(super) fn finish(
         &self,
         source: &End,
         written: &End,
@@ -454,7 +410,7 @@ impl Files {
 }
 
 /// Looks at the target, unless that was done before.
-fn looked_at(target: &End, existing: Existing) -> Outcome<Existing> {
+pub(super) fn looked_at(target: &End, existing: Existing) -> Outcome<Existing> {
     match existing {
         Existing::Unknown => Ok(target.status_if_any(false).map_err(|f| f.about(target))?.into()),
         known => Ok(known),
@@ -480,16 +436,6 @@ fn replaced(source: &Status, existing: &Existing) -> Outcome<Option<Attr>> {
     let Existing::There(there) = existing else { return Ok(None) };
     check_replaceable(source, there)?;
     Ok(there.attr.is_file().then_some(there.attr))
-}
-
-/// Removes what a failed write may have left of a new file.
-fn without_half(target: &End, failure: Failure) -> Failure {
-    let late = [Errno::ENOSPC, Errno::EDQUOT, Errno::EFBIG, Errno::EIO];
-    if late.iter().any(|errno| failure.is(*errno)) {
-        // Often there is nothing to remove.
-        let _ = target.unlink();
-    }
-    failure
 }
 
 /// Returns true if this is a name of the open file.

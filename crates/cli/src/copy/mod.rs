@@ -1,8 +1,7 @@
 //! `towline cp`: copies to, from and between servers.
 //!
-//! A file appears under its name only when it is complete: data that fits in one request is written
-//! at once, all other data goes to a part beside the target that is renamed at the end. Nothing here
-//! changes a source.
+//! A file appears under its name only when it is complete: all data goes to a part beside the target that is
+//! renamed at the end, of short files in one request. Nothing here changes a source.
 
 mod attributes;
 mod closing;
@@ -12,6 +11,7 @@ pub(crate) mod handle;
 pub(crate) mod local;
 mod part;
 mod pieces;
+mod short;
 mod stamp;
 mod tree;
 
@@ -30,6 +30,7 @@ use std::collections::hash_map::{Entry, HashMap};
 use std::ffi::OsString;
 use std::io::{stderr, stdout};
 use std::process::ExitCode;
+use std::sync::atomic::AtomicBool;
 use towline_client::{Errno, Priority, Url};
 use tree::{Job, Tree};
 
@@ -146,6 +147,7 @@ pub(crate) fn run(mut args: Args) -> ExitCode {
         ),
         large: Permits::default(),
         not_parts: NotParts::default(),
+        refused: AtomicBool::new(false),
     };
     if let Some(bar) = files.progress.bar() {
         report.print_above(bar);

@@ -22,22 +22,22 @@ const READ_WRITE: u32 = 2;
 const BOOT: [u8; 16] = [7; 16];
 
 /// A session with one export.
-struct World {
+pub(super) struct World {
     export: One,
     files: SharedFiles,
     /// Owners whose locks were to be released.
     released: Vec<Owner>,
-    root: u64,
+    pub(super) root: u64,
 }
 
 /// What came of a request.
-struct Outcome {
+pub(super) struct Outcome {
     results: Vec<u8>,
     undecided: bool,
 }
 
 impl Outcome {
-    fn failed(&self) -> Option<Errno> {
+    pub(super) fn failed(&self) -> Option<Errno> {
         match parse_results(&self.results).unwrap().last() {
             Some(Reply::Failed { errno }) => Some(Errno(*errno)),
             Some(_) => None,
@@ -54,7 +54,7 @@ impl Outcome {
 }
 
 impl World {
-    fn new(store: Arc<dyn FileStore>, read_only: bool) -> Self {
+    pub(super) fn new(store: Arc<dyn FileStore>, read_only: bool) -> Self {
         let export = One(store, Terms { read_only, account: 0 });
         let files = Arc::new(Files::new(1, 1).into());
         let mut world = Self { export, files, released: Vec::new(), root: 0 };
@@ -67,8 +67,12 @@ impl World {
     }
 
     fn ask(&mut self, requests: &[Request<'_>]) -> Outcome {
+        self.ask_with(requests, &[])
+    }
+
+    pub(super) fn ask_with(&mut self, requests: &[Request<'_>], payload: &[u8]) -> Outcome {
         let mut compound =
-            Compound::new(0, 1, &encode_compound(requests), &[], 0).expect("it is legal");
+            Compound::new(0, 1, &encode_compound(requests), payload, 0).expect("it is legal");
         self.finish(&mut compound)
     }
 

@@ -19,6 +19,8 @@ pub(super) struct Writing {
     /// Part of it may have been written before the server was killed.
     again: bool,
     sync: bool,
+    /// Fails if only a part of it can be written.
+    whole: bool,
     length: u64,
     done: u64,
     started_at: Option<u64>,
@@ -98,6 +100,7 @@ impl Compound {
         let opened = self.writable_at(context, handle)?;
         let is_append = flags & write_flag::APPEND != 0;
         let sync = flags & write_flag::DATA_SYNC != 0;
+        let whole = flags & write_flag::WHOLE != 0;
         if self.offered > 0 {
             self.write = Some(Box::new(Writing {
                 opened,
@@ -105,6 +108,7 @@ impl Compound {
                 append: is_append,
                 again: false,
                 sync,
+                whole,
                 length: self.offered,
                 done: 0,
                 started_at: None,
@@ -133,6 +137,9 @@ impl Compound {
                 Err(Failure::Errno(errno)) => return Err(errno),
                 Err(Failure::Undecided) => return Ok(Value::Undecided),
             };
+            if whole && count < data.len() {
+                return Err(Errno::ENOSPC);
+            }
             if sync {
                 opened.file.sync(false)?;
             }
@@ -177,11 +184,42 @@ impl Compound {
                 self.fail(Errno::EIO);
             }
             (0, Some(Failure::Errno(errno)), _) | (_, _, Err(errno)) => self.fail(errno),
+            (_, Some(Failure::Errno(errno)), _) if writing.whole => self.fail(errno),
             (length, ..) => {
                 let offset = writing.started_at.unwrap_or(writing.offset);
                 self.result(&Reply::Wrote { length: length as u32, offset });
             }
         }
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::World;
+    use super::*;
+    use towline_store::memory::MemoryStore;
+    use towline_wire::Request;
+    use towline_wire::request::CURRENT;
+
+    #[test]
+    fn what_has_no_room_for_all_of_its_data_can_end_the_compound() {
+        const ROOM: u64 = 64 << 10;
+        const WRITE_ONLY: u32 = 1;
+        for (flags, failed) in [(0, None), (write_flag::WHOLE, Some(Errno::ENOSPC))] {
+            let mut world = World::new(MemoryStore::new("m", ROOM).unwrap(), false);
+            let open = WRITE_ONLY | open_flag::CREATE;
+            let mut write = |data: &[u8]| {
+                let length = data.len() as u32;
+                let requests = [
+                    Request::Open { base: world.root, flags: open, mode: 0o600, path: b"a" },
+                    Request::Write { handle: CURRENT, offset: 0, length, flags },
+                    Request::Close { handle: CURRENT },
+                ];
+                world.ask_with(&requests, data).failed()
+            };
+            assert_eq!(write(&[7; 5]), None);
+            assert_eq!(write(&[7; 2 * ROOM as usize]), failed);
+        }
     }
 }

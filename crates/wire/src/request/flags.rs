@@ -120,6 +120,8 @@ pub mod write_flag {
     pub const APPEND: u32 = 1;
     /// Data is on stable storage before the reply.
     pub const DATA_SYNC: u32 = 2;
+    /// Fail with `ENOSPC`, and so end the compound, unless there is room for all of the data.
+    pub const WHOLE: u32 = 4;
 }
 
 /// Kinds of [`super::Request::Sync`].
