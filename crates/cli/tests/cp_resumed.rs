@@ -5,7 +5,7 @@ mod support;
 
 use rustix::fs::XattrFlags;
 use std::fs;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, chown};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -248,6 +248,20 @@ fn parts_of_another_version_are_not_continued() {
     assert_eq!(names(&served), ["target"]);
 }
 
+/// Makes a part that says that it is complete so far. Returns false where files have no extended attributes.
+fn make_part(part: &Path, source: &Path, start: &[u8]) -> bool {
+    fs::write(part, start).unwrap();
+    let status = fs::metadata(source).unwrap();
+    let (size, done) = (status.len(), start.len());
+    let stamp = format!("{size} {}.{:09} {done}", status.mtime(), status.mtime_nsec());
+    let (name, flags) = ("user.towline.part", XattrFlags::empty());
+    let noted = rustix::fs::lsetxattr(part, name, stamp.as_bytes(), flags).is_ok();
+    if !noted {
+        eprintln!("SKIPPED: no extended attributes here, so nothing is continued");
+    }
+    noted
+}
+
 #[test]
 fn parts_of_this_version_are_continued() {
     let world = World::new();
@@ -257,12 +271,8 @@ fn parts_of_this_version_are_continued() {
     let part = served.join(".target.towline-part");
     // Bytes that were copied before are not checked again.
     data[..3 << 20].fill(7);
-    fs::write(&part, &data[..3 << 20]).unwrap();
-    let status = fs::metadata(&source).unwrap();
-    let stamp = format!("{} {}.{:09} {}", data.len(), status.mtime(), status.mtime_nsec(), 3 << 20);
-    let name = "user.towline.part";
-    if rustix::fs::lsetxattr(&part, name, stamp.as_bytes(), XattrFlags::empty()).is_err() {
-        return eprintln!("SKIPPED: no extended attributes here, so nothing is continued");
+    if !make_part(&part, &source, &data[..3 << 20]) {
+        return;
     }
     let inode = fs::metadata(&part).unwrap().ino();
     let target = world.url("dir/target");
@@ -272,6 +282,37 @@ fn parts_of_this_version_are_continued() {
     assert!(told.ends_with(", 3.0M were there already\n"), "{told}");
     assert!(fs::read(served.join("target")).unwrap() == data);
     assert_eq!(fs::metadata(served.join("target")).unwrap().ino(), inode);
+}
+
+/// Somebody may have put it there to read the data.
+#[test]
+fn parts_of_other_users_are_not_continued() {
+    if !rustix::process::geteuid().is_root() {
+        return eprintln!("SKIPPED: only root can give a part away");
+    }
+    let world = World::new();
+    let (source, served) = (world.local("served/source"), world.local("served"));
+    let data = noise(5 << 20, 3);
+    fs::write(&source, &data).unwrap();
+    let places =
+        [(&source, world.url("dir/target"), served), (&source, String::new(), world.local("here"))];
+    for (from, url, directory) in places {
+        fs::create_dir_all(&directory).unwrap();
+        let part = directory.join(".target.towline-part");
+        if !make_part(&part, from, &data[..1 << 20]) {
+            return;
+        }
+        chown(&part, Some(54321), None).unwrap();
+        let theirs = fs::File::open(&part).unwrap();
+        let here = directory.join("target");
+        match url.is_empty() {
+            true => good(&["cp", "--resume", &world.url("dir/source"), here.to_str().unwrap()]),
+            false => good(&["cp", "--resume", from.to_str().unwrap(), &url]),
+        };
+        assert!(fs::read(&here).unwrap() == data);
+        assert_eq!(theirs.metadata().unwrap().len(), 1 << 20, "nothing was written to it");
+        assert_eq!(fs::metadata(&here).unwrap().uid(), 0);
+    }
 }
 
 /// What is there of it could not be continued.

@@ -370,14 +370,20 @@ impl End {
         }
     }
 
-    /// Opens a part for reading and writing. Does not follow a symbolic link that somebody put there.
-    pub(crate) fn open_part(&self) -> Outcome<Handle> {
-        match self {
-            Self::Local(local) => local.open_part(),
-            Self::Remote(place) => {
-                let flags = flag::READ_WRITE | flag::NO_FOLLOW;
-                Ok(Handle::Remote(place.base.open(place.path(), flags, 0)?))
-            }
+    /// Opens a part for reading and writing, unless it belongs to another user: where everyone may write, somebody may
+    /// have put it there to read the data. Does not follow a symbolic link. On a server, `trial` is made and removed to
+    /// learn who this user is there.
+    pub(crate) fn open_part(&self, trial: &Self) -> Outcome<Handle> {
+        let place = match self {
+            Self::Local(local) => return local.open_part(),
+            Self::Remote(place) => place,
+        };
+        let part = place.base.open(place.path(), flag::READ_WRITE | flag::NO_FOLLOW, 0)?;
+        let user = trial.create(0o600)?.opened()?.uid;
+        trial.unlink()?;
+        match part.attr().uid == user {
+            true => Ok(Handle::Remote(part)),
+            false => Err(Failure::new("belongs to another user")),
         }
     }
 

@@ -208,7 +208,7 @@ impl Files {
         if self.not_parts.has(&part) {
             part = target.sibling(&part::unique_name(target.name(), self.run))?;
         }
-        let (output, from) = self.open_part(&part, &stamp).map_err(|f| f.about(target))?;
+        let (output, from) = self.open_part(&part, target, &stamp).map_err(|f| f.about(target))?;
         let inside = match (source, target) {
             (End::Remote(source), End::Remote(target)) => {
                 source.same_server(target) && source.same_export(target)
@@ -256,14 +256,14 @@ impl Files {
 
     /// Opens the part and returns up to where it is complete. A part that is not continued is replaced, not
     /// truncated: another copy that still writes to it must not mix its data with ours.
-    fn open_part(&self, part: &End, stamp: &Stamp) -> Outcome<(Handle, u64)> {
+    fn open_part(&self, part: &End, target: &End, stamp: &Stamp) -> Outcome<(Handle, u64)> {
         for _ in 0..PART_TRIES {
             match part.create(0o600) {
                 Err(failure) if failure.is(Errno::EEXIST) => (),
                 created => return Ok((created?, 0)),
             }
             if self.resume
-                && let Ok(handle) = part.open_part()
+                && let Ok(handle) = part.open_part(&self.own_part(target)?)
                 && let Some(done) = part::done(stamp, &handle)
             {
                 return Ok((handle, done));

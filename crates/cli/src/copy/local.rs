@@ -180,11 +180,10 @@ impl Local {
         Ok(Handle::Local(File::from(self.open_with(flags, mode)?)))
     }
 
-    /// Opens a part for reading and writing.
+    /// Opens a part for reading and writing, unless it belongs to another user.
     pub(super) fn open_part(&self) -> Outcome<Handle> {
         let file = self.open_with(OFlags::RDWR | OFlags::NOFOLLOW, 0)?;
         if status_of_file(&file)?.attr.uid != rustix::process::geteuid().as_raw() {
-            // In a directory that everyone may write, somebody may have put it there to read the data.
             return Err(Failure::new("belongs to another user"));
         }
         Ok(Handle::Local(File::from(file)))

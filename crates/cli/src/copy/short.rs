@@ -76,7 +76,7 @@ impl Files {
     }
 
     /// Returns a part for this file that nobody else uses.
-    fn own_part(&self, target: &End) -> Outcome<End> {
+    pub(super) fn own_part(&self, target: &End) -> Outcome<End> {
         target.sibling(&part::unique_name(target.name(), self.run))
     }
 }
