@@ -315,6 +315,33 @@ fn parts_of_other_users_are_not_continued() {
     }
 }
 
+#[test]
+fn what_cannot_be_removed_is_not_in_the_way_of_a_part() {
+    let is_root = rustix::process::geteuid().is_root();
+    if is_root && !have("setpriv") {
+        return;
+    }
+    let world = World::new();
+    fs::write(world.local("served/source"), noise(2 << 20, 3)).unwrap();
+    let sticky = world.local("sticky");
+    fs::create_dir(&sticky).unwrap();
+    set_mode(&sticky, 0o1777);
+    fs::create_dir(sticky.join(".one.towline-part")).unwrap();
+    fs::write(sticky.join(".two.towline-part"), "of another user").unwrap();
+    let user = ["--reuid=65534", "--regid=65534", "--clear-groups"];
+    for name in ["one", "two"] {
+        let mut copy = Command::new(if is_root { "setpriv" } else { "env" });
+        copy.args(if is_root { &user[..] } else { &[] }).args([TOWLINE, "cp", "--resume"]);
+        copy.arg(world.url("dir/source")).arg(sticky.join(name));
+        let output = copy.output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+    assert!(sticky.join(".one.towline-part").exists());
+    let other = sticky.join(".two.towline-part");
+    assert_eq!(other.exists(), is_root, "our own can be removed");
+    assert!(names(&sticky).contains(&"two".to_owned()));
+}
+
 /// What is there of it could not be continued.
 #[test]
 fn the_part_of_a_source_that_became_shorter_is_removed() {

@@ -23,6 +23,18 @@ const LARGE_MAX: usize = 4;
 /// Attempts to create a part while other copies create it, too.
 const PART_TRIES: usize = 10;
 
+/// Errors of removing what has the name of a part: in a sticky directory it may be another user's, and it may be a
+/// directory.
+const IN_THE_WAY: [Errno; 3] = [Errno::EPERM, Errno::EACCES, Errno::EISDIR];
+
+/// The open part of a large file.
+struct Part {
+    place: End,
+    output: Handle,
+    /// Up to where it is complete.
+    from: u64,
+}
+
 /// What is known about a target before it is written.
 #[derive(Clone, Copy)]
 pub(super) enum Existing {
@@ -204,11 +216,8 @@ impl Files {
             return self.without_length(source, target, status, &existing, input, parent);
         }
         let stamp = Stamp::new(&attr);
-        let mut part = target.sibling(&part::name(target.name()))?;
-        if self.not_parts.has(&part) {
-            part = target.sibling(&part::unique_name(target.name(), self.run))?;
-        }
-        let (output, from) = self.open_part(&part, target, &stamp).map_err(|f| f.about(target))?;
+        let opened = self.open_part(target, &stamp).map_err(|f| f.about(target))?;
+        let Part { place: part, output, from } = opened;
         let inside = match (source, target) {
             (End::Remote(source), End::Remote(target)) => {
                 source.same_server(target) && source.same_export(target)
@@ -238,7 +247,7 @@ impl Files {
             }
         });
         if let Err(failure) = written.and_then(|()| output.settle()) {
-            let failure = keep_or_remove(failure, &part, &output, &input, &stamp);
+            let failure = keep_or_remove(failure, (&part, target), &output, &input, &stamp);
             return Err(failure.about(target));
         }
         let finished = self.check(&input, &output, &attr, sparse).and_then(|()| {
@@ -254,21 +263,28 @@ impl Files {
         output.close().map_err(|failure| failure.about(target))
     }
 
-    /// Opens the part and returns up to where it is complete. A part that is not continued is replaced, not
-    /// truncated: another copy that still writes to it must not mix its data with ours.
-    fn open_part(&self, part: &End, target: &End, stamp: &Stamp) -> Outcome<(Handle, u64)> {
+    /// Opens the part of a large file. One that is not continued is replaced, not truncated: another copy that still
+    /// writes to it must not mix its data with ours. One that stays in the way is left alone.
+    fn open_part(&self, target: &End, stamp: &Stamp) -> Outcome<Part> {
+        let mut place = target.sibling(&part::name(target.name()))?;
+        if self.not_parts.has(&place) {
+            place = self.own_part(target)?;
+        }
         for _ in 0..PART_TRIES {
-            match part.create(0o600) {
+            match place.create(0o600) {
                 Err(failure) if failure.is(Errno::EEXIST) => (),
-                created => return Ok((created?, 0)),
+                created => return Ok(Part { output: created?, place, from: 0 }),
             }
             if self.resume
-                && let Ok(handle) = part.open_part(&self.own_part(target)?)
-                && let Some(done) = part::done(stamp, &handle)
+                && let Ok(output) = place.open_part(&self.own_part(target)?)
+                && let Some(from) = part::done(stamp, &output)
             {
-                return Ok((handle, done));
+                return Ok(Part { place, output, from });
             }
-            match part.unlink() {
+            match place.unlink() {
+                Err(failure) if IN_THE_WAY.iter().any(|errno| failure.is(*errno)) => {
+                    place = self.own_part(target)?;
+                }
                 Err(failure) if !failure.is(Errno::ENOENT) => return Err(failure),
                 _ => (),
             }
@@ -287,7 +303,7 @@ impl Files {
         finish: impl FnOnce(&End) -> Outcome<()>,
     ) -> Outcome<()> {
         // Another copy may replace the part at any time. Nobody else changes what has this name.
-        let own = target.sibling(&part::unique_name(target.name(), self.run))?;
+        let own = self.own_part(target)?;
         if is_named(output, part)? && is_renamed(part.rename(&own))? {
             if is_named(output, &own)? {
                 return finish(&own).and_then(|()| own.rename(target)).inspect_err(|_| {
@@ -371,7 +387,7 @@ impl Files {
     ) -> Outcome<()> {
         let mut legacy = self.legacy(source, target, status, existing, parent)?;
         legacy.denied = self.denied(&legacy, target, parent)?;
-        let part = target.sibling(&part::unique_name(target.name(), self.run))?;
+        let part = self.own_part(target)?;
         let mut output = part.create(0o600).map_err(|f| f.about(target))?;
         let copied = self
             .pump(source, target, input, &mut output)
@@ -458,16 +474,17 @@ fn remove_own(part: &End, output: &Handle) -> bool {
 }
 
 /// After a failure, keeps the part if it can be continued and otherwise removes it. The message says which. The
-/// copy of a source that has changed cannot.
+/// copy of a source that has changed cannot, nor one with a name that the next run does not look for.
 fn keep_or_remove(
     failure: Failure,
-    part: &End,
+    (part, target): (&End, &End),
     output: &Handle,
     input: &Handle,
     stamp: &Stamp,
 ) -> Failure {
     let has_changed = input.attr().is_ok_and(|attr| Stamp::new(&attr) != *stamp);
-    match part::done(stamp, output).filter(|_| !has_changed) {
+    let is_found = part.name() == part::name(target.name());
+    match part::done(stamp, output).filter(|_| is_found && !has_changed) {
         // A file that is too large for the file system would fail again.
         Some(done) if done > 0 && !failure.is(Errno::EFBIG) => {
             let full = failure.is(Errno::ENOSPC) || failure.is(Errno::EDQUOT);
