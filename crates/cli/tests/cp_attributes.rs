@@ -8,7 +8,8 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt, chown, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use support::{TOWLINE, World, good, have, names, noise, set_mode, text};
+use std::time::{Duration, UNIX_EPOCH};
+use support::{TOWLINE, World, forbidding, good, have, names, noise, set_mode, text};
 
 const LARGE: usize = 20 << 20;
 
@@ -42,6 +43,46 @@ fn attributes_of_the_system_and_of_what_links_lead_to_are_kept() {
             fs::remove_file(&source).unwrap();
         }
     }
+}
+
+/// As on file systems without extended attributes, or without room for a long one.
+#[test]
+fn an_attribute_that_the_target_cannot_hold_is_all_that_is_missing() {
+    if !have("python3") {
+        return;
+    }
+    let world = World::new();
+    let (tree, target) = (world.local("served/tree"), world.local("target"));
+    fs::create_dir_all(tree.join("sub")).unwrap();
+    for (name, length) in [("small", 7), ("sub/large", LARGE)] {
+        fs::write(tree.join(name), noise(length, 5)).unwrap();
+        set_mode(&tree.join(name), 0o640);
+    }
+    for name in ["small", "sub/large", "sub"] {
+        let (path, flags) = (tree.join(name), XattrFlags::empty());
+        if rustix::fs::lsetxattr(path, "user.note", b"lost", flags).is_err() {
+            return eprintln!("SKIPPED: no extended attributes here");
+        }
+    }
+    set_mode(&tree.join("sub"), 0o750);
+    let long_ago = Duration::from_secs(1_000_000);
+    for name in ["small", "sub/large", "sub"] {
+        let file = fs::File::open(tree.join(name)).unwrap();
+        file.set_modified(UNIX_EPOCH + long_ago).unwrap();
+    }
+    let mut copy = forbidding(libc::SYS_lsetxattr);
+    copy.args([TOWLINE, "cp", "-a", &world.url("dir/tree")]).arg(&target);
+    let output = copy.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    for name in ["small", "sub/large", "sub"] {
+        let missing = "operation not permitted; extended attribute user.note was not copied";
+        assert!(said.contains(&format!("/tree/{name}: {missing}\n")), "{said}");
+        let [from, to] = [&tree, &target].map(|place| fs::metadata(place.join(name)).unwrap());
+        assert_eq!((to.mode(), to.mtime()), (from.mode(), 1_000_000), "{name}");
+        assert!(to.is_dir() || fs::read(target.join(name)).unwrap().len() as u64 == from.len());
+    }
+    assert_eq!(said.lines().count(), 3, "{said}");
 }
 
 #[test]

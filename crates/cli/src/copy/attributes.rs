@@ -3,7 +3,8 @@
 use super::Preserve;
 use super::end::{End, Status};
 use super::part::STAMP;
-use crate::report::{Failure, Outcome};
+use crate::report::{Failure, Outcome, Report};
+use crate::text;
 use std::sync::OnceLock;
 use towline_client::{Attr, Errno, SetAttr};
 use towline_wire::attr::attr_flag::NO_XATTRS;
@@ -268,23 +269,32 @@ fn with_less(set: &SetAttr) -> SetAttr {
 }
 
 /// Copies the extended attributes, but not the lists, which belong to the mode. Those outside `user.` that the
-/// target refuses are left out.
-pub(super) fn copy_xattrs(source: &End, attr: &Attr, target: &End) -> Outcome<()> {
+/// target refuses are left out; those of `user.` that it cannot hold are reported, too.
+pub(super) fn copy_xattrs(source: &End, attr: &Attr, target: &End, report: &Report) -> Outcome<()> {
     for name in xattrs(source, attr)? {
         let value = match source.xattr(&name) {
             Err(failure) if failure.is(Errno::ENODATA) => continue,
             result => result.map_err(|failure| failure.about(source))?,
         };
-        match target.set_xattr(&name, &value) {
-            Err(failure) if failure.is_refusal() && !name.starts_with(b"user.") => (),
-            Err(failure) => {
-                let name = crate::text::escaped(&name);
-                return Err(failure.with(format_args!("setting extended attribute {name}")));
+        let Err(failure) = target.set_xattr(&name, &value) else { continue };
+        let is_of_user = name.starts_with(b"user.");
+        let name = text::escaped(&name);
+        match is_of_user {
+            true if failure.is_refusal() || cannot_hold(&failure) => {
+                let text = format_args!("extended attribute {name} was not copied");
+                report.error(source, failure.with(text));
             }
-            Ok(()) => (),
+            false if failure.is_refusal() => (),
+            _ => return Err(failure.with(format_args!("setting extended attribute {name}"))),
         }
     }
     Ok(())
+}
+
+/// Returns true if the target has no room for an extended attribute, or for one of this size.
+fn cannot_hold(failure: &Failure) -> bool {
+    let errors = [Errno::ENOSPC, Errno::EDQUOT, Errno::E2BIG, Errno::ERANGE];
+    errors.iter().any(|errno| failure.is(*errno))
 }
 
 /// Returns the names of the extended attributes to copy. Most listed files are known to have none without asking.

@@ -8,10 +8,10 @@ use super::pieces::{Transfer, first_difference};
 use super::stamp::Stamp;
 use crate::interrupt::Interrupt;
 use crate::progress::Progress;
-use crate::report::{Failure, Outcome, end_for_pipe};
+use crate::report::{Failure, Outcome, Report, end_for_pipe};
 use crate::text::human;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use towline_client::{Attr, Errno};
 
 /// Files up to this size are copied in one piece.
@@ -73,6 +73,8 @@ pub(super) struct Files {
     pub(super) verify: bool,
     /// Number of this run, in the unique names of parts.
     pub(super) run: u32,
+    /// Takes what is missing in copies.
+    pub(super) report: Arc<Report>,
     /// Counts the bytes copied.
     pub(super) progress: Progress,
     /// Asks to stop.
@@ -184,7 +186,7 @@ impl Files {
             // Before the attributes: setting the owner, even to the same one, removes file capabilities
             // (`chown(2)`).
             set = attributes::set_owner(written, &set)?;
-            attributes::copy_xattrs(source, attr, written)?;
+            attributes::copy_xattrs(source, attr, written, &self.report)?;
         }
         if let Some(list) = &legacy.list {
             set = list.hand_down(written, set);

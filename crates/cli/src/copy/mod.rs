@@ -30,6 +30,7 @@ use std::collections::hash_map::{Entry, HashMap};
 use std::ffi::OsString;
 use std::io::{stderr, stdout};
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use towline_client::{Errno, Priority, Url};
 use tree::{Job, Tree};
@@ -126,7 +127,7 @@ pub(crate) fn run(mut args: Args) -> ExitCode {
         args.preserve.push(Preserve::Times);
     }
     crate::descriptors::raise_limit();
-    let report = Report::new("cp");
+    let report = Arc::new(Report::new("cp"));
     let priority = match args.priority {
         Precedence::Low => Priority::Low,
         Precedence::Normal => Priority::Normal,
@@ -141,6 +142,7 @@ pub(crate) fn run(mut args: Args) -> ExitCode {
         resume: args.resume,
         verify: args.verify,
         run: run_number(),
+        report: report.clone(),
         progress: Progress::new(args.progress, args.quiet),
         interrupt: Interrupt::new(
             "towline: cp: stopped: partial copies may remain; repeat with --resume, or remove them",

@@ -308,7 +308,7 @@ impl<'a> Tree<'a> {
         let (wanted, attr) = (&self.files.wanted, &directory.status.attr);
         let (source, target) = (&directory.source, &directory.target);
         if wanted.xattr {
-            attributes::copy_xattrs(source, attr, target)?;
+            attributes::copy_xattrs(source, attr, target, self.report)?;
         }
         let mut set = wanted.rest(attr, None);
         set.mode = set.mode.or(directory.mode);
