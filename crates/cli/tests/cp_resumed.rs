@@ -439,3 +439,43 @@ fn the_part_of_another_copy_does_not_get_the_name_of_the_file() {
     assert!(!target.exists());
     assert_eq!(fs::read_to_string(&part).unwrap(), "incomplete", "the other copy goes on with it");
 }
+
+/// Both have written to one part, and the slower one did so after the other one had set the times.
+#[test]
+fn the_slower_of_two_copies_does_not_change_the_time() {
+    if !have("strace") {
+        return;
+    }
+    let world = World::new();
+    let (source, target) = (world.local("served/source"), world.local("target"));
+    let data = noise(5 << 20, 3);
+    fs::write(&source, &data).unwrap();
+    let part = world.local(".target.towline-part");
+    if !make_part(&part, &source, &data[..1 << 20]) {
+        return;
+    }
+    let (url, trace) = (world.url("dir/source"), world.local("trace"));
+    let mut slower = Command::new("strace")
+        .args(["-f", "-e", "trace=pwrite64", "-o"])
+        .args([trace.as_os_str(), "-e".as_ref()])
+        .args(["inject=pwrite64:delay_enter=3000000", TOWLINE, "cp", "--resume", &url])
+        .arg(&target)
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut ended = false;
+    wait_until("it is about to write", || {
+        ended = slower.try_wait().unwrap().is_some();
+        ended || fs::read_to_string(&trace).is_ok_and(|trace| trace.contains("pwrite64"))
+    });
+    if ended {
+        return eprintln!("SKIPPED: strace may not trace here");
+    }
+    good(&["cp", "--resume", &url, target.to_str().unwrap()]);
+    let output = slower.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let [from, to] = [&source, &target].map(|file| fs::metadata(file).unwrap());
+    let time = |file: &fs::Metadata| (file.mtime(), file.mtime_nsec());
+    assert_eq!(time(&to), time(&from));
+    assert!(fs::read(&target).unwrap() == data);
+}

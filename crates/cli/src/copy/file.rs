@@ -302,7 +302,7 @@ impl Files {
         part: &End,
         output: &Handle,
         target: &End,
-        finish: impl FnOnce(&End) -> Outcome<()>,
+        finish: impl Fn(&End) -> Outcome<()>,
     ) -> Outcome<()> {
         // Another copy may replace the part at any time. Nobody else changes what has this name.
         let own = self.own_part(target)?;
@@ -317,7 +317,8 @@ impl Files {
             own.rename(part)?;
         }
         if is_named(output, target)? {
-            return Ok(());
+            // What this copy wrote after the other one had set the times has changed them.
+            return finish(target);
         }
         let text = "another copy of this file started meanwhile and replaced the partial copy";
         Err(Failure::new(text))
