@@ -55,7 +55,9 @@ pub(crate) fn run(args: &Args) -> ExitCode {
     let report = Report::new("rm");
     let remotes = Remotes::default();
     for url in &args.urls {
-        match remotes.place(url).and_then(|place| remove(&place, args, &report)) {
+        // A missing export is an error in any case: the URL is wrong.
+        let Some(place) = report.check(url, remotes.place(url)) else { continue };
+        match remove(&place, args, &report) {
             // Below a file there is nothing either.
             Err(failure) if args.force && ABSENT.iter().any(|errno| failure.is(*errno)) => (),
             Err(failure) => report.error(url, failure),

@@ -178,6 +178,8 @@ fn removal_does_not_follow_links() {
     assert!(served.join("keep/file").exists() && !served.join("tree").exists());
     bad(1, &["rm", &world.url("dir/none")]);
     good(&["rm", "-f", &world.url("dir/none")]);
+    let complaint = bad(1, &["rm", "-rf", &world.url("nosuchexport/tree")]);
+    assert!(complaint.contains("no export \"nosuchexport\""), "{complaint}");
     bad(1, &["rm", &world.url("dir/keep/file/below")]);
     good(&["rm", "-f", &world.url("dir/keep/file/below")]);
     good(&["rm", "-rf", &world.url("dir/keep/file/below")]);
