@@ -189,11 +189,11 @@ fn resume_removes_what_killed_copies_left() {
     assert_eq!(names(&served), found);
 }
 
-/// Starts a server for the served directory on the socket `socket`, under strace with these arguments. `None` if
+/// Starts a server for the served directory on the socket `socket`, traced by strace with these arguments. `None` if
 /// strace may not trace here.
 fn traced_server(world: &World, socket: &Path, arguments: &[&str]) -> Option<Running> {
     let mut server = Command::new("strace");
-    server.args(["-f", "-o", "/dev/null"]).args(arguments).args([TOWLINE, "serve", "--dir"]);
+    server.args(["-D", "-f", "-o", "/dev/null"]).args(arguments).args([TOWLINE, "serve", "--dir"]);
     server.arg(format!("e={}", world.local("served").display()));
     server.args(["--listen", &format!("unix://{}", socket.display())]).stderr(Stdio::null());
     let mut server = Running(server.spawn().unwrap());
@@ -231,6 +231,35 @@ fn a_killed_server_leaves_no_empty_file() {
     assert!(left.len() == 1 && left[0].starts_with(".file."), "{left:?}");
     good(&["cp", "-r", "--resume", &from, &world.url("dir")]);
     assert_eq!(names(&served), ["file"]);
+}
+
+/// A part that cannot get its name, because there is a file, costs more than a look.
+#[test]
+fn where_files_are_replaced_few_parts_are_made_in_vain() {
+    const FILES: usize = 20;
+    if !have("strace") {
+        return;
+    }
+    let world = World::new();
+    let (source, trace) = (world.local("source"), world.local("trace"));
+    for directory in [&source, &world.local("served")] {
+        fs::create_dir_all(directory).unwrap();
+        for number in 0..FILES {
+            fs::write(directory.join(number.to_string()), directory.to_str().unwrap()).unwrap();
+        }
+    }
+    let socket = world.local("traced");
+    let arguments = ["-o", trace.to_str().unwrap(), "-e", "trace=renameat2"];
+    let Some(server) = traced_server(&world, &socket, &arguments) else { return };
+    let url = format!("towline+unix:///e?socket={}", socket.display());
+    good(&["cp", "-rj1", &format!("{}/.", source.display()), &url]);
+    drop(server);
+    let calls = fs::read_to_string(&trace).unwrap();
+    assert_eq!(calls.matches("EEXIST").count(), 1, "{calls}");
+    for number in 0..FILES {
+        let copied = fs::read_to_string(world.local("served").join(number.to_string())).unwrap();
+        assert_eq!(copied, source.to_str().unwrap());
+    }
 }
 
 #[test]

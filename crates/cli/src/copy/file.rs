@@ -83,6 +83,9 @@ pub(super) struct Files {
     pub(super) large: Permits,
     /// Copies that have names of parts.
     pub(super) not_parts: NotParts,
+    /// The target of a short file was there. Then others most likely are, and looking costs less than a part that does
+    /// not get its name.
+    pub(super) met: AtomicBool,
     /// A server refused something of a file that was sent with all its attributes in one request.
     pub(super) refused: AtomicBool,
 }

@@ -149,6 +149,7 @@ pub(crate) fn run(mut args: Args) -> ExitCode {
         ),
         large: Permits::default(),
         not_parts: NotParts::default(),
+        met: AtomicBool::new(false),
         refused: AtomicBool::new(false),
     };
     if let Some(bar) = files.progress.bar() {

@@ -25,6 +25,9 @@ impl Files {
         parent: &Parent,
     ) -> Outcome<()> {
         let attr = &status.attr;
+        if self.met.load(Ordering::Relaxed) {
+            existing = self.look(target, existing)?;
+        }
         let is_new = !matches!(existing, Existing::There(_));
         if is_new && self.fits_request(source, target, attr, data, parent)? {
             match self.in_one_request(target, attr, data) {
@@ -35,7 +38,7 @@ impl Files {
                 result => return result.map_err(|failure| failure.about(target)),
             }
         }
-        let existing = looked_at(target, existing)?;
+        let existing = self.look(target, existing)?;
         let legacy = self.legacy(source, target, status, &existing, parent)?;
         let part = self.own_part(target)?;
         let mode = self.wanted.mode_before(attr, legacy.replaced.as_ref());
@@ -44,6 +47,13 @@ impl Files {
             .and_then(|()| self.finish(source, &part, attr, &legacy, Some(data)))
             .and_then(|()| part.rename(target));
         written.map_err(|failure| without_part(&part, failure).about(target))
+    }
+
+    /// Looks at the target, unless that was done before, and notes whether something was there.
+    fn look(&self, target: &End, existing: Existing) -> Outcome<Existing> {
+        let existing = looked_at(target, existing)?;
+        self.met.store(matches!(existing, Existing::There(_)), Ordering::Relaxed);
+        Ok(existing)
     }
 
     /// Returns true if one request can make the file with everything that it is to have.
