@@ -133,11 +133,13 @@ fn what_others_do_in_an_exported_directory_is_told() {
     fs::write(world.local("local"), "a text").unwrap();
     good(&["mkdir", &url("by-client")]);
     good(&["cp", world.local("local").to_str().unwrap(), &url("copied")]);
-    let told = watcher.until("MODIFY copied");
+    // It has another name until it is complete.
+    let told = watcher.until("MOVED_TO copied");
     assert_eq!(
         (&told[..1], told.last().unwrap().as_str()),
-        (&["CREATE by-client".to_owned()][..], "MODIFY copied")
+        (&["CREATE by-client".to_owned()][..], "MOVED_TO copied")
     );
+    assert!(told.iter().any(|event| event.starts_with("MODIFY .copied.")), "{told:?}");
     good(&["rm", &url("copied")]);
     watcher.until("DELETE copied");
     // By another run.
@@ -160,8 +162,9 @@ fn what_others_do_in_an_export_in_memory_is_told() {
     let watcher = Watcher::start(&world, &program, "mem", &["-s", "AT/folder"]);
     good(&["mkdir", &url("folder/made")]);
     good(&["cp", world.local("local").to_str().unwrap(), &url("folder/copied")]);
-    let told = watcher.until("MODIFY copied 6");
+    let told = watcher.until("MOVED_TO copied 6");
     assert_eq!(told[0], "CREATE made");
+    assert!(told.iter().any(|event| event.starts_with("MODIFY .copied.")), "{told:?}");
     good(&["rm", &url("folder/copied")]);
     watcher.until("DELETE copied");
     good(&["mkdir", &url("folder/end")]);

@@ -174,9 +174,7 @@ impl Core {
             return;
         }
         let home = self.shared.home(hello.session);
-        // A session that another core is handing over is in the mailbox; the lane gets in line behind it.
-        let is_coming = self.shared.homes.get(hello.session) == Some(self.index)
-            && self.sessions.get(hello.session).is_none();
+        let is_coming = self.is_coming(hello.session); // the lane gets in line behind it
         if hello.session != 0 && (home != self.index || is_coming) {
             let Some(lane) = self.lanes[index].take() else { return };
             self.unwatch_link(index, &lane.link);

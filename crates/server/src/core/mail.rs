@@ -64,7 +64,8 @@ impl Core {
             }
             Mail::Orphan { session, locks } => {
                 let home = self.shared.home(session);
-                match home == self.index {
+                // One that is coming is not over: this gets in line behind it.
+                match home == self.index && !self.is_coming(session) {
                     true => self.orphan(session, locks),
                     false => self.shared.mailboxes[home].send(Mail::Orphan { session, locks }),
                 }

@@ -230,6 +230,11 @@ impl Core {
             .then_some(id)
     }
 
+    /// Returns true for a session that another core is handing over: it is in the mailbox.
+    pub(crate) fn is_coming(&self, session: u64) -> bool {
+        self.shared.homes.get(session) == Some(self.index) && self.sessions.get(session).is_none()
+    }
+
     /// Serves a lane, and its session, that another core has handed over.
     pub(super) fn take_over(&mut self, moving: Moving) {
         let Moving { mut lane, mut served } = moving;
