@@ -77,9 +77,10 @@ impl Entry {
     }
 
     /// Leaves an open file to [`Entry::close_left`] with the same `tag` (of which 30 bits count), or to the
-    /// keeper.
-    pub fn leave(&self, tag: u32) {
-        let _ = self.swap(Taken::Open as u32, leaving(tag));
+    /// keeper. Returns false if it is not open.
+    #[must_use]
+    pub fn leave(&self, tag: u32) -> bool {
+        self.swap(Taken::Open as u32, leaving(tag))
     }
 
     /// Returns the tag under which the entry was left; `None` if it is not left.
@@ -228,11 +229,6 @@ impl Entry {
     /// Sets the offset for a new file, or behind what was appended. Whoever has the lock goes on from here.
     pub fn put_offset(&self, offset: i64) {
         self.position.set(offset);
-    }
-
-    /// Moves the offset by so many bytes, under the lock.
-    pub fn advance(&self, bytes: i64) {
-        self.position.advance(bytes);
     }
 
     /// Announces that so many bytes, less than 2^31, are about to be written at the offset `from`. Returns false if that is

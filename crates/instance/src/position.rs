@@ -67,16 +67,6 @@ impl Position {
         self.0.store(Now { offset, state: 0 }.word(), Ordering::SeqCst);
     }
 
-    /// Moves the offset by so many bytes, whoever has the lock.
-    pub(crate) fn advance(&self, bytes: i64) {
-        loop {
-            let now = self.now();
-            if self.change(now, Now { offset: now.offset.saturating_add(bytes), state: 0 }) {
-                return;
-            }
-        }
-    }
-
     /// Lets only the new holder of the lock move the offset, which goes behind what its previous holder has begun to write.
     pub(crate) fn claim(&self, locked: &Locked<'_>) {
         loop {

@@ -16,6 +16,7 @@
 
 use crate::changed::Change;
 use crate::descriptors::Open;
+use crate::hooks::{maps, shared};
 use crate::{ahead, known, process, remote, report, start, written};
 use std::cell::Cell;
 use std::sync::Mutex;
@@ -167,7 +168,7 @@ pub(crate) fn write(open: Open, data: &[u8], at: Option<u64>) -> Option<usize> {
     let (state, mount) = (start::state()?, mount(open));
     let server = start::server(mount);
     let behind = state.behind(server);
-    let mapped = state.mapped().load(Ordering::SeqCst);
+    let mapped = shared::made();
     let is_meant = behind.is_ready()
         && is_short(behind, data, at)
         && ends_in_range(data, at)
@@ -179,18 +180,18 @@ pub(crate) fn write(open: Open, data: &[u8], at: Option<u64>) -> Option<usize> {
         && !IS_OTHER.load(Ordering::Relaxed)
         && process::namespace() == 0
         && remote::user(mount) == Some(behind.user())
-        && !crate::hooks::maps::has_shared(open);
+        && !maps::has_shared(open);
     let queue = if is_meant { queue(server)? } else { return None };
     if !state.behind(mount).take_room(data.len()) {
         behind.nudge();
         return None;
     }
     let count = add(state, queue, open, data, at);
-    if state.mapped().load(Ordering::SeqCst) != mapped {
+    if shared::made() != mapped {
         // Whoever has mapped the file has waited only for what was in the queue then.
         let _ = settle(mount);
         let at = at.map(|at| at as i64);
-        crate::hooks::maps::written_since(open, mapped, &data[..count], at);
+        maps::written_since(open, mapped, &data[..count], at);
     }
     Some(count).filter(|count| *count > 0)
 }

@@ -41,28 +41,27 @@ pub(crate) fn leave(open: Open, client: &Client) -> bool {
     *place = Some(Left { number: open.number, tag, mount, handle });
     COUNT.fetch_add(1, Ordering::Relaxed);
     client.forget_handle(handle);
-    open.entry.leave(tag);
+    let _ = open.entry.leave(tag);
     true
 }
 
-/// Closes a file at once, unless it is closed already. If this process is killed before the server knows of it, the keeper
-/// closes the file.
-pub(crate) fn now(open: Open, client: &Client) {
+/// Closes a file at once. Returns false if it is closed already. If this process is killed before the server knows of it,
+/// the keeper closes the file.
+pub(crate) fn now(open: Open, client: &Client) -> bool {
     let tag = tag();
-    open.entry.leave(tag);
-    if open.entry.leaving() == Some(tag) {
+    let is_open = open.entry.leave(tag);
+    if is_open {
         client.close_handle(open.handle);
         // Otherwise the keeper has closed it, too, which does no harm: handles are not used again.
         let _ = open.entry.close_left(tag);
     }
+    is_open
 }
 
 /// No two processes share a tag (but for rare ones in different PID namespaces), nor do two closes of one process that are
 /// close together.
 fn tag() -> u32 {
-    let count = TAGS.fetch_add(1, Ordering::Relaxed) & 0xff;
-    // As many bits as an entry keeps.
-    ((process::id() ^ process::namespace()) << 8 | count) & (u32::MAX >> 2)
+    (process::id() ^ process::namespace()) << 8 | TAGS.fetch_add(1, Ordering::Relaxed) & 0xff
 }
 
 /// Closes the left files of a mount with the next message that is sent. Returns true if there are any.

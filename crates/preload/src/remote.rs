@@ -14,7 +14,7 @@ pub(crate) use sessions::{
 };
 use std::sync::atomic::{AtomicBool, Ordering};
 use towline_client::{Error, File, Lock};
-use towline_instance::{Locked, Taken};
+use towline_instance::Locked;
 use towline_wire::Attr;
 use towline_wire::request::{lock, open_flag};
 
@@ -74,10 +74,9 @@ pub(crate) fn close(open: Open) {
     // `close` has reported the result before; other ways to lose a descriptor report nothing.
     let _ = fresh::closing(open);
     let Ok(client) = client(mount) else { return };
-    if entry.taken() != Taken::Open || closing::leave(open, client) {
+    if closing::leave(open, client) || !closing::now(open, client) {
         return;
     }
-    closing::now(open, client);
     // Otherwise the keeper frees the entry after it has seen the placeholder close: an entry reused before
     // that would look closed.
     if let Some(state) = start::state().filter(|state| !state.is_kept()) {

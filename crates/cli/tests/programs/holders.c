@@ -56,10 +56,8 @@ static void end(pid_t writer, int fd) {
     }
 }
 
-static void stopped_writers(void) {
-    long fd = MUST(open("f", O_RDWR | O_CREAT, 0644));
-    pid_t writer = MUST(fork());
-    if (writer == 0) write_on((void *)fd);
+/* Others write while a writer is stopped. */
+static void write_beside(pid_t writer, int fd) {
     for (int i = 0; i < 8; i++) {
         usleep(10000);
         stop(writer);
@@ -67,6 +65,13 @@ static void stopped_writers(void) {
         MUST(kill(writer, SIGCONT));
     }
     end(writer, fd);
+}
+
+static void stopped_writers(void) {
+    long fd = MUST(open("f", O_RDWR | O_CREAT, 0644));
+    pid_t writer = MUST(fork());
+    if (writer == 0) write_on((void *)fd);
+    write_beside(writer, fd);
 }
 
 /* A process goes on when its first thread has ended, and can be stopped as before. */
@@ -79,13 +84,7 @@ static void stopped_writers_without_their_first_thread(void) {
         pthread_exit(NULL);
     }
     usleep(50000);
-    for (int i = 0; i < 8; i++) {
-        usleep(10000);
-        stop(writer);
-        IN_CHILD(alarm(20); if (write(fd, "hello", 5) != 5) _exit(93));
-        MUST(kill(writer, SIGCONT));
-    }
-    end(writer, fd);
+    write_beside(writer, fd);
 }
 
 /* Each record is written once and whole, whoever is stopped while it writes. */

@@ -52,13 +52,13 @@ fn both_sides_see_the_same_table() {
     drop(held);
     assert!(entry.try_lock(two).is_some());
     let _held = entry.lock(one);
-    entry.leave(7);
+    assert!(entry.leave(7));
     assert_eq!(entry.taken(), Taken::Leaving);
     assert!(!entry.close_left(8), "somebody else's");
     assert!(entry.close_left(7));
     assert!(!entry.close_abandoned(), "the keeper came too late");
     assert!(entry.change(Taken::Closed, Taken::Open));
-    entry.leave(9);
+    assert!(entry.leave(9));
     assert!(entry.close_abandoned());
     assert!(!entry.close_left(9), "the keeper was faster");
     second.give_back(taken[3]);

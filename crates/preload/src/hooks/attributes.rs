@@ -28,16 +28,16 @@ unsafe fn set(
             Ok(attr)
         };
         let Some(size) = set.size else { return change().map(|_| 0) };
-        let now = || at.with(|base, path| base.stat_path(path, follow));
-        let which = |attr: &Attr| (at.mount, attr.identity());
-        limits::check(size, || now().map(|attr| attr.size))?;
-        let look = || now().map(|attr| Some((which(&attr), attr.size)));
-        let call = || change().map(|attr| (which(&attr), 0));
+        let look = || at.with(|base, path| base.stat_path(path, follow));
+        let now = || look().map(|attr| attr.size);
+        let which = |attr: Attr| (at.mount, attr.identity());
+        limits::check(size, now)?;
+        let call = || change().map(|attr| (which(attr), 0));
         let read = |_: &_, to: &mut [u8], from| {
             let flags = libc::O_RDONLY as u32;
             at.with(|base, path| shared::read_from(&base.open(path, flags, 0)?, to, from))
         };
-        maps::resizing(size, look, call, read)
+        maps::resizing(size, || look().map(which).map(Some), now, call, read)
     };
     // SAFETY: the program passes valid arguments.
     unsafe { by_path(at, path, follow, local, remote) }

@@ -117,8 +117,14 @@ unsafe fn advance_file(open: Open, at: *mut off64_t, by: usize) {
     if !at.is_null() {
         // SAFETY: the program passes an offset.
         unsafe { advance(at, by) };
-    } else if let Ok(_lock) = remote::lock_offset(open) {
-        open.entry.advance(by as i64);
+        return;
+    }
+    while let Ok(lock) = remote::lock_offset(open) {
+        let from = open.entry.offset();
+        // Otherwise this process was stopped, and others have gone on.
+        if open.entry.set_offset(&lock, from, from.saturating_add(by as i64)) {
+            return;
+        }
     }
 }
 

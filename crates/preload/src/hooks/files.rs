@@ -148,16 +148,17 @@ fn truncating(
     open: impl FnOnce() -> Result<(u64, Attr), i32>,
 ) -> Result<(u64, Attr), i32> {
     let which = |attr: &Attr| (at.mount, attr.identity());
-    let look = || {
+    let before = || {
         let attr = at.with(|base, path| base.stat_path(path, flags & libc::O_NOFOLLOW == 0));
         // If it cannot be found, opening it tells why.
-        Ok(attr.ok().map(|attr| (which(&attr), attr.size)))
+        Ok(attr.ok().map(|attr| which(&attr)))
     };
     let call = || open().map(|(handle, attr)| (which(&attr), (handle, attr)));
     let read = |(handle, _): &(u64, Attr), to: &mut [u8], from| {
         remote::with_handle(at.mount, *handle, |file| shared::read_from(file, to, from))
     };
-    maps::resizing(0, look, call, read)
+    // However long it was, everything goes.
+    maps::resizing(0, before, || Ok(0), call, read)
 }
 
 /// Returns the remote file whose descriptor this path names, such as `/dev/fd/N`, `/proc/self/fd/N` or

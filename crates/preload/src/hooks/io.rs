@@ -337,13 +337,14 @@ pub(crate) unsafe fn ftruncate(fd: c_int, length: off64_t) -> c_int {
             if flags & libc::O_ACCMODE == libc::O_RDONLY {
                 return Err(libc::EINVAL);
             }
-            limits::check(size, || remote::with(open, File::stat).map(|attr| attr.size))?;
-            let set = SetAttr { size: Some(size), ..SetAttr::default() };
             let file = maps::which(open);
-            let look = || remote::with(open, File::stat).map(|attr| Some((file, attr.size)));
+            let now = || remote::with(open, File::stat).map(|attr| attr.size);
+            limits::check(size, now)?;
+            let set = SetAttr { size: Some(size), ..SetAttr::default() };
             let call =
                 || remote::with(open, |file| file.set_attr(b"", true, &set)).map(|_| (file, 0));
-            maps::resizing(size, look, call, |_, to, at| shared::read(open, to, at))
+            let read = |_: &_, to: &mut [u8], at| shared::read(open, to, at);
+            maps::resizing(size, || Ok(Some(file)), now, call, read)
         },
     )
 }

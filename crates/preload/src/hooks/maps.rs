@@ -384,7 +384,12 @@ pub(crate) fn is_any_here() -> bool {
 
 /// Returns true if the run has shared mappings of a file.
 pub(crate) fn has_shared(open: Open) -> bool {
-    shared::is_any() && inside(|| Shared::existing(which(open))).is_ok()
+    existing(which(open)).is_some()
+}
+
+/// Returns the memory of a file if the run has shared mappings of it.
+fn existing(file: Which) -> Option<Shared> {
+    if shared::is_any() { inside(|| Shared::existing(file)).ok() } else { None }
 }
 
 /// Writes to a file by `call`, at an offset or at the end, which returns the number of bytes written and where
@@ -397,8 +402,7 @@ pub(crate) fn writing(
     call: impl Fn(&[u8], u64) -> Result<(usize, i64), i32>,
 ) -> Result<(usize, i64), i32> {
     let made = shared::made();
-    let shared = if made != 0 { Shared::existing(which(open)).ok() } else { None };
-    let Some(shared) = shared else {
+    let Some(shared) = existing(which(open)) else {
         let (count, first) = call(data, at)?;
         written_since(open, made, &data[..count.min(data.len())], Some(first));
         return Ok((count, first));
@@ -454,37 +458,31 @@ pub(crate) fn zeroing(
     range: std::ops::Range<u64>,
     call: impl FnOnce() -> Result<(), i32>,
 ) -> Result<(), i32> {
-    match shared::is_any().then(|| Shared::existing(which(open))) {
-        Some(Ok(shared)) => shared.zeroing(range, call),
-        _ => call(),
+    match existing(which(open)) {
+        Some(shared) => shared.zeroing(range, call),
+        None => call(),
     }
 }
 
 /// Changes the length of a file to `length` by `call`, and brings its mappings up to date. Nobody reads pages of the
 /// file in or writes them back meanwhile.
 ///
-/// `look` tells which file it is, if there is one, and how long; `call` which file it was. `read` reads that at an offset
-/// and returns how many bytes there were.
+/// `which` tells which file it is, if there is one, and `now` how long it is, if that is needed; `call` which file it was.
+/// `read` reads that at an offset and returns how many bytes there were.
 pub(crate) fn resizing<T>(
     length: u64,
-    look: impl Fn() -> Result<Option<(Which, u64)>, i32>,
+    which: impl FnOnce() -> Result<Option<Which>, i32>,
+    now: impl FnOnce() -> Result<u64, i32>,
     call: impl FnOnce() -> Result<(Which, T), i32>,
     read: impl Fn(&T, &mut [u8], usize) -> Result<usize, i32>,
 ) -> Result<T, i32> {
-    let existing = |file| {
-        if shared::is_any() { inside(|| Shared::existing(file)).ok() } else { None }
-    };
-    let seen = if is_any() { look()? } else { None };
-    let before = seen.and_then(|(file, _)| existing(file));
-    let (file, result, from) = match &before {
-        Some(shared) => {
-            let now = || look().map(|seen| seen.map_or(0, |(_, length)| length));
-            let ((file, result), from) = shared.resizing(length, now, call)?;
-            (file, result, from)
-        }
+    let seen = if is_any() { which()? } else { None };
+    let memory = seen.and_then(existing);
+    let ((file, result), from) = match &memory {
+        Some(shared) => shared.resizing(length, now, call)?,
         None => {
-            let (file, result) = call()?;
-            (file, result, seen.map_or(length, |(_, before)| before.min(length)))
+            let before = if seen.is_some() && is_any_here() { now()? } else { length };
+            (call()?, before.min(length))
         }
     };
     let _ = with_maps((), |maps| {
@@ -493,7 +491,7 @@ pub(crate) fn resizing<T>(
         }
         Ok(())
     });
-    let is_updated = before.is_some() && seen.is_some_and(|(seen, _)| seen == file);
+    let is_updated = memory.is_some() && seen == Some(file);
     if !is_updated && let Some(shared) = existing(file) {
         // A process has mapped it meanwhile, and may have read it before or after the change.
         let renewed = shared.read_anew(|to, at| read(&result, to, at));
