@@ -187,16 +187,15 @@ impl Worker {
         }
     }
 
-    /// Writes back what was stored to a file. A file that is about to be closed is `own`.
+    /// Writes back what was stored to a file, and brings its memory up to date. A file that is about to be closed is
+    /// `own`.
     fn write_back(&self, url: &Url, (mount, inode): (u32, u64), own: Option<&Opened>) {
         let client = &self.server.client;
         let others = Opened::all(&self.state, mount, inode);
-        let all = own.into_iter().chain(&others).filter(|opened| opened.is_writable());
-        // Without any, whoever had one has closed it, and has written back before.
-        let mut all = all.peekable();
-        if all.peek().is_none() {
-            return;
-        }
+        let mut all: Vec<_> =
+            own.into_iter().chain(&others).filter(|opened| opened.may_read()).collect();
+        // If none is writable, whoever had one has closed it, and has written back before.
+        all.sort_by_key(|opened| !opened.is_writable());
         // Nobody maps the file any more if there is no memory.
         let path = self.mappings.join(memory::name(mount, inode));
         let Ok(memory) = Memory::open(path) else { return };
@@ -206,10 +205,14 @@ impl Worker {
         let mut written = Ok(());
         for opened in all {
             let source = Source::of(opened, client);
-            written = memory.write_back(&source, is_last);
+            let write_back = || {
+                memory.renew_interrupted(&source)?;
+                if opened.is_writable() { memory.write_back(&source, is_last) } else { Ok(()) }
+            };
+            written = write_back();
             // After a restart of the server, nobody may have asked for this one again yet.
             if written.as_ref().is_err_and(is_closed) && opened.reclaim(client, url).is_ok() {
-                written = memory.write_back(&source, is_last);
+                written = write_back();
                 if !own.is_some_and(|own| std::ptr::eq(own, opened)) {
                     opened.close_unless_open(client, &self.state);
                 }

@@ -1,5 +1,6 @@
 //! The memory behind shared mappings (`instance::memory`) as the keeper uses it.
 
+use super::source::Source;
 use rustix::fs::FlockOperation;
 use std::fs::File;
 use std::io;
@@ -36,6 +37,14 @@ impl Memory {
         }
     }
 
+    /// [`Memory::turn`], or `None` if the memory was taken away: whoever did that has told the user what is lost.
+    fn turn_if_there(&self) -> io::Result<Option<(Turn<'_>, MutexGuard<'_, ()>)>> {
+        match self.turn() {
+            Err(error) if error.raw_os_error() == Some(libc::ESTALE) => Ok(None),
+            turn => turn.map(Some),
+        }
+    }
+
     /// The turn belongs to the open file description, which threads share: it ends before the lock does.
     fn turn_in_any_case(&self) -> io::Result<(Turn<'_>, MutexGuard<'_, ()>)> {
         let mine = self.mine.lock().unwrap_or_else(PoisonError::into_inner);
@@ -58,6 +67,14 @@ impl Memory {
         Ok((length / page_bytes() as u64) as usize)
     }
 
+    /// Reads again by `source` what a killed process has changed of the remote file and not of the memory.
+    pub(super) fn renew_interrupted(&self, source: &Source) -> io::Result<()> {
+        let Some(_turn) = self.turn_if_there()? else { return Ok(()) };
+        memory::renew_interrupted(self, self.pages()?, |to, at| {
+            memory::read_up_to_end(to, |part, done| source.read_at(part, at as u64 + done))
+        })
+    }
+
     /// Writes stored data back to the remote file, unless a process still maps the memory: such processes write
     /// back themselves. It does not leave that to them if nobody could do it later (`is_last`), or where programs
     /// lock the file: what a killed process has left comes before its lock goes.
@@ -68,11 +85,7 @@ impl Memory {
     ) -> io::Result<()> {
         // First the turn, then the lock, as processes do that begin to map the file: they must not wait for
         // each other, nor take this for another process that maps it.
-        let _turn = match self.turn() {
-            // Whoever took the memory away has told the user what is lost.
-            Err(error) if error.raw_os_error() == Some(libc::ESTALE) => return Ok(()),
-            turn => turn?,
-        };
+        let Some(_turn) = self.turn_if_there()? else { return Ok(()) };
         if !memory::is_set(self, memory::KEEPS_AT)? {
             return Ok(());
         }

@@ -80,6 +80,11 @@ impl Opened {
         self.flags & libc::O_ACCMODE as u32 != libc::O_RDONLY as u32
     }
 
+    /// Returns true if it is open for reading.
+    pub(super) fn may_read(&self) -> bool {
+        self.flags & libc::O_ACCMODE as u32 != libc::O_WRONLY as u32
+    }
+
     /// Returns true if what programs store to mappings can be written back through it.
     pub(super) fn is_writable(&self) -> bool {
         self.flags & libc::O_ACCMODE as u32 == libc::O_RDWR as u32

@@ -1,5 +1,5 @@
 /* Shared mappings of files while other processes change the length of the file, map it for the first time, or are killed
- * as they write it back. Only counts are printed. */
+ * as they write to it or write it back. Only counts are printed. */
 #include "case.h"
 #include <pthread.h>
 #include <sys/mman.h>
@@ -114,10 +114,52 @@ static void parents_are_killed(void) {
     MUST(unlink("f")); /* what it holds depends on when */
 }
 
+/* A process that maps the file sees what another one has written, although that was killed in the midst of it. */
+static void writers_are_killed(void) {
+    enum { TIMES = 16, BYTES = 1 << 20 };
+    static char now[BYTES];
+    int seen = 0;
+    int fd = MUST(open("f", O_RDWR | O_CREAT, 0644));
+    MUST(ftruncate(fd, BYTES));
+    volatile char *at = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    MUST((long)at);
+    for (int page = 0; page < BYTES; page += 4096) at[page] = 1;
+    MUST(msync((void *)at, BYTES, MS_SYNC));
+    for (int time = 0; time < TIMES && seen == time; time++) {
+        int begun[2];
+        MUST(pipe(begun));
+        pid_t writer = MUST(fork());
+        if (writer == 0) {
+            static char bytes[BYTES];
+            int own = MUST(open("f", O_WRONLY));
+            MUST(write(begun[1], "x", 1));
+            for (int value = 1;; value++) {
+                memset(bytes, value, sizeof bytes);
+                MUST(pwrite(own, bytes, sizeof bytes, 0));
+            }
+        }
+        MUST(read(begun[0], now, 1));
+        usleep(3000 + 700 * time);
+        MUST(kill(writer, SIGKILL));
+        MUST(waitpid(writer, NULL, 0));
+        for (int i = 0; i < 2; i++) close(begun[i]);
+        for (int wait = 0; seen == time && wait < 2000; wait++) {
+            if (wait) usleep(10000);
+            MUST(pread(fd, now, BYTES, 0));
+            seen += memcmp((void *)at, now, BYTES) == 0;
+        }
+    }
+    say("what %d of %d killed writers wrote is seen", seen, TIMES);
+    MUST(munmap((void *)at, BYTES));
+    MUST(close(fd));
+    MUST(unlink("f")); /* what it holds depends on when */
+}
+
 static const struct test tests[] = {
     {"workers-set-the-length", workers_set_the_length},
     {"workers-make-it-empty", workers_make_it_empty},
     {"parents-are-killed", parents_are_killed},
+    {"writers-are-killed", writers_are_killed},
     {NULL, NULL},
 };
 

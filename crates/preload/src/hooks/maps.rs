@@ -412,7 +412,8 @@ pub(crate) fn writing(
         // A copy, as the data may be in a mapping of the same file: whoever reads a missing page in takes the turn.
         let length = if appends { data.len() } else { WRITTEN_BYTES.min(data.len() - done) };
         let part = data[done..done + length].to_vec();
-        match shared.writing(&part, || call(&part, at + done as u64)) {
+        let begin = at + done as u64;
+        match shared.writing(&part, (!appends).then_some(begin), || call(&part, begin)) {
             Ok((count, begin)) => {
                 first = if done == 0 { begin } else { first };
                 done += count;

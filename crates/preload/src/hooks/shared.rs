@@ -13,7 +13,6 @@ use libc::{c_int, c_void, off64_t, size_t};
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Mutex, MutexGuard};
-use std::time::{SystemTime, UNIX_EPOCH};
 use towline_client::File;
 use towline_instance::memory::{self, AT_ONCE, Access, Turn, runs};
 
@@ -216,6 +215,7 @@ impl Shared {
         is_new: bool,
     ) -> Result<(), i32> {
         self.make_room(offset, length, is_new)?;
+        memory::renew_interrupted(self, self.pages()?, |to, at| read(open, to, at))?;
         let first = offset as usize / page_bytes();
         let known = self.known(first, length.div_ceil(page_bytes()))?;
         let is_any = known.iter().any(|known| *known != 0);
@@ -228,13 +228,13 @@ impl Shared {
         let mut seen = [[0; 8]; 2];
         self.get(memory::CHANGE_AT, seen.as_flattened_mut())?;
         let [change, first_seen] = seen.map(u64::from_ne_bytes);
-        let now = milliseconds();
+        let now = memory::milliseconds();
         let is_same = change == attr.change;
         if is_same && first_seen == 0 {
             return Ok(());
         }
         if is_any && renewal::is_short(&known) {
-            self.renew(first, &known, |to, at| read(open, to, at))?;
+            memory::renew(self, first, &known, |to, at| read(open, to, at))?;
         }
         if is_whole {
             // A second change in the same tick of the server's clock has the same number.
@@ -350,26 +350,27 @@ impl Shared {
         (offset, length): (i64, usize),
     ) -> Result<(), i32> {
         let _turn = self.turn()?;
+        // It would write what lies between what was stored as it was before.
+        memory::renew_interrupted(self, self.pages()?, |to, at| {
+            file.with(|file| read_from(file, to, at))
+        })?;
         let first = offset as usize / page_bytes();
         memory::write_back(self, file, first..first + length.div_ceil(page_bytes()))
     }
 
     /// Writes to the file by `call`, which returns how many bytes of `data` it has written and where, and updates
-    /// the memory. Nobody writes back meanwhile what the memory had there before.
+    /// the memory. It writes at `at`, if that is known. Nobody writes back meanwhile what the memory had there before.
     ///
     /// # Errors
     /// Those of `call`. If the memory fails, mappings keep what they had.
     pub(crate) fn writing(
         &self,
         data: &[u8],
+        at: Option<u64>,
         call: impl FnOnce() -> Result<(usize, i64), i32>,
     ) -> Result<(usize, i64), i32> {
-        let turn = self.turn();
-        let (count, at) = call()?;
-        if turn.is_ok() {
-            let _ = self.update(at, &data[..count.min(data.len())]);
-        }
-        Ok((count, at))
+        let within = at.map_or(0..u64::MAX, |at| at..at.saturating_add(data.len() as u64));
+        self.changing(within, call, |&(count, at)| self.update(at, &data[..count.min(data.len())]))
     }
 
     /// Makes bytes of the file zero by `call`, and those of the memory.
@@ -381,16 +382,26 @@ impl Shared {
         range: std::ops::Range<u64>,
         call: impl FnOnce() -> Result<(), i32>,
     ) -> Result<(), i32> {
-        let turn = self.turn();
-        call()?;
-        if turn.is_ok() {
+        self.changing(range.clone(), call, |()| {
             let zeroes = vec![0; AT_ONCE * page_bytes()];
-            let end = range.end.min((self.pages().unwrap_or(0) * page_bytes()) as u64);
-            for at in (range.start..end).step_by(zeroes.len()) {
-                let _ = self.update(at as i64, &zeroes[..zeroes.len().min((end - at) as usize)]);
-            }
+            let end = range.end.min((self.pages()? * page_bytes()) as u64);
+            (range.start..end).step_by(zeroes.len()).try_for_each(|at| {
+                self.update(at as i64, &zeroes[..zeroes.len().min((end - at) as usize)])
+            })
+        })
+    }
+
+    /// [`memory::changing`], also of a memory that was taken away, which is left alone.
+    fn changing<T>(
+        &self,
+        within: std::ops::Range<u64>,
+        call: impl FnOnce() -> Result<T, i32>,
+        update: impl FnOnce(&T) -> Result<(), i32>,
+    ) -> Result<T, i32> {
+        match self.turn() {
+            Ok(_turn) => memory::changing(self, within, call, update),
+            Err(_) => call(),
         }
-        Ok(())
     }
 
     /// Updates the memory after `data` was written to the file. Whoever does so has the turn.
@@ -423,14 +434,11 @@ impl Shared {
         now: impl FnOnce() -> Result<u64, i32>,
         call: impl FnOnce() -> Result<T, i32>,
     ) -> Result<(T, u64), i32> {
-        let turn = self.turn();
-        let before = now()?;
-        let done = call()?;
-        let from = before.min(length);
-        if turn.is_ok() {
-            let _ = self.zero_from(from);
-        }
-        Ok((done, from))
+        let call = || {
+            let before = now()?;
+            Ok((call()?, before.min(length)))
+        };
+        self.changing(0..u64::MAX, call, |(_, from)| self.zero_from(*from))
     }
 
     /// Makes all bytes from here on zero.
@@ -492,11 +500,6 @@ fn status(fd: c_int) -> Result<libc::stat, i32> {
     // SAFETY: the call fills the structure, which outlives it.
     unsafe { checked(libc::SYS_fstat, [fd as usize, to, 0, 0, 0, 0])? };
     Ok(status)
-}
-
-/// Returns this machine's time.
-fn milliseconds() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |now| now.as_millis() as u64)
 }
 
 /// [`read_from`] an open file of the program.

@@ -1,11 +1,11 @@
 //! Reading the memory of a mapped file again, after others may have changed the file.
 
-use super::{ORIGINALS_AT, PAGES_AT, Shared, read, read_from};
+use super::{Shared, read, read_from};
 use crate::descriptors::Open;
 use crate::hooks::handle::Handle;
 use crate::hooks::maps::page_bytes;
 use crate::remote;
-use towline_instance::memory::{self, AT_ONCE, Access, Renewal, runs};
+use towline_instance::memory::{self, Access};
 
 /// Most bytes that are read again when the file is locked; longer mappings stay as they are.
 const RENEWED_BYTES_MAX: usize = 64 << 20;
@@ -17,7 +17,7 @@ impl Shared {
         let _turn = self.turn()?;
         let first = at as usize / page_bytes();
         let known = self.known(first, (at as usize + data.len()).div_ceil(page_bytes()) - first)?;
-        match self.renew(first, &known, |to, at| read(open, to, at)) {
+        match memory::renew(self, first, &known, |to, at| read(open, to, at)) {
             // It is open for writing only.
             Err(libc::EBADF) => self.update(at, data),
             renewed => renewed.map(drop),
@@ -31,7 +31,7 @@ impl Shared {
     ) -> Result<(), i32> {
         let _turn = self.turn()?;
         let known = self.known(0, self.pages()?)?;
-        self.renew(0, &known, read).map(drop)
+        memory::renew(self, 0, &known, read).map(drop)
     }
 
     /// Reads all known pages again if programs lock the file, by `handle` or else by the program's own.
@@ -45,7 +45,7 @@ impl Shared {
             return Ok(());
         }
         let Some(known) = self.known_if_short()? else { return Ok(()) };
-        let renewed = self.renew(0, &known, |to, at| match handle {
+        let renewed = memory::renew(self, 0, &known, |to, at| match handle {
             Some(handle) => handle.with(|file| read_from(file, to, at)),
             None => remote::with_handle(self.mount, lent, |file| read_from(file, to, at)),
         });
@@ -87,52 +87,13 @@ impl Shared {
                 return Ok(false); // whoever locks it by a readable descriptor reads it
             }
             if let Some(known) = self.known_if_short()? {
-                has_changed = self.renew(0, &known, |to, at| match handle {
+                has_changed = memory::renew(self, 0, &known, |to, at| match handle {
                     Some(handle) => handle.with(|file| read_from(file, to, at)),
                     None => read(open, to, at),
                 })?;
             }
         }
         self.put(memory::IS_OLD_AT, &[0])?;
-        Ok(has_changed)
-    }
-
-    /// Reads known pages from `first` on again by `read`, which returns how many bytes there were. Returns whether
-    /// that has changed the memory. The caller has the turn.
-    pub(super) fn renew(
-        &self,
-        first: usize,
-        known: &[u8],
-        read: impl Fn(&mut [u8], usize) -> Result<usize, i32>,
-    ) -> Result<bool, i32> {
-        let keeps = memory::is_set(self, memory::KEEPS_AT)?;
-        let single = memory::is_set(self, memory::IS_LOCKED_AT)?;
-        let room = AT_ONCE.min(known.len()) * page_bytes();
-        let (mut new, mut now, mut was) = (vec![0; room], vec![0; room], vec![0; room]);
-        let mut has_changed = false;
-        for run in runs(known, |known| known != 0) {
-            let (length, at) = (run.len() * page_bytes(), (first + run.start) * page_bytes());
-            let (new, now, was) = (&mut new[..length], &mut now[..length], &mut was[..length]);
-            let count = read(new, at)?;
-            new[count..].fill(0);
-            self.get((PAGES_AT + at) as u64, now)?;
-            if !keeps {
-                if new != now {
-                    self.put((PAGES_AT + at) as u64, new)?;
-                    has_changed = true;
-                }
-                continue;
-            }
-            self.get((ORIGINALS_AT + at) as u64, was)?;
-            let Renewal { new: changed, same } = Renewal::of(new, now, was, single);
-            has_changed |= !changed.is_empty();
-            for part in &changed {
-                self.put((PAGES_AT + at + part.start) as u64, &new[part.clone()])?;
-            }
-            for part in changed.into_iter().chain(same) {
-                self.put((ORIGINALS_AT + at + part.start) as u64, &new[part])?;
-            }
-        }
         Ok(has_changed)
     }
 }
