@@ -28,7 +28,7 @@ pub struct Disk {
     pub delivery: Delivery,
     /// Blocks and queue depth that override those of the back end.
     pub shape: Shape,
-    /// Changes since the server started to serve the disk.
+    /// Changes since the server started to serve the disk, through any export of the same bytes.
     pub changes: Arc<Changes>,
     /// Identifies the contents: a different number means a different disk, also after a restart.
     pub identity: u64,
@@ -123,6 +123,15 @@ impl Disk {
         }
         let (changes, state) = (other.changes.clone(), other.state.clone());
         Self { changes, state, identity: other.identity, ..this }
+    }
+
+    /// Makes this export and another one of the same bytes tell the changes that clients make through either.
+    #[must_use]
+    pub fn beside(self, other: &Self) -> Self {
+        match self.identity == other.identity {
+            true => Self { changes: other.changes.clone(), ..self },
+            false => self,
+        }
     }
 
     /// Sets how reads are delivered.

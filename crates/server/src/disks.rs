@@ -96,7 +96,10 @@ impl Disks {
                         disk = disk.remembered(failures.clone());
                     }
                     let disk = disk.delivered(export.delivery);
-                    let disk = disk.shaped(export.shape).map_err(|e| wrong(e.to_string()))?;
+                    let mut disk = disk.shaped(export.shape).map_err(|e| wrong(e.to_string()))?;
+                    for other in self.active.read().iter().chain(&next) {
+                        disk = disk.beside(&other.disk);
+                    }
                     Arc::new(match &old {
                         Some(old) => disk.in_place_of(&old.disk),
                         None => disk,
@@ -428,6 +431,29 @@ mod tests {
         assert!(disks.offered(&offer).is_some());
         now(&DiskExport { shape: towline_block::Shape { block: 4096, ..export.shape }, ..export });
         assert!(disks.offered(&offer).is_none(), "the client was told of smaller blocks");
+    }
+
+    /// For example a second disk of the file, read-only, from which backups are made.
+    #[test]
+    fn all_disks_of_a_file_tell_what_was_written_through_one_of_them() {
+        let place = tempfile::tempdir().unwrap();
+        let [image, other] = ["image", "other"].map(|name| place.path().join(name));
+        std::fs::write(&image, [0; 4096]).unwrap();
+        std::fs::write(&other, [0; 4096]).unwrap();
+        let export = |name: &str, path: &Path, read_only| {
+            let kind = DiskKind::File(path.to_owned(), CacheMode::Cached);
+            DiskExport { read_only, ..DiskExport::new(name, kind) }
+        };
+        let (copied, used) = (export("copied", &image, true), export("used", &image, false));
+        let exports = [copied.clone(), used.clone(), export("other", &other, false)];
+        let disks = Disks::new(&exports, 4096, None).unwrap();
+        let tells = |name: &str| disks.disk(name.as_bytes()).unwrap().changes.run(0, 4096).1;
+        disks.disk(b"used").unwrap().changes.note(0, 1);
+        assert!(tells("copied") && tells("used") && !tells("other"));
+        // One that is added later, even in front of them.
+        let later = export("later", &image, true);
+        disks.replace(disks.prepare(&[later, copied, used]).unwrap());
+        assert!(tells("later") && tells("copied"));
     }
 
     #[test]
