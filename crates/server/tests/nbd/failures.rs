@@ -215,6 +215,19 @@ fn a_durable_write_that_fails_is_a_failed_flush() {
 }
 
 #[test]
+fn a_durable_write_that_finds_no_room_fails_alone() {
+    for errno in [libc::ENOSPC, libc::EDQUOT, libc::EFBIG] {
+        let disk = Gated::new(4 * MIB);
+        disk.fail(0, errno);
+        let world = World::new(disk);
+        let mut client = world.client(Form::Structured);
+        assert_eq!(client.write(FUA, 0, &[1; 512]), ENOSPC);
+        assert_eq!(client.write(0, MIB, &[1; 512]), 0, "error {errno}");
+        assert_eq!(client.flush(), 0);
+    }
+}
+
+#[test]
 fn a_file_that_shrinks_under_its_readers() {
     for mode in [CacheMode::Cached, CacheMode::Direct] {
         let file = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
