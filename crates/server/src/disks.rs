@@ -154,6 +154,13 @@ impl Disks {
             new.disk.set_limit(new.export.limit);
             if let Some(old) = active.iter().find(|old| old.export.name == new.export.name) {
                 tell_replaced(old, new);
+                if is_in_two_modes(old, new) {
+                    log::warn!(
+                        "disk \"{}\": connected clients keep the former mode until they connect again. While both \
+                         modes are in use, writes to parts of one page can be lost, and a flush then fails",
+                        new.export.name
+                    );
+                }
             }
         }
         *active = next;
@@ -282,6 +289,19 @@ fn tell_replaced(old: &Active, new: &Active) {
             );
         }
     }
+}
+
+/// Returns true if clients may write a file in the former mode while others write it in the new one.
+fn is_in_two_modes(old: &Active, new: &Active) -> bool {
+    let mode = |kind: &DiskKind| match kind {
+        DiskKind::File(_, mode) | DiskKind::Stripe(_, _, mode) => Some(*mode),
+        _ => None,
+    };
+    mode(&old.export.kind) != mode(&new.export.kind)
+        && old.disk.identity == new.disk.identity
+        && !(old.disk.read_only || new.disk.read_only)
+        // Besides the list of disks, only clients and their requests have it.
+        && Arc::strong_count(&old.disk) > 1
 }
 
 /// Returns the name of another disk through which one of these files can be written, if this one can be
@@ -431,6 +451,24 @@ mod tests {
         assert!(disks.offered(&offer).is_some());
         now(&DiskExport { shape: towline_block::Shape { block: 4096, ..export.shape }, ..export });
         assert!(disks.offered(&offer).is_none(), "the client was told of smaller blocks");
+    }
+
+    #[test]
+    fn clients_that_write_a_file_in_another_mode_are_noticed() {
+        let place = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+        let image = place.path().join("image");
+        std::fs::write(&image, [0; 4096]).unwrap();
+        let export = |mode| DiskExport::new("disk", DiskKind::File(image.clone(), mode));
+        let disks = Disks::new(&[export(CacheMode::Cached)], 4096, None).unwrap();
+        let noticed = |export: DiskExport| {
+            let next = disks.prepare(&[export]).unwrap().0;
+            is_in_two_modes(&disks.active.read()[0], &next[0])
+        };
+        assert!(!noticed(export(CacheMode::Direct)), "nobody uses it");
+        let _used = disks.disk(b"disk").unwrap();
+        assert!(noticed(export(CacheMode::Direct)));
+        assert!(!noticed(export(CacheMode::Cached)));
+        assert!(!noticed(DiskExport { read_only: true, ..export(CacheMode::Direct) }));
     }
 
     /// For example a second disk of the file, read-only, from which backups are made.
