@@ -245,6 +245,11 @@ fn handlers_of_signals_behave() {
 }
 
 #[test]
+fn cancelled_threads_end_where_they_should() {
+    same(Libc::Shared, "cancelled.c", &[]);
+}
+
+#[test]
 fn walks_behave() {
     same(Libc::Shared, "walks.c", &[]);
 }

@@ -288,12 +288,36 @@ pub(crate) fn alone<T>(work: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Runs our own code: signals with handlers wait, a panic becomes `EIO`, errno is preserved.
+unsafe extern "C-unwind" {
+    safe fn pthread_testcancel();
+    fn pthread_setcancelstate(state: i32, before: *mut i32) -> i32;
+}
+
+/// Ends this thread if it was cancelled (`pthread_cancel`): called, outside our code, before what libc would end it
+/// in.
+pub(crate) fn may_be_cancelled() {
+    pthread_testcancel();
+}
+
+/// Sets whether this thread can be cancelled, and returns what was set.
+fn set_cancelled(state: i32) -> i32 {
+    let mut before = state;
+    // SAFETY: the variable outlives the call.
+    unsafe { pthread_setcancelstate(state, &raw mut before) };
+    before
+}
+
+/// `PTHREAD_CANCEL_DISABLE`.
+const NOT_CANCELLED: i32 = 1;
+
+/// Runs our own code: signals with handlers wait, a panic becomes `EIO`, errno is preserved. The thread is not
+/// cancelled, as it could not be unwound from there (`catch_unwind`) and would leave our locks taken.
 pub(crate) fn inside<T>(work: impl FnOnce() -> Result<T, i32>) -> Result<T, i32> {
     let errno = errno();
     let quiet = Quiet::begin();
     let outer = INSIDE.try_with(|inside| inside.replace(true)).unwrap_or(true);
     net_up();
+    let cancelled = if outer { NOT_CANCELLED } else { set_cancelled(NOT_CANCELLED) };
     if !outer {
         enter();
     }
@@ -306,6 +330,10 @@ pub(crate) fn inside<T>(work: impl FnOnce() -> Result<T, i32>) -> Result<T, i32>
     net_down();
     drop(quiet);
     set_errno(errno);
+    if cancelled != NOT_CANCELLED {
+        // Last, as it may end the thread at once (`PTHREAD_CANCEL_ASYNCHRONOUS`).
+        set_cancelled(cancelled);
+    }
     result
 }
 

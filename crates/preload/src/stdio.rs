@@ -7,7 +7,7 @@
 //! descriptors fail with `EBADF`.
 
 use crate::descriptors;
-use crate::guard::{checked, inside};
+use crate::guard::{self, checked, inside};
 use crate::hooks::{files, io, status};
 use libc::{FILE, c_int, c_void, off64_t, ssize_t, stat64};
 use std::sync::Mutex;
@@ -186,6 +186,7 @@ unsafe extern "C" fn read(stream: *mut FILE, to: *mut c_void, count: ssize_t) ->
     unsafe {
         let fd = descriptor(stream);
         if descriptors::find(fd).is_some() {
+            guard::may_be_cancelled();
             return io::read(fd, to, count as usize);
         }
         let own: unsafe extern "C" fn(*mut FILE, *mut c_void, ssize_t) -> ssize_t =
@@ -206,6 +207,7 @@ unsafe extern "C" fn write(stream: *mut FILE, data: *const c_void, count: ssize_
         // Like libc's: writes everything, or marks the stream as failed.
         let mut done = 0;
         while done < count {
+            guard::may_be_cancelled();
             let put =
                 io::write(fd, data.cast::<u8>().add(done as usize).cast(), (count - done) as usize);
             if put < 0 {

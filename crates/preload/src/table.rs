@@ -11,6 +11,7 @@ use crate::hooks::{
     walks, watches, words, xattr,
 };
 use crate::trap::{masks, threads};
+use crate::waits;
 use libc::{
     DIR, Dl_info, FILE, c_char, c_int, c_long, c_uint, c_ulong, c_void, clockid_t, dev_t, dirent64,
     gid_t, id_t, idtype_t, iovec, mode_t, off64_t, pid_t, rusage, siginfo_t, size_t, ssize_t,
@@ -22,6 +23,9 @@ macro_rules! exported {
         #[unsafe(no_mangle)]
         #[allow(non_snake_case)] // `_Fork`
         unsafe extern "C" fn $name($($argument: $kind),*) -> $result {
+            if const { super::is_cancellation_point(super::Function::$first) } {
+                crate::guard::may_be_cancelled();
+            }
             crate::report::counted(super::Function::$first as usize, || {
                 // SAFETY: the program calls it as it would call libc's.
                 unsafe { $handler($($argument),*) }
@@ -90,6 +94,40 @@ macro_rules! hooks {
             }
         }
     };
+}
+
+/// Returns true for a function in which libc ends a thread that was cancelled. The waits of `fcntl` and `lockf` are
+/// not here, but in `hooks/locks.rs`. System calls that a program makes itself end no thread, although the same
+/// handlers answer them.
+const fn is_cancellation_point(function: Function) -> bool {
+    use Function::*;
+    matches!(
+        function,
+        open | __open_2
+            | openat
+            | __openat_2
+            | creat
+            | close
+            | read
+            | __read_chk
+            | write
+            | pread
+            | __pread_chk
+            | pwrite
+            | readv
+            | writev
+            | preadv
+            | pwritev
+            | preadv2
+            | pwritev2
+            | fsync
+            | fdatasync
+            | sync_file_range
+            | fallocate
+            | copy_file_range
+            | splice
+            | msync
+    )
 }
 
 /// Returns the address of libc's function, or of one that fails with `ENOSYS` if libc has none.
@@ -395,6 +433,7 @@ hooks! {
     [_Fork] () -> pid_t => threads::fork_alone;
     [clone __clone] (function: Option<threads::StartC11>, stack: *mut c_void, flags: c_int, argument: *mut c_void, parent_id: *mut pid_t, storage: *mut c_void, child_id: *mut pid_t) -> c_int => threads::clone;
     [pthread_create] (thread: *mut libc::pthread_t, attributes: *const libc::pthread_attr_t, start: threads::Start, argument: *mut c_void) -> c_int => threads::pthread_create;
+    [pthread_cancel] (thread: libc::pthread_t) -> c_int => waits::pthread_cancel;
     [thrd_create] (thread: *mut libc::pthread_t, start: threads::StartC11, argument: *mut c_void) -> c_int => threads::thrd_create;
     [syscall] (number: c_long, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> c_long => numbers::syscall;
 }

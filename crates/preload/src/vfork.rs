@@ -336,7 +336,7 @@ fn without(parts: &[Range<usize>], other: &Range<usize>) -> Vec<Range<usize>> {
 }
 
 /// Returns true if libc knows of a single thread. Threads created without libc set `FORKS`.
-fn has_one_thread() -> bool {
+pub(crate) fn has_one_thread() -> bool {
     static AT: AtomicPtr<c_char> = AtomicPtr::new(null_mut());
     let mut at = AT.load(Ordering::Relaxed);
     if at.is_null() {

@@ -5,10 +5,12 @@
 //! returns, the call fails with `EINTR` or is restarted, as the handler was set.
 
 use crate::guard::{checked, handled_signals, mask, set_quiet};
-use crate::handlers;
+use crate::table::real;
 use crate::trap::masks::{self, SET_BYTES};
-use libc::c_int;
+use crate::{handlers, vfork};
+use libc::{c_int, pthread_t, timespec};
 use std::cell::Cell;
+use std::sync::atomic::{AtomicU32, Ordering};
 use towline_net::{MOMENT, pause};
 
 /// A signal came whose handler restarts calls: restart the call once nothing is held. The kernel's own
@@ -29,8 +31,28 @@ thread_local! {
     static TRAPPED: Cell<Option<u64>> = const { Cell::new(None) };
 }
 
+/// Number of times that this process has cancelled a thread.
+static CANCELS: AtomicU32 = AtomicU32::new(0);
+/// Interval at which a thread that waits looks whether there are more of them.
+const LOOK: timespec = timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+
+/// Cancels a thread. If it waits, it finds out and ends by itself, once it holds nothing.
+pub(crate) unsafe fn pthread_cancel(thread: pthread_t) -> c_int {
+    // SAFETY: the program passes a thread.
+    let result = unsafe { real::pthread_cancel(thread) };
+    CANCELS.fetch_add(1, Ordering::Release);
+    result
+}
+
+/// Returns what [`interruptible`] needs. A thread that may be cancelled looks whether it was after this call.
+pub(crate) fn cancels() -> u32 {
+    CANCELS.load(Ordering::Acquire)
+}
+
 /// A wait in progress.
 pub(crate) struct Wait {
+    /// [`cancels`] from before the wait.
+    cancels: u32,
     /// Signals that the program itself blocks.
     blocked: u64,
     /// Readable when a signal arrives that cannot be put back, so that a mask holds it up.
@@ -44,12 +66,16 @@ pub(crate) struct Wait {
 ///
 /// # Errors
 /// `EINTR` if the handler of an arrived signal interrupts calls; [`RESTART`] if the arrived signals'
-/// handlers restart calls (in a trapped call they have yet to run); those of `work`.
-pub(crate) fn interruptible<T>(work: impl FnOnce(&mut Wait) -> Result<T, i32>) -> Result<T, i32> {
+/// handlers restart calls (in a trapped call they have yet to run), or a thread was cancelled since `cancels`, maybe
+/// this one; those of `work`.
+pub(crate) fn interruptible<T>(
+    cancels: u32,
+    work: impl FnOnce(&mut Wait) -> Result<T, i32>,
+) -> Result<T, i32> {
     let before = mask(libc::SIG_BLOCK, handled_signals().all);
     let trapped = TRAPPED.try_with(Cell::get).unwrap_or(None);
     let quiet = set_quiet(true);
-    let mut wait = Wait { blocked: trapped.unwrap_or(before), held_up: None, came: 0 };
+    let mut wait = Wait { cancels, blocked: trapped.unwrap_or(before), held_up: None, came: 0 };
     let result = match work(&mut wait) {
         Err(libc::EINTR) if wait.came & handled_signals().interrupting == 0 => Err(RESTART),
         result => result,
@@ -125,7 +151,7 @@ impl Wait {
     /// `ready` must be called again.
     ///
     /// # Errors
-    /// `EINTR` if a signal with a handler came; those of `ready`.
+    /// `EINTR` if a signal with a handler came, or a thread was cancelled; those of `ready`.
     pub(crate) fn until<T>(
         &mut self,
         mut ready: impl FnMut() -> Result<Result<T, c_int>, i32>,
@@ -147,9 +173,11 @@ impl Wait {
             let poll = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
             let mut list = [poll(fd), poll(held_up)];
             let (at, set) = (list.as_mut_ptr() as usize, &raw const let_in as usize);
-            // SAFETY: both outlive the call; the set is 8 bytes, as the kernel's are.
+            let mut time = LOOK;
+            let time = if vfork::has_one_thread() { 0 } else { &raw mut time as usize };
+            // SAFETY: all outlive the call; the set is 8 bytes, as the kernel's are.
             let waited =
-                unsafe { checked(libc::SYS_ppoll, [at, list.len(), 0, set, SET_BYTES, 0]) };
+                unsafe { checked(libc::SYS_ppoll, [at, list.len(), time, set, SET_BYTES, 0]) };
             // A filter of the program may forbid the call.
             let is_forbidden = waited.is_err_and(|error| error != libc::EINTR);
             if is_forbidden {
@@ -161,7 +189,7 @@ impl Wait {
             if list[1].revents != 0 || is_forbidden {
                 self.came |= pending() & looked_for & !self.blocked;
             }
-            if self.came != 0 {
+            if self.came != 0 || self.cancels != cancels() {
                 return Err(libc::EINTR);
             }
         }

@@ -6,7 +6,7 @@
 
 use super::{maps, sleeps};
 use crate::descriptors::{self, Open};
-use crate::guard::{finish, inside, ours};
+use crate::guard::{self, finish, inside, ours};
 use crate::table::real;
 use crate::waits::{self, RESTART, Wait};
 use crate::{process, remote, report, start};
@@ -78,6 +78,11 @@ fn take(open: Open, wanted: &Lock, wait: bool) -> c_int {
         _ => Ok(()),
     };
     loop {
+        let cancels = waits::cancels();
+        // In libc, `flock` ends no thread, and nor do system calls without libc.
+        if wait && wanted.family != lock::FLOCK && !waits::is_trapped() {
+            guard::may_be_cancelled();
+        }
         // Also after a wait, the lock is taken in the process's own session, which then remembers it.
         let call = || remote::with(open, |file| file.try_lock(wanted));
         let taken = match wanted.kind {
@@ -96,7 +101,7 @@ fn take(open: Open, wanted: &Lock, wait: bool) -> c_int {
             Err(error) => return finish(Err(error)),
         }
         has_waited = true;
-        match waits::interruptible(|wait| wait_for(open, wanted, wait)) {
+        match waits::interruptible(cancels, |wait| wait_for(open, wanted, wait)) {
             Ok(()) => {}
             Err(RESTART) if !waits::is_trapped() => {}
             Err(RESTART) => return finish(Err(RESTART)),
