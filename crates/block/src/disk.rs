@@ -243,9 +243,9 @@ impl Disk {
         }
     }
 
-    /// Marks the disk as failed if a durable write up to byte `end` failed. This applies neither to a lack of
-    /// space, or a limit for the length of files (`ulimit -f`), nor to a write beyond the end of a disk that has shrunk: then nothing was written that could be
-    /// lost, and if something was, the next flush reports it.
+    /// Marks the disk as failed if a durable write up to byte `end` failed. This applies neither to a lack of space, nor to
+    /// a limit for the length of files (`ulimit -f`), nor to a write beyond the end of a disk that has shrunk: then
+    /// nothing was written that could be lost, and if something was, the next flush reports it.
     pub fn note_durable_write(&self, end: u64, result: io::Result<()>) -> io::Result<()> {
         if let Err(error) = &result
             && !matches!(error.raw_os_error(), Some(ENOSPC | EDQUOT | EFBIG))
