@@ -12,6 +12,7 @@
 
 #![cfg_attr(not(test), deny(clippy::print_stderr))]
 
+mod aligned;
 pub mod block;
 mod block_store;
 pub mod directory;

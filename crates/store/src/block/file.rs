@@ -5,6 +5,7 @@
 //! and the kernel keeps both views coherent.
 
 use super::continuity;
+use crate::aligned::{self, ALIGNMENT};
 use crate::block_store::{
     BlockStore, Continuity, Direction, Extent, Geometry, Layout, Now, Place, ZeroHow,
 };
@@ -19,8 +20,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use towline_mem::{Aggregate, Segment, page_bytes};
 
-/// Alignment of requests that bypass the page cache; every device accepts it.
-const DIRECT_ALIGNMENT: u64 = 4096;
 /// Shorter reads are copied, which costs less than referring to pages.
 const LEND_BYTES_MIN: u64 = 32 * 1024;
 /// Holes are looked for only in ranges at least this long.
@@ -174,7 +173,7 @@ impl FileDisk {
     fn unit(&self) -> u64 {
         match self.mode {
             CacheMode::Direct => self.geometry.block_minimum.into(),
-            _ => DIRECT_ALIGNMENT,
+            _ => ALIGNMENT,
         }
     }
 
@@ -271,7 +270,7 @@ impl FileDisk {
 
     fn write_zeroes(&self, offset: u64, length: u64) -> io::Result<()> {
         let most = length.min(1 << 20) as usize;
-        let (zeroes, start) = aligned_zeroes(most);
+        let (zeroes, start) = aligned::zeroes(most);
         let mut done = 0;
         while done < length {
             let count = (length - done).min(most as u64) as usize;
@@ -282,17 +281,10 @@ impl FileDisk {
     }
 }
 
-/// Returns a buffer of zeros and the offset in it at which they are aligned for direct access.
-fn aligned_zeroes(length: usize) -> (Vec<u8>, usize) {
-    let bytes = vec![0; length + DIRECT_ALIGNMENT as usize];
-    let start = bytes.as_ptr().align_offset(DIRECT_ALIGNMENT as usize);
-    (bytes, start)
-}
-
 /// Finds the smallest unit in which a file can be read directly, by trying: not every kernel
 /// reports it.
 fn direct_unit(direct: &OwnedFd, size: u64) -> io::Result<u32> {
-    let (mut buffer, start) = aligned_zeroes(DIRECT_ALIGNMENT as usize);
+    let (mut buffer, start) = aligned::zeroes(ALIGNMENT as usize);
     let mut reads = |unit: usize| {
         let target = &mut buffer[start..start + unit];
         rustix::io::pread(direct, target, 0).is_ok_and(|count| count == unit)
@@ -584,7 +576,7 @@ impl BlockStore for FileDisk {
             // Data that was freed meanwhile still counts as one page of data: each extent begins
             // where the one before it ends, and a file that keeps changing cannot keep this loop
             // going forever.
-            let next_page = (data / DIRECT_ALIGNMENT + 1) * DIRECT_ALIGNMENT;
+            let next_page = (data / ALIGNMENT + 1) * ALIGNMENT;
             let hole = if hole > data { hole } else { next_page }.min(end);
             if !tell(Extent { length: hole - data, hole: false, zero: false }) {
                 return Ok(());

@@ -4,11 +4,12 @@ use super::attributes::errno;
 use super::open_file::{DirectoryFile, PAGE_BYTES};
 use super::residency::Residency;
 use super::system;
-use crate::ReadOutcome;
+use crate::{ReadOutcome, aligned};
 use rustix::buffer::spare_capacity;
 use rustix::io::Errno as Code;
 use std::os::fd::OwnedFd;
-use towline_mem::{Aggregate, Fresh};
+use std::sync::Arc;
+use towline_mem::{Aggregate, Fresh, Segment};
 use towline_wire::Errno;
 
 /// A read of an open file.
@@ -35,19 +36,47 @@ impl Copied<'_> {
 
     /// Reads, and waits for the device.
     fn read_waiting(&self) -> Result<Aggregate, Errno> {
+        if let Some(file) = self.direct.filter(|file| file.is_direct())
+            && let Some(read) = self.read_directly(file)?
+        {
+            return Ok(read);
+        }
         let mut bytes = Fresh::with_capacity(self.length);
         while bytes.len() < self.length {
             let at = self.offset + bytes.len() as u64;
-            let direct = self.direct.filter(|file| file.is_direct());
             match rustix::io::pread(self.fd, spare_capacity(&mut bytes), at) {
                 Ok(0) => break,
                 Ok(_) if ends_within_page(self.offset + bytes.len() as u64) => break,
                 Ok(_) | Err(Code::INTR) => {}
-                Err(Code::INVAL) if direct.is_some_and(DirectoryFile::leave_direct) => {}
                 Err(error) => return Err(errno(error)),
             }
         }
         Ok(Aggregate::from_shared(bytes.share()))
+    }
+
+    /// Reads past the page cache; `None` if that needs another alignment of the file's bytes, and will not be tried
+    /// again.
+    fn read_directly(&self, file: &DirectoryFile) -> Result<Option<Aggregate>, Errno> {
+        let (mut bytes, start) = aligned::zeroes(self.length);
+        let mut done = 0;
+        while done < self.length {
+            let rest = &mut bytes[start + done..start + self.length];
+            match rustix::io::pread(self.fd, rest, self.offset + done as u64) {
+                Ok(0) => break,
+                Ok(count) => {
+                    done += count;
+                    if ends_within_page(self.offset + done as u64) {
+                        break;
+                    }
+                }
+                Err(Code::INTR) => {}
+                Err(Code::INVAL) if file.leave_direct() => return Ok(None),
+                Err(error) => return Err(errno(error)),
+            }
+        }
+        let mut read = Aggregate::new();
+        read.append(Segment::Host(Arc::new(bytes)), start as u64, done as u64);
+        Ok(Some(read))
     }
 
     /// Reads what is in memory.

@@ -6,6 +6,7 @@ use super::identity::Acting;
 use super::open_flags::Opening;
 use super::resolve::Tree;
 use super::system;
+use crate::aligned::Aligned;
 use crate::{Caller, Listing, OpenFile, ReadOutcome, Watch, Witness};
 use parking_lot::Mutex;
 use rustix::buffer::spare_capacity;
@@ -43,8 +44,8 @@ pub(super) struct DirectoryFile {
     pub(super) caller: Option<Caller>,
     /// Held while the position of the descriptor matters: appends, seeks, listings.
     pub(super) position: Mutex<()>,
-    /// Whether `O_DIRECT` is in effect. The first access that is not aligned as the device needs
-    /// ends it for good: the server's buffers are not the client's, which may have been aligned.
+    /// Whether `O_DIRECT` is in effect. The first access to bytes of the file that are not aligned as the
+    /// device needs ends it for good, rather than fail: a client need not know what that is.
     direct: AtomicBool,
 }
 
@@ -106,6 +107,11 @@ impl DirectoryFile {
             self.direct.store(false, Ordering::Release);
         }
         left
+    }
+
+    /// Returns data to write as it has to lie in memory.
+    fn aligned<'a>(&self, data: &'a [u8]) -> Aligned<'a> {
+        if self.is_direct() { Aligned::of(data) } else { Aligned::as_it_is(data) }
     }
 
     /// A read that copies.
@@ -199,6 +205,7 @@ impl DirectoryFile {
     }
 
     pub(super) fn write_at(&self, offset: u64, data: &[u8]) -> Result<(usize, u64), Errno> {
+        let data = &*self.aligned(data);
         let mut done = 0;
         loop {
             let direct = self.is_direct();
@@ -221,7 +228,8 @@ impl DirectoryFile {
         if data.is_empty() {
             return Ok((0, stat_file(&self.fd)?.stx_size));
         }
-        let parts = [IoSlice::new(data)];
+        let data = self.aligned(data);
+        let parts = [IoSlice::new(&data)];
         let _position = self.position.lock();
         loop {
             let direct = self.is_direct();

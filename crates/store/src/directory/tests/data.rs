@@ -127,6 +127,38 @@ fn direct_files_take_any_alignment() {
 }
 
 #[test]
+fn aligned_accesses_of_a_direct_file_stay_direct() {
+    let f = Fixture::new();
+    let Ok(file) = f.open(b"direct", CREAT | RDWR | DIRECT) else {
+        eprintln!("SKIPPED O_DIRECT: not supported here");
+        return;
+    };
+    let flags = || rustix::fs::fcntl_getfl(file.descriptor().unwrap()).unwrap();
+    let is_direct = || flags().contains(rustix::fs::OFlags::DIRECT);
+    let bytes: Vec<u8> = (0..200_000u32).map(|i| (i % 251) as u8).collect();
+    // Wherever the data lies in the server's memory.
+    for at in [0, 1, 8, 513] {
+        assert_eq!(file.write(0, &bytes[at..at + 8192], false).unwrap(), (8192, 0));
+        assert_eq!(file.write(8192, &bytes[at..at + 131_072], false).unwrap(), (131_072, 8192));
+        for (offset, length) in [(0, 4096), (4096, 4096), (8192, 131_072), (135_168, 65_536)] {
+            let end = (offset + length).min(139_264);
+            let wanted: Vec<u8> =
+                (offset..end).map(|i| bytes[at + if i < 8192 { i } else { i - 8192 }]).collect();
+            assert_eq!(read(&file, offset as u64, length), wanted, "{offset} {length}");
+        }
+    }
+    assert_eq!(file.write(0, &bytes[1..4097], true).unwrap(), (4096, 139_264));
+    assert_eq!(read(&file, 139_264, 8192), bytes[1..4097]);
+    assert!(is_direct());
+    // The end of the file need not be aligned.
+    fs::write(f.local("short"), &bytes[..5000]).unwrap();
+    let short = f.open(b"short", DIRECT).unwrap();
+    assert_eq!(read(&short, 4096, 4096), bytes[4096..5000]);
+    let flags = rustix::fs::fcntl_getfl(short.descriptor().unwrap()).unwrap();
+    assert!(flags.contains(rustix::fs::OFlags::DIRECT));
+}
+
+#[test]
 fn threads_that_meet_a_direct_file_together_take_any_alignment() {
     let f = Fixture::new();
     fs::write(f.local("direct"), [7; 9000]).unwrap();
