@@ -10,7 +10,9 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 const EXAMPLES: &str = "\
-Stages are those of the cost model: T_server = T_storage + T_data + T_control.
+Stages of a request: T_server = T_storage + T_data + T_control - T_overlapped, T_disk is within
+T_storage. T_storage and T_control are measured for one request for files in 16. T_data is also the
+time to send the data of answers, after T_server.
 
 Examples:
   towline stats towline://host

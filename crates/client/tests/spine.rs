@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{CREATE, pattern, remove, setup};
+use common::{CREATE, eventually, pattern, remove, setup};
 use std::sync::Arc;
 use towline_client::{Client, Errno, File, Group, LinkKind, Options, Transport};
 use towline_server::EngineWish;
@@ -131,6 +131,30 @@ fn names_attributes_and_errors() {
         assert_eq!(top.read_at(&mut [0; 5], 0).unwrap_err().errno(), Errno::EISDIR);
         assert!(client.statistics().unwrap().contains("T_server"));
     });
+}
+
+#[test]
+fn the_server_tells_where_the_time_goes() {
+    let setup = setup(EngineWish::Automatic);
+    let client = Client::connect(&setup.transports[0], Options::default()).unwrap();
+    let top = client.attach(b"dir").unwrap();
+    let file = top.open(b"long", 0o2 | CREATE, 0o600).unwrap();
+    file.write_all_at(&pattern(1 << 20, 1), 0).unwrap();
+    file.read_at(&mut vec![0; 1 << 20], 0).unwrap();
+    for _ in 0..100 {
+        top.stat().unwrap();
+    }
+    let told = || serde_json::from_str::<serde_json::Value>(&client.statistics().unwrap()).unwrap();
+    let count = |stage: &str| told()["stages"][stage]["count"].as_u64().unwrap();
+    eventually("it is recorded", || count("T_server") > 100);
+    let longest = |stage: &str| told()["stages"][stage]["max_us"].as_f64().unwrap();
+    for stage in ["T_server", "T_storage", "T_control"] {
+        assert!(longest(stage) > 0.0, "{stage}: {}", told());
+    }
+    // One request in 16 is split.
+    assert!((5..50).contains(&count("T_control")) && count("T_control") == count("T_storage"));
+    // Of the write and of the read.
+    assert!(count("T_data") >= 2 && longest("T_overlapped") > 0.0, "{}", told());
 }
 
 /// The server would take such requests for illegal and close the connection, and the client would send

@@ -25,7 +25,7 @@ use crate::nbd::{self, Nbd};
 use crate::pools::Pools;
 use crate::priority::Queue;
 use crate::sessions::Sessions;
-use crate::stats::{CoreStatistics, Stages};
+use crate::stats::{CoreStatistics, SENT_BYTES_MIN, Stages};
 use crate::waiting::Waiting;
 pub(crate) use moving::{Homes, Moving};
 use order::Order;
@@ -482,9 +482,14 @@ impl Core {
         let Some(Some(lane)) = self.lanes.get_mut(index) else { return };
         self.answered = Some(index);
         let before = lane.out.bytes();
+        let begun = (before >= SENT_BYTES_MIN).then(Instant::now);
         match lane.out.flush(&lane.link, &mut self.pipe, &self.statistics.counters) {
             Ok(flushed) => {
-                lane.place.spend(before.saturating_sub(lane.out.bytes()));
+                let sent = before.saturating_sub(lane.out.bytes());
+                lane.place.spend(sent);
+                if let Some(begun) = begun.filter(|_| sent >= SENT_BYTES_MIN) {
+                    self.statistics.sent(elapsed_ns(begun));
+                }
                 if flushed == Flushed::Blocked
                     && lane.link.kind() != LinkKind::Shm
                     && let Err(error) = self.reactor.watch_writable(index as u64)

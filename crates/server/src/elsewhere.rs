@@ -144,6 +144,9 @@ impl Core {
         let Return { session, slot, mut running, store, outcome, took } = back;
         running.stages.storage += took;
         running.stages.disk += took;
+        if running.data_since.is_some() {
+            running.stages.overlapped += took;
+        }
         self.forget_expected(session, &mut running);
         let Some(served) = self.sessions.get_mut(session) else { return };
         let is_same = |away: &Store| Arc::ptr_eq(away, &store);

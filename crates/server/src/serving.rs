@@ -5,6 +5,7 @@ use crate::grants::Running;
 use crate::guarded::guarded;
 use crate::handshake;
 use crate::lane::Lane;
+use crate::stats::SPLIT_EVERY;
 use crate::waiting::Arrived;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -178,7 +179,9 @@ impl Serving<'_> {
             running.compound.broken();
             true
         });
-        running.stages.storage += elapsed_ns(start);
+        let took = elapsed_ns(start);
+        running.stages.storage += took;
+        running.stages.overlapped += took;
         running.fetched = true;
         drop(grant);
         self.core.wrote(session, header.slot, running, last);
@@ -299,7 +302,9 @@ impl Core {
                 running.compound.share();
             }
         }
-        self.drive_only(session, slot, running, at, only.as_ref());
+        running.stages.is_split = header.sequence % SPLIT_EVERY == 1;
+        let now = if running.stages.is_split { Instant::now() } else { at };
+        self.drive_only(session, slot, running, now, only.as_ref());
         Ok(())
     }
 }

@@ -224,7 +224,9 @@ impl Core {
 
     fn record_disk(&mut self, operation: u8, arrived: Instant, times: Option<Times>, data: u64) {
         let disk = times.map_or(0, |times| times.disk);
-        let stages = Stages { server: elapsed_ns(arrived), storage: disk, disk, data };
+        // It is not measured how much of its data is written while the rest is on its way.
+        let (server, is_split) = (elapsed_ns(arrived), data == 0);
+        let stages = Stages { server, storage: disk, disk, data, is_split, ..Stages::default() };
         self.statistics.count(operation);
         self.timed.push(stages);
     }

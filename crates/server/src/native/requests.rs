@@ -273,8 +273,8 @@ impl Core {
             let before = Instant::now();
             if let Some(message) = self.read_now(arrived, disk, &reading)? {
                 let storage = elapsed_ns(before);
-                let stages =
-                    Stages { server: elapsed_ns(arrived.at), storage, ..Stages::default() };
+                let server = elapsed_ns(arrived.at);
+                let stages = Stages { server, storage, is_split: true, ..Stages::default() };
                 self.statistics.count(arrived.body[0]);
                 self.timed.push(stages);
                 let Header { slot, sequence, .. } = *arrived.header;
@@ -336,7 +336,7 @@ impl Core {
             self.shared.sign(&mut reply, server);
             message[..HEADER_BYTES].copy_from_slice(&reply.to_bytes());
             lane.out.push_short([&message, b""]);
-            let stages = Stages { server, ..Stages::default() };
+            let stages = Stages { server, is_split: true, ..Stages::default() };
             self.statistics.count(arrived.body[0]);
             self.timed.push(stages);
         }

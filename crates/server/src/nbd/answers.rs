@@ -29,7 +29,7 @@ impl NbdLane {
         let record = |tag: Tag, times: Times| {
             let server = times.arrived.elapsed().as_nanos() as u64;
             let (storage, disk) = (times.disk, times.disk);
-            let stages = Stages { server, storage, disk, data: 0 };
+            let stages = Stages { server, storage, disk, is_split: true, ..Stages::default() };
             statistics.record(NBD_TAGS + tag.command as u8, stages);
         };
         match output {

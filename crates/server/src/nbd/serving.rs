@@ -61,12 +61,12 @@ impl Serving<'_> {
         }
     }
 
-    /// Records a request that was answered at once; all its time counts as storage.
+    /// Records a request that was answered at once.
     fn record(&mut self, command: Command) {
         let now = Instant::now();
         let server = now.duration_since(self.arrived).as_nanos() as u64;
         self.arrived = now;
-        let stages = Stages { server, storage: server, ..Stages::default() };
+        let stages = Stages { server, ..Stages::default() };
         self.statistics.record(NBD_TAGS + command as u8, stages);
     }
 
