@@ -21,7 +21,12 @@ struct Open {
     /// allowed to open it.
     identity: (u32, u32),
     locks: Vec<(Owner, Range)>,
+    /// The rename under way at whose new name the file was found after a restart: its path is that name already.
+    found_by: Option<RequestNumber>,
 }
+
+/// The number of a request; no other request of the client has it.
+pub(crate) type RequestNumber = u64;
 
 /// The owner of a lock: its family and, for process locks, the process.
 type Owner = (u8, u64);
@@ -111,7 +116,7 @@ impl OpenFiles {
                 (base.export.clone(), path)
             }
         };
-        let open = Open { export, path, flags, inode, identity, locks: Vec::new() };
+        let open = Open { export, path, flags, inode, identity, locks: Vec::new(), found_by: None };
         self.open.insert(handle, open);
     }
 
@@ -126,7 +131,7 @@ impl OpenFiles {
         identity: (u32, u32),
     ) {
         let (export, path) = (export.to_vec(), path.to_vec());
-        let open = Open { export, path, flags, inode, identity, locks: Vec::new() };
+        let open = Open { export, path, flags, inode, identity, locks: Vec::new(), found_by: None };
         self.open.entry(handle).or_insert(open);
     }
 
@@ -149,10 +154,13 @@ impl OpenFiles {
         Some(Renamed { from, to, is_exchange: flags & rename_flag::EXCHANGE != 0 })
     }
 
-    /// Remembers that this was renamed.
-    pub(crate) fn remember_renamed(&mut self, request: &Request<'_>) {
+    /// Remembers what the request with this number has renamed.
+    pub(crate) fn remember_renamed(&mut self, number: RequestNumber, request: &Request<'_>) {
         let Some(renamed) = self.renamed_by(request) else { return };
         for open in self.open.values_mut() {
+            if open.found_by == Some(number) {
+                continue; // names that were exchanged would be exchanged back
+            }
             if let Some(place) = renamed.moved(&open.export, &open.path) {
                 (open.export, open.path) = place;
             }
@@ -272,7 +280,7 @@ impl OpenFiles {
     pub(crate) fn reclaim(
         &mut self,
         place_of: PlaceOf,
-        maybe: &[Renamed],
+        maybe: &[(RequestNumber, Renamed)],
         mut each: impl FnMut((u32, u32), &[Request<'_>]) -> io::Result<bool>,
     ) -> io::Result<()> {
         let mut stale = HashSet::new();
@@ -296,12 +304,15 @@ impl OpenFiles {
             {
                 (again, open.path) = (true, path);
             }
-            let moved = |renamed: &Renamed| renamed.moved(&open.export, &open.path);
+            let moved = |(number, renamed): &(RequestNumber, Renamed)| {
+                Some((*number, renamed.moved(&open.export, &open.path)?))
+            };
             let others: Vec<_> = maybe.iter().filter_map(moved).collect();
-            for (export, path) in others {
+            for (number, (export, path)) in others {
                 if !again && opens(&export, &path)? {
                     again = true;
                     (open.export, open.path) = (export, path);
+                    open.found_by = Some(number);
                 }
             }
             for &((family, owner), range) in &open.locks {
@@ -525,7 +536,11 @@ mod tests {
     }
 
     /// Returns the handles with the paths by which they are reopened, where only those in `there` are found.
-    fn reopened(files: &mut OpenFiles, maybe: &[Renamed], there: &[&str]) -> Vec<(u64, String)> {
+    fn reopened(
+        files: &mut OpenFiles,
+        maybe: &[(RequestNumber, Renamed)],
+        there: &[&str],
+    ) -> Vec<(u64, String)> {
         let mut found = Vec::new();
         let each = |_, requests: &[Request<'_>]| {
             let [Request::Reclaim { handle, export, path, .. }] = *requests else {
@@ -573,12 +588,12 @@ mod tests {
             Request::Rename { base, flags, path, new_base, new_path }
         };
         // Below an open directory, which is then renamed itself.
-        files.remember_renamed(&rename(3, "f", 1, "a/g", 0));
-        files.remember_renamed(&rename(1, "a/", 1, "d/e", 0));
+        files.remember_renamed(0, &rename(3, "f", 1, "a/g", 0));
+        files.remember_renamed(0, &rename(1, "a/", 1, "d/e", 0));
         // Out of the directory that is the file's root, and of one that is not open.
-        files.remember_renamed(&rename(1, "d/e/b/c/f", 1, "f", 0));
-        files.remember_renamed(&rename(9, "af", 1, "bf", 0));
-        files.remember_renamed(&rename(1, "af", 3, "g", rename_flag::EXCHANGE));
+        files.remember_renamed(0, &rename(1, "d/e/b/c/f", 1, "f", 0));
+        files.remember_renamed(0, &rename(9, "af", 1, "bf", 0));
+        files.remember_renamed(0, &rename(1, "af", 3, "g", rename_flag::EXCHANGE));
         let there = ["dir:", "dir:af", "dir:d/e", "dir:d/e/g", "dir/d/e/b:c/f", "other:a/f"];
         let found = reopened(&mut files, &[], &there);
         let wanted = [
@@ -592,13 +607,43 @@ mod tests {
         assert_eq!(found, wanted.map(|(handle, place)| (handle, place.to_owned())));
         // It is not known whether this took place; later it turns out that it did not.
         let maybe = rename(1, "af", 1, "maybe", 0);
-        let maybes = [files.renamed_by(&maybe).unwrap()];
+        let maybes = [(1, files.renamed_by(&maybe).unwrap())];
         let found = reopened(&mut files.clone(), &maybes, &["dir:af"]);
         assert_eq!(found, [(2, "dir:af".to_owned())]);
         // It did.
         let found = reopened(&mut files, &maybes, &["dir:maybe", "dir:d/e/g"]);
         assert_eq!(found, [(2, "dir:maybe".to_owned()), (4, "dir:d/e/g".to_owned())]);
-        files.remember_renamed(&maybe);
+        files.remember_renamed(1, &maybe);
         assert_eq!(reopened(&mut files, &[], &["dir:maybe"]), [(2, "dir:maybe".to_owned())]);
+    }
+
+    #[test]
+    fn names_that_were_found_to_be_exchanged_are_not_exchanged_back() {
+        let mut files = OpenFiles::default();
+        for (handle, path) in [(1, ""), (2, "a/f"), (3, "b"), (4, "c")] {
+            files.remember_path(handle, b"dir", path.as_bytes(), 2, handle, (0, 0));
+        }
+        let exchange = |new_path| {
+            let flags = rename_flag::EXCHANGE;
+            Request::Rename { base: 1, flags, path: b"a", new_base: 1, new_path }
+        };
+        let found = |files: &mut OpenFiles, maybe: &[_], there: &[&str]| {
+            let found = reopened(files, maybe, there);
+            found.into_iter().map(|(handle, _)| handle).collect::<Vec<_>>()
+        };
+        // It is answered only after a restart, and the server has kept one of the files whatever its name.
+        let maybes = [(7, files.renamed_by(&exchange(b"b")).unwrap())];
+        let there = ["dir:", "dir:b/f", "dir:b", "dir:c"];
+        assert_eq!(found(&mut files, &maybes, &there), [1, 2, 3, 4]);
+        files.remember_renamed(7, &exchange(b"b"));
+        let there = ["dir:", "dir:b/f", "dir:a", "dir:c"];
+        assert_eq!(found(&mut files.clone(), &[], &there), [1, 2, 3, 4]);
+        // Later ones count.
+        files.remember_renamed(8, &exchange(b"c"));
+        files.remember_renamed(
+            9,
+            &Request::Rename { base: 1, flags: 0, path: b"b", new_base: 1, new_path: b"d" },
+        );
+        assert_eq!(found(&mut files, &[], &["dir:", "dir:d/f", "dir:c", "dir:a"]), [1, 2, 3, 4]);
     }
 }

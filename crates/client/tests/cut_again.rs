@@ -217,6 +217,47 @@ fn a_file_is_opened_again_though_its_rename_was_not_answered() {
     }
 }
 
+/// The server has exchanged their names, but was killed before its answer arrived, and is killed once more later.
+#[test]
+fn files_are_opened_again_and_again_though_their_exchange_was_not_answered() {
+    let directory = TempDir::new().unwrap();
+    let data = directory.path().join("data");
+    let started = Process::start_with(directory.path(), true, Duration::from_secs(60));
+    let to = started.port;
+    for name in ["one", "other"] {
+        std::fs::write(data.join(name), name).unwrap();
+    }
+    let server = Arc::new(Mutex::new(started));
+    let again = {
+        let server = server.clone();
+        move || {
+            let mut server = server.lock().unwrap();
+            server.kill();
+            server.restart();
+        }
+    };
+    // After the welcome and the answers to opening the root and the files.
+    let port = cutter(to, 1, 4, {
+        let again = again.clone();
+        move || {
+            let is_other = || std::fs::read(data.join("one")).unwrap() == b"other";
+            common::eventually("the names are exchanged", is_other);
+            again();
+        }
+    });
+    let client =
+        Client::connect(&Transport::Tcp("127.0.0.1".into(), port), Options::default()).unwrap();
+    let root = client.attach(b"dir").unwrap();
+    let files = ["one", "other"].map(|name| root.open(name.as_bytes(), 2, 0).unwrap());
+    root.rename(b"one", &root, b"other", rename_flag::EXCHANGE).unwrap();
+    again();
+    for (file, name) in files.iter().zip(["one", "other"]) {
+        let mut back = [0; 8];
+        let count = file.read_at(&mut back, 0).unwrap();
+        assert_eq!(&back[..count], name.as_bytes());
+    }
+}
+
 /// The server has unlocked the file, but was killed before its answer arrived, and another client has it.
 #[test]
 fn a_lock_is_not_asked_for_again_though_giving_it_up_was_not_answered() {

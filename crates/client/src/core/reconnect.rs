@@ -6,7 +6,7 @@ use crate::Error;
 use crate::borrow::Memories;
 use crate::disks::OpenDisks;
 use crate::handshake::{Failure, Greeted, greet};
-use crate::reclaim::{FirstUse, OpenFiles, Renamed};
+use crate::reclaim::{FirstUse, OpenFiles, Renamed, RequestNumber};
 use smallvec::SmallVec;
 use std::io;
 use std::sync::Arc;
@@ -331,12 +331,15 @@ fn is_repeatable(message: &[u8]) -> bool {
     requests_of(message).is_some_and(|requests| requests.iter().all(Request::repeatable))
 }
 
-/// What has been renamed if the requests under way were executed.
-fn unanswered_renames(slots: &[Slot], files: &OpenFiles) -> Vec<Renamed> {
+/// What has been renamed if the requests under way were executed, by the number of the request.
+fn unanswered_renames(slots: &[Slot], files: &OpenFiles) -> Vec<(RequestNumber, Renamed)> {
     let under_way =
         slots.iter().filter(|slot| slot.renames && matches!(slot.status, Status::Waiting));
-    let requests = under_way.filter_map(|slot| requests_of(&slot.message));
-    requests.filter_map(|requests| files.renamed_by(requests.first()?)).collect()
+    let renamed = |slot: &Slot| {
+        let requests = requests_of(&slot.message)?;
+        Some((slot.order, files.renamed_by(requests.first()?)?))
+    };
+    under_way.filter_map(renamed).collect()
 }
 
 /// Returns the result of a request that was under way when the server ended, if it need not be

@@ -533,7 +533,7 @@ impl Core {
                 && found.outcome.single().is_ok()
                 && let Some([request]) = requests_of(&found.message).as_deref()
             {
-                state.files.remember_renamed(request);
+                state.files.remember_renamed(found.order, request);
             }
             let leaves_open = found.opens && result.is_ok();
             found.outcome.opened = if leaves_open { found.outcome.first_opened() } else { None };
