@@ -5,13 +5,18 @@
 mod common;
 
 use common::brittle::{Brittle, Gate, answer, ask, config_of, greeted_on, peer_on};
-use common::{Raw, eventually, hello, message, request};
+use common::{
+    CREATE, Raw, ShmRaw, eventually, hello, hello_message, message, pattern, request, setup,
+};
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use towline_client::Transport;
 use towline_net::address::Address;
-use towline_server::{Export, ExportKind, OwnStore, Server};
+use towline_server::{EngineWish, Export, ExportKind, OwnStore, Server};
 use towline_store::FileStore;
-use towline_wire::request::{lock, open_flag};
+use towline_wire::request::{CURRENT, lock, open_flag};
 use towline_wire::{Errno, Header, Hello, Kind, Request, Welcome};
 
 /// The number of the process that ends.
@@ -255,5 +260,39 @@ fn a_file_that_is_closed_has_its_locks_until_threads_have_done_its_writes() {
         drop(closed);
         eventually_locks("the file is closed", &mut stranger, lock);
         world.server.stop();
+    }
+}
+
+/// The server reads no further while nobody takes its answers, until it learns that nobody ever will.
+#[test]
+fn what_a_killed_process_has_sent_behind_long_reads_is_carried_out() {
+    const LONG: usize = 8 << 20;
+    const ATTACH: Request<'static> = Request::Attach { name: b"dir" };
+    let setup = setup(EngineWish::Automatic);
+    let [_, Transport::Unix(socket), _] = &setup.transports[..] else { panic!("no Unix socket") };
+    std::fs::write(setup.data.join("long"), pattern(LONG, 1)).unwrap();
+    // What is read past the page cache is read by threads.
+    for flags in [0, open_flag::DIRECT] {
+        let messages = |name: &str| {
+            let open = Request::Open { base: CURRENT, flags, mode: 0, path: b"long" };
+            let read = Request::Read { handle: CURRENT, offset: 0, length: LONG as u32 };
+            let path = name.as_bytes();
+            let create = Request::Open { base: CURRENT, flags: CREATE, mode: 0o600, path };
+            let mut bytes = request(0, 1, &[ATTACH, open, read], 0);
+            bytes.extend(request(1, 1, &[ATTACH, open, read], 0));
+            bytes.extend(request(2, 1, &[ATTACH, create], 0));
+            bytes
+        };
+        let names = ["tcp", "unix", "shm"].map(|kind| format!("{kind}{flags}"));
+        Raw::greeted(setup.port()).0.send(&messages(&names[0]));
+        let mut unix = UnixStream::connect(socket).unwrap();
+        unix.write_all(&hello_message(&hello())).unwrap();
+        unix.read_exact(&mut [0; 32]).unwrap(); // the rest of the welcome may stay unread
+        unix.write_all(&messages(&names[1])).unwrap();
+        drop(unix);
+        ShmRaw::greeted(socket).send(&messages(&names[2]));
+        for name in &names {
+            eventually(&format!("{name} is created"), || setup.data.join(name).exists());
+        }
     }
 }

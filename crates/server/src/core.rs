@@ -481,6 +481,7 @@ impl Core {
     pub(crate) fn flush(&mut self, index: usize) {
         let Some(Some(lane)) = self.lanes.get_mut(index) else { return };
         self.answered = Some(index);
+        lane.drop_untaken();
         let before = lane.out.bytes();
         let begun = (before >= SENT_BYTES_MIN).then(Instant::now);
         match lane.out.flush(&lane.link, &mut self.pipe, &self.statistics.counters) {
@@ -529,10 +530,12 @@ impl Core {
             if self.lanes[index].as_ref().is_some_and(is_same) {
                 // A client that is still there sends the unread requests again.
                 match error.kind() {
-                    io::ErrorKind::UnexpectedEof => self.receive(index, scratch),
+                    io::ErrorKind::UnexpectedEof | io::ErrorKind::InvalidData => {
+                        self.receive(index, scratch);
+                        self.close_lane(index, &error);
+                    }
                     _ => self.receive_rest(index, scratch),
                 }
-                self.close_lane(index, &error);
             }
         }
     }

@@ -59,6 +59,8 @@ pub(crate) struct Lane {
     pub(crate) paused: bool,
     /// The peer sends nothing more, and no event will say so again: the lane is read to its end.
     pub(crate) hung: bool,
+    /// The peer takes nothing more either: answers are dropped, and the lane ends once it is read to its end.
+    pub(crate) is_gone: bool,
 }
 
 impl Lane {
@@ -88,6 +90,7 @@ impl Lane {
             progressed: false,
             paused: false,
             hung: false,
+            is_gone: false,
         }
     }
 
@@ -149,6 +152,13 @@ impl Lane {
             self.since = now;
         }
         self.granted += 1;
+    }
+
+    /// Drops the answers that nobody takes any more.
+    pub(crate) fn drop_untaken(&mut self) {
+        if self.is_gone && !self.out.is_empty() {
+            self.out = SendQueue::default();
+        }
     }
 
     /// Queues a message that consists of a header only.

@@ -272,6 +272,12 @@ impl Core {
     pub(crate) fn forget_expected(&mut self, session: u64, running: &mut Running) {
         let expected = std::mem::take(&mut running.expected);
         self.expect(session, |lane| lane.expected = lane.expected.saturating_sub(expected));
+        let index = self.sessions.get(session).and_then(|served| served.lane);
+        let lane = index.and_then(|index| self.lanes.get(index as usize)?.as_ref());
+        if lane.is_some_and(|lane| lane.is_gone) {
+            // It may go on, even if this request has no answer yet.
+            self.dirty.extend(index.map(|index| index as usize));
+        }
     }
 
     /// Changes how much memory the answers take that a session's lane is waiting for.

@@ -28,7 +28,6 @@ impl Core {
     pub(super) fn check_end(&mut self, index: usize, scratch: &mut [u8]) {
         if shm_link(&self.lanes, index).is_some_and(ShmLink::peer_closed) {
             self.receive_rest(index, scratch);
-            self.close_lane(index, &io::ErrorKind::UnexpectedEof.into());
         }
     }
 
@@ -43,6 +42,7 @@ impl Core {
         let mut last_look = lane.hung;
         for receives in 0.. {
             let Some(Some(lane)) = self.lanes.get_mut(index) else { return };
+            lane.drop_untaken();
             lane.paused = lane.is_full();
             if lane.paused {
                 break;
@@ -80,6 +80,9 @@ impl Core {
         lane.place.spend(received(&receiving) - before);
         lane.receiving = Some(receiving);
         let hello = lane.hello.take();
+        if lane.is_gone && !lane.paused && hello.is_none() {
+            failure.get_or_insert_with(|| io::ErrorKind::UnexpectedEof.into());
+        }
         match (failure, hello) {
             (Some(error), _) => self.close_lane(index, &error),
             (None, Some(hello)) => {
@@ -95,10 +98,11 @@ impl Core {
         }
     }
 
-    /// Receives everything that a peer sent before it hung up.
+    /// Receives everything that a peer sent before it was gone, and then ends the lane. If threads are still
+    /// preparing more for the peer than a lane may have, the rest is received when they are done.
     pub(super) fn receive_rest(&mut self, index: usize, scratch: &mut [u8]) {
         if let Some(Some(lane)) = self.lanes.get_mut(index) {
-            lane.hung = true;
+            (lane.hung, lane.is_gone) = (true, true);
             self.receive(index, scratch);
         }
     }
