@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{CREATE, Process, Raw, message};
+use common::{CREATE, Process, Raw, eventually, message};
 use std::io::Write;
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
@@ -84,6 +84,27 @@ fn locks_are_had_again_though_the_lane_is_lost_meanwhile() {
         let attr = file.stat();
         assert!(attr.is_ok(), "after {messages} messages: {}", attr.unwrap_err());
     }
+}
+
+/// The server has been told that nothing more will be opened again, so the next connection joins the session.
+#[test]
+fn a_file_is_lost_though_the_connection_on_which_that_turned_out_is_lost_too() {
+    let directory = TempDir::new().unwrap();
+    let started = Process::start_with(directory.path(), true, Duration::from_secs(60));
+    let (to, near) = (started.port, started.tcp());
+    let server = Mutex::new(started);
+    // After the welcome and the answer to opening the root of the memory again.
+    let port = cutter(to, 2, 2, move || {
+        let client = Client::connect(&near, Options::default()).unwrap();
+        eventually("it is told", || client.statistics().unwrap().contains("\"Reclaimed\":1"));
+    });
+    let client =
+        Client::connect(&Transport::Tcp("127.0.0.1".into(), port), Options::default()).unwrap();
+    let root = client.attach(b"mem").unwrap();
+    let mut server = server.lock().unwrap();
+    server.kill();
+    server.restart();
+    assert_eq!(root.stat().unwrap_err().errno(), Errno::ESTALE);
 }
 
 /// Like a program that starts in a `towline run` after a restart of the server, which restarts once
@@ -203,7 +224,7 @@ fn a_file_is_opened_again_though_its_rename_was_not_answered() {
         let server = Mutex::new(started);
         // After the welcome and the answers to opening the root and the file.
         let port = cutter(to, 1, 3, move || {
-            common::eventually("it is renamed", || new.exists());
+            eventually("it is renamed", || new.exists());
             let mut server = server.lock().unwrap();
             server.kill();
             server.restart();
@@ -241,7 +262,7 @@ fn files_are_opened_again_and_again_though_their_exchange_was_not_answered() {
         let again = again.clone();
         move || {
             let is_other = || std::fs::read(data.join("one")).unwrap() == b"other";
-            common::eventually("the names are exchanged", is_other);
+            eventually("the names are exchanged", is_other);
             again();
         }
     });
@@ -362,7 +383,7 @@ fn locks_of_a_process_that_ended_are_not_taken_again() {
         file.lock(&lock(owner), false).unwrap();
     }
     client.end_process(1);
-    common::eventually("the server is told", || {
+    eventually("the server is told", || {
         client.progress();
         client.is_idle()
     });

@@ -290,10 +290,14 @@ impl Core {
             }
             // A close that nobody waits for is sent: the file may have been opened, and locked,
             // through another session of the family.
-            if welcome.resumed != resumed::JOINED
-                && !slot.abandoned
-                && let Some(result) =
-                    after_restart(&state.files, &state.disks, &slot.message, &mut slot.outcome)
+            if !slot.abandoned
+                && let Some(result) = unless_resent(
+                    &state.files,
+                    &state.disks,
+                    &slot.message,
+                    &mut slot.outcome,
+                    welcome.resumed != resumed::JOINED,
+                )
             {
                 self.complete(state, number, result);
                 continue;
@@ -342,14 +346,16 @@ fn unanswered_renames(slots: &[Slot], files: &OpenFiles) -> Vec<(RequestNumber, 
     under_way.filter_map(renamed).collect()
 }
 
-/// Returns the result of a request that was under way when the server ended, if it need not be
-/// resent. A close of a file or disk that was not reopened has succeeded; other requests for a file
-/// or disk that could not be reopened fail.
-fn after_restart(
+/// Returns the result of a request that was under way when the lane was lost, if it need not be
+/// resent. If the server has restarted, a close of a file or disk that was not reopened has
+/// succeeded. Other requests for a file or disk that could not be reopened fail, also if the lane on
+/// which that turned out was lost, too.
+fn unless_resent(
     files: &OpenFiles,
     disks: &OpenDisks,
     message: &[u8],
     outcome: &mut Outcome,
+    has_restarted: bool,
 ) -> Option<Result<(), Error>> {
     let requests = requests_of(message)?;
     let is_closed = match requests[..] {
@@ -357,7 +363,7 @@ fn after_restart(
         [Request::DiskClose { disk }] => !disks.knows(disk),
         _ => false,
     };
-    if is_closed {
+    if is_closed && has_restarted {
         *outcome = Outcome::done();
         return Some(Ok(()));
     }
