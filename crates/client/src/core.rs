@@ -82,6 +82,8 @@ struct Slot {
     /// Parts of the source that are queued or being sent. The source must stay until they have
     /// left.
     sending: usize,
+    /// It may have been sent on a lane before this one, to a server that may have begun it.
+    was_sent: bool,
     /// Data to send, behind the message or under grants.
     source: Buffer,
     target: Buffer,

@@ -11,7 +11,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tempfile::TempDir;
-use towline_client::{Client, Errno, File, Lock, Options, Transport};
+use towline_client::{Client, Errno, Error, File, Lock, Options, Transport};
 use towline_net::address::Address;
 use towline_server::{Config, Export, ExportKind, Server};
 use towline_wire::request::{lock, rename_flag};
@@ -105,6 +105,61 @@ fn a_file_is_lost_though_the_connection_on_which_that_turned_out_is_lost_too() {
     server.kill();
     server.restart();
     assert_eq!(root.stat().unwrap_err().errno(), Errno::ESTALE);
+}
+
+/// The server has made an append, whose answer was lost with its connection, and is killed before the client can
+/// send the request again.
+#[test]
+fn what_was_sent_on_an_earlier_connection_is_not_sent_to_the_next_server() {
+    let directory = TempDir::new().unwrap();
+    let mut server = Process::start(directory.path());
+    let log = directory.path().join("data/log");
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let appended = log.clone();
+    std::thread::spawn(move || {
+        let to = server.port;
+        let accept =
+            || (listener.accept().unwrap().0, TcpStream::connect(("127.0.0.1", to)).unwrap());
+        let pass = |from: &mut Raw, to: &mut TcpStream| {
+            let (header, rest) = from.receive().unwrap();
+            let (body, payload) = rest.split_at(header.body_bytes as usize);
+            to.write_all(&message(header, body, payload)).unwrap();
+        };
+        let copy = |from: &TcpStream, to: &TcpStream| {
+            let (mut from, mut to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
+            std::thread::spawn(move || std::io::copy(&mut from, &mut to));
+        };
+        let (mut near, far) = accept();
+        copy(&near, &far);
+        let mut far = Raw(far);
+        // The welcome, and the answers to opening the root and the file.
+        (0..3).for_each(|_| pass(&mut far, &mut near));
+        eventually("it is appended", || std::fs::metadata(&appended).unwrap().len() > 0);
+        // Before what it sends after a while, the client looks whether the server is there.
+        std::thread::sleep(Duration::from_millis(50));
+        let _ = near.shutdown(Shutdown::Both);
+        let (near, mut far) = accept();
+        let mut near = Raw(near);
+        pass(&mut near, &mut far);
+        let (header, body) = Raw(far).receive().unwrap();
+        server.kill();
+        server.restart();
+        // In one packet with the end.
+        rustix::net::sockopt::set_tcp_cork(&near.0, true).unwrap();
+        near.send(&message(header, &body, &[]));
+        near.0.shutdown(Shutdown::Both).unwrap();
+        let (near, far) = accept();
+        copy(&near, &far);
+        copy(&far, &near);
+        std::thread::park();
+    });
+    let client =
+        Client::connect(&Transport::Tcp("127.0.0.1".into(), port), Options::default()).unwrap();
+    let root = client.attach(b"dir").unwrap();
+    let file = root.open(b"log", CREATE, 0o600).unwrap();
+    assert_eq!(file.append(b"once"), Err(Error::Unknown));
+    assert_eq!(std::fs::read(log).unwrap(), b"once");
 }
 
 /// Like a program that starts in a `towline run` after a restart of the server, which restarts once

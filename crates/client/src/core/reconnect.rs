@@ -276,8 +276,10 @@ impl Core {
         numbers.sort_unstable_by_key(|number| state.slots[*number].order);
         for number in numbers {
             let slot = &mut state.slots[number];
-            // A request that no server has received or begun has not taken effect.
-            let unbegun = unsent[number] || shut_down && !slot.may_have_begun();
+            // A request that no server has received or begun has not taken effect. What was sent on the
+            // lane before this one may have, though it was not sent again.
+            let unbegun = !slot.was_sent && (unsent[number] || shut_down && !slot.may_have_begun());
+            slot.was_sent = !unbegun;
             slot.sending = 0;
             slot.indebted = false;
             if !matches!(slot.status, Status::Waiting) {

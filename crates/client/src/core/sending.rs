@@ -164,7 +164,7 @@ impl Core {
                 message.extend_from_slice(shared(source.bytes()));
             }
         }
-        slot.sending = 0;
+        (slot.sending, slot.was_sent) = (0, false);
         slot.source = source;
         slot.target = target;
         slot.bulk = slot.target.len() > INLINE_BYTES_MAX

@@ -35,6 +35,7 @@ impl Slot {
             rides: false,
             ahead: 0,
             sending: 0,
+            was_sent: false,
             source: Buffer::none(),
             target: Buffer::none(),
             bulk: false,
