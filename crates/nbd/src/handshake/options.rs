@@ -186,7 +186,7 @@ impl Haggle {
             tell(info::NAME, &[offer.name.as_bytes()]);
         }
         if kinds.contains(&info::DESCRIPTION) && !offer.description.is_empty() {
-            tell(info::DESCRIPTION, &[offer.description.as_bytes()]);
+            tell(info::DESCRIPTION, &[cut(&offer.description).as_bytes()]);
         }
         // Sent even when not asked for, since clients that know it benefit.
         let (minimum, preferred) = (offer.block_minimum, offer.block_preferred);
@@ -241,10 +241,19 @@ impl Haggle {
     }
 }
 
+/// Returns as much of a text as the protocol allows: clients hang up on a longer one.
+fn cut(text: &str) -> &str {
+    let mut end = text.len().min(STRING_BYTES_MAX);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    &text[..end]
+}
+
 fn list(out: &mut Vec<u8>, catalogue: &dyn Catalogue) {
     for (name, description) in catalogue.list() {
         let length = (name.len() as u32).to_be_bytes();
-        let parts = [&length[..], name.as_bytes(), description.as_bytes()];
+        let parts = [&length[..], name.as_bytes(), cut(&description).as_bytes()];
         option_reply_message(out, option::LIST, option_reply::SERVER, &parts);
     }
     option_reply_message(out, option::LIST, option_reply::ACK, &[]);

@@ -247,6 +247,38 @@ fn contexts_are_chosen_for_an_export() {
     assert!(client.agreed().contexts.is_empty());
 }
 
+/// As that of a file with a long path can be.
+#[test]
+fn a_description_is_no_longer_than_the_protocol_allows() {
+    struct Wordy;
+
+    fn description() -> String {
+        "de".to_owned() + &"\u{fffd}".repeat(2000)
+    }
+
+    impl Catalogue for Wordy {
+        fn find(&self, _: &[u8]) -> Option<Offer> {
+            Some(Offer { description: description(), ..offer() })
+        }
+
+        fn list(&self) -> Vec<(String, String)> {
+            vec![("disk".into(), description())]
+        }
+    }
+
+    let mut haggle = Haggle::default();
+    haggle.receive(&3u32.to_be_bytes(), &mut Vec::new(), &Wordy).unwrap();
+    let mut ask = |number, payload: &[u8]| {
+        let mut out = Vec::new();
+        haggle.receive(&option_bytes(number, payload), &mut out, &Wordy).unwrap();
+        replies(&out, number)
+    };
+    let cut = &description()[..4094];
+    assert_eq!(ask(option::LIST, b"")[0].1, [&string(b"disk")[..], cut.as_bytes()].concat());
+    let told = ask(option::INFO, &info(b"disk", &[2]));
+    assert!(told.iter().any(|(_, payload)| payload[2..] == *cut.as_bytes()));
+}
+
 #[test]
 fn replies_that_are_not_sent_do_not_pile_up() {
     const COUNT: usize = 20_000;
