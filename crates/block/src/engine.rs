@@ -350,7 +350,8 @@ impl<T: Copy> Engine<T> {
             // The file ends before the disk does: somebody shortened it.
             Ok(0) => Err(io::Error::from_raw_os_error(EIO)),
             Ok(_) => return self.again(Fragment { done: total, ..fragment }, buffer, driver),
-            Err(error) if matches!(error.raw_os_error(), Some(EINTR | EAGAIN)) => {
+            // The kernel cancels what waits if it can create no thread for it.
+            Err(error) if matches!(error.raw_os_error(), Some(EINTR | EAGAIN | ECANCELED)) => {
                 return self.again(fragment, buffer, driver);
             }
             Err(error) => Err(error),
@@ -441,6 +442,7 @@ impl<T: Copy> Engine<T> {
 const EINTR: i32 = 4;
 const EIO: i32 = 5;
 const EAGAIN: i32 = 11;
+const ECANCELED: i32 = 125;
 
 impl<T> Request<T> {
     /// Returns true for a read that is reported in order.

@@ -21,6 +21,7 @@ const EINTR: i32 = 4;
 const EIO: i32 = 5;
 const EAGAIN: i32 = 11;
 const ENOSPC: i32 = 28;
+const ECANCELED: i32 = 125;
 
 /// A file that never answers at once, so that all work goes through the driver.
 #[derive(Debug)]
@@ -279,7 +280,7 @@ fn script(file: &tempfile::NamedTempFile, fault: (usize, Fault)) -> bool {
     world.engine.read(owner, last, &disk, 0..SIZE, How::Pieces, Instant::now());
     world.run(true);
 
-    let harmless = matches!(fault.1, Fault::Short(_) | Fault::Errno(EINTR | EAGAIN));
+    let harmless = matches!(fault.1, Fault::Short(_) | Fault::Errno(EINTR | EAGAIN | ECANCELED));
     let failed: Vec<usize> =
         (0..world.outcomes.len()).filter(|tag| world.outcomes[*tag].error.is_some()).collect();
     assert!(world.outcomes.iter().all(|outcome| outcome.over), "{what}: {:?}", world.outcomes);
@@ -325,6 +326,7 @@ fn a_fault_at_every_place() {
         Fault::Nothing,
         Fault::Errno(EINTR),
         Fault::Errno(EAGAIN),
+        Fault::Errno(ECANCELED),
         Fault::Errno(EIO),
         Fault::Errno(ENOSPC),
     ];
