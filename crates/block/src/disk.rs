@@ -298,7 +298,7 @@ impl Disk {
         if size == 0 {
             return self.store.look().map(|_| ());
         }
-        // Several that wait could occupy all the threads that the writes under way need.
+        // Each that waits occupies a thread.
         let Some(_one_at_a_time) = self.state.resizing.try_lock() else {
             return Err(io::Error::from_raw_os_error(EBUSY));
         };

@@ -179,11 +179,11 @@ impl Core {
                 // Not that of its arrival: the disk may have failed and been forgiven while it waited.
                 Kind::Flush => Reply::Stored { epoch: under.disk.epoch() },
                 Kind::Status | Kind::Cache => Reply::Done {},
-                Kind::Resize => description(&under.disk),
+                Kind::Resize(_) => description(&under.disk),
             },
         };
         let remember =
-            matches!(under.kind, Kind::Write(_) | Kind::Change | Kind::Flush | Kind::Resize);
+            matches!(under.kind, Kind::Write(_) | Kind::Change | Kind::Flush | Kind::Resize(_));
         let mut header = Header::new(MessageKind::Reply, slot, sequence);
         if let Kind::Write(write) = &under.kind
             && let Some(bytes) = self.leave_after(write)

@@ -79,7 +79,8 @@ enum Kind {
     Flush,
     /// A range is being read into memory.
     Cache,
-    Resize,
+    /// To this size; zero: to that which the back end has now.
+    Resize(u64),
 }
 
 struct Reading {

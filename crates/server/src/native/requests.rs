@@ -4,6 +4,7 @@ use super::{Kind, Open, Reading, SessionDisks, Tag, Under, Writing};
 use crate::core::{Core, Ticket, elapsed_ns};
 use crate::extents::{allocation, written};
 use crate::grants::Served;
+use crate::nbd::driver::Apart;
 use crate::stats::Stages;
 use crate::waiting::{Arrived, client_of};
 use std::collections::VecDeque;
@@ -212,7 +213,7 @@ impl Core {
             Request::DiskResize { size, .. } => {
                 let resized = disk.clone();
                 let work: Work = Box::new(move || resized.resize(size).map(|()| Vec::new()));
-                self.ask_disk(arrived, &disk, Kind::Resize, work)
+                self.ask_disk(arrived, &disk, Kind::Resize(size), work)
             }
             _ => Err(Errno::ENOSYS),
         }
@@ -247,10 +248,15 @@ impl Core {
         work: Work,
     ) -> Result<Begun<'static>, Errno> {
         let Some(owner) = self.session_owner(arrived.session) else { return Ok(Begun::Goes) };
+        // A disk that becomes shorter waits for its writes. One at a time does, so these threads are few.
+        let waits = matches!(kind, Kind::Resize(size) if size > 0);
         self.note(arrived, disk, kind);
         let ticket = Ticket::Native(arrived.tag(owner));
         let (engine, mut driver) = self.engine_and_driver();
-        engine.ask(owner, ticket, disk, work, arrived.at, &mut driver);
+        match waits {
+            true => engine.ask(owner, ticket, disk, work, arrived.at, &mut Apart(driver)),
+            false => engine.ask(owner, ticket, disk, work, arrived.at, &mut driver),
+        }
         Ok(Begun::Goes)
     }
 

@@ -10,7 +10,7 @@ use std::collections::BinaryHeap;
 use std::io::{self, IoSlice};
 use std::sync::Arc;
 use std::time::Instant;
-use towline_block::{Call, Disk, Driver, Work};
+use towline_block::{Call, Disk, Driver, Status, Work};
 use towline_mem::PoolBuffer;
 use towline_reactor::{Reactor, Transfer};
 use towline_store::{Direction, Place};
@@ -42,6 +42,8 @@ impl PartialEq for Late {
 }
 
 impl Eq for Late {}
+
+type Asked = Box<dyn FnOnce() -> io::Result<Vec<Vec<Status>>> + Send>;
 
 pub(crate) struct CoreDriver<'a> {
     pub(crate) reactor: &'a mut Reactor,
@@ -79,13 +81,29 @@ impl Driver for CoreDriver<'_> {
                 Mail::Transferred { token, result, buffer }
             }),
             Work::At(at, call) => self.late.push(Late { at, token, call }),
-            Work::Ask(call) => {
-                let broken = || Err(Errno::IO.into());
-                let result = move || guarded(call).unwrap_or_else(broken);
-                self.on_thread(disk, move || Mail::Answered { token, result: result() });
-            }
+            Work::Ask(call) => self.on_thread(disk, move || answer(token, call)),
         }
     }
+}
+
+/// Makes a call that waits for other requests of its disk on a thread of its own: the disk's threads, and where none
+/// can be created the core, have to end those.
+pub(crate) struct Apart<'a>(pub(crate) CoreDriver<'a>);
+
+impl Driver for Apart<'_> {
+    fn begin(&mut self, token: u64, disk: &Arc<Disk>, work: Work) {
+        let Work::Ask(call) = work else { return self.0.begin(token, disk, work) };
+        let mailbox = self.0.mailbox.clone();
+        let thread = std::thread::Builder::new().name("towline-apart".to_owned());
+        if let Err(error) = thread.spawn(move || mailbox.send(answer(token, call))) {
+            self.0.mailbox.send(Mail::Answered { token, result: Err(error) });
+        }
+    }
+}
+
+fn answer(token: u64, call: Asked) -> Mail {
+    let result = guarded(call).unwrap_or_else(|| Err(Errno::IO.into()));
+    Mail::Answered { token, result }
 }
 
 /// Does one read or write on this thread; it may move fewer bytes.
@@ -104,5 +122,43 @@ fn move_bytes(transfer: &mut Transfer) -> io::Result<usize> {
             Err(Errno::INTR) => {}
             other => return Ok(other?),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+    use towline_store::block::MemoryDisk;
+
+    /// Otherwise a disk that becomes shorter, which waits for its writes, could wait forever where no more threads
+    /// can be created.
+    #[test]
+    fn what_waits_for_other_requests_takes_none_of_their_threads() {
+        let disk = Arc::new(Disk::new("", "", MemoryDisk::new("disk", 4096).unwrap(), false));
+        let (mut reactor, mut late) = (Reactor::new(None).unwrap(), BinaryHeap::new());
+        let (pools, mailbox) = (Pools::new(1), Mailbox::new().unwrap());
+        let mut driver =
+            CoreDriver { reactor: &mut reactor, late: &mut late, pools: &pools, mailbox: &mailbox };
+        let (let_go, held) = channel::<()>();
+        let held = Arc::new(parking_lot::Mutex::new(held));
+        let threads = crate::offload::THREADS_MAX as u64;
+        for token in 0..threads {
+            let held = held.clone();
+            let wait = move || held.lock().recv().map_or(Ok(Vec::new()), |()| Ok(Vec::new()));
+            driver.begin(token, &disk, Work::Ask(Box::new(wait)));
+        }
+        let begun = Instant::now();
+        Apart(driver).begin(threads, &disk, Work::Ask(Box::new(|| Ok(Vec::new()))));
+        let answered = loop {
+            if let [Mail::Answered { token, .. }] = mailbox.take()[..] {
+                break token;
+            }
+            assert!(begun.elapsed() < Duration::from_secs(60), "it waits for the others");
+            std::thread::yield_now();
+        };
+        assert_eq!(answered, threads);
+        drop(let_go);
     }
 }
