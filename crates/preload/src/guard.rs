@@ -265,6 +265,7 @@ pub(crate) fn after_fork(is_child: bool) {
     // Before the next fork, which may begin now, stores its own.
     let before = FORKING_MASK.load(Ordering::Relaxed);
     if is_child {
+        crate::waits::forget();
         GATE.store(u32::from(is_inside()), Ordering::Release);
     } else {
         GATE.fetch_and(!FORKING, Ordering::AcqRel);

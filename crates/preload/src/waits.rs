@@ -4,12 +4,14 @@
 //! signal ends the wait, the caller releases everything it holds, and only then the handler runs. If it
 //! returns, the call fails with `EINTR` or is restarted, as the handler was set.
 
-use crate::guard::{checked, handled_signals, mask, set_quiet};
+use crate::descriptors::Own;
+use crate::guard::{self, checked, handled_signals, mask, set_quiet};
 use crate::table::real;
 use crate::trap::masks::{self, SET_BYTES};
-use crate::{handlers, vfork};
+use crate::{handlers, own, vfork};
 use libc::{c_int, pthread_t, timespec};
 use std::cell::Cell;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 use towline_net::{MOMENT, pause};
 
@@ -31,28 +33,53 @@ thread_local! {
     static TRAPPED: Cell<Option<u64>> = const { Cell::new(None) };
 }
 
-/// Number of times that this process has cancelled a thread.
-static CANCELS: AtomicU32 = AtomicU32::new(0);
+/// Number of times that all waits of this process had to end.
+static RECALLS: AtomicU32 = AtomicU32::new(0);
 /// Interval at which a thread that waits looks whether there are more of them.
 const LOOK: timespec = timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+/// Number of threads that wait.
+static WAITING: AtomicU32 = AtomicU32::new(0);
+/// How often [`alone`] calls them back, after which it does not care: one of them may wait for a dead server.
+const ALONE_TRIES: u32 = 1000;
 
 /// Cancels a thread. If it waits, it finds out and ends by itself, once it holds nothing.
 pub(crate) unsafe fn pthread_cancel(thread: pthread_t) -> c_int {
     // SAFETY: the program passes a thread.
     let result = unsafe { real::pthread_cancel(thread) };
-    CANCELS.fetch_add(1, Ordering::Release);
+    RECALLS.fetch_add(1, Ordering::Release);
     result
 }
 
 /// Returns what [`interruptible`] needs. A thread that may be cancelled looks whether it was after this call.
-pub(crate) fn cancels() -> u32 {
-    CANCELS.load(Ordering::Acquire)
+pub(crate) fn recalls() -> u32 {
+    RECALLS.load(Ordering::Acquire)
+}
+
+/// Runs `work`, from inside, while no other thread is inside, nor waits if `work` takes what waits use.
+pub(crate) fn alone<T>(takes_all: impl Fn() -> bool, work: impl FnOnce() -> T) -> T {
+    let (mut work, mut tries) = (Some(work), 0);
+    loop {
+        let is_free =
+            || WAITING.load(Ordering::Acquire) == 0 || tries == ALONE_TRIES || !takes_all();
+        let done = guard::alone(|| if is_free() { work.take().map(|work| work()) } else { None });
+        if let Some(done) = done {
+            return done;
+        }
+        RECALLS.fetch_add(1, Ordering::Release);
+        pause(MOMENT);
+        tries += 1;
+    }
+}
+
+/// Forgets the threads that wait: in the child of a fork, there are none.
+pub(crate) fn forget() {
+    WAITING.store(0, Ordering::Relaxed);
 }
 
 /// A wait in progress.
 pub(crate) struct Wait {
-    /// [`cancels`] from before the wait.
-    cancels: u32,
+    /// [`recalls`] from before the wait.
+    recalls: u32,
     /// Signals that the program itself blocks.
     blocked: u64,
     /// Readable when a signal arrives that cannot be put back, so that a mask holds it up.
@@ -66,22 +93,31 @@ pub(crate) struct Wait {
 ///
 /// # Errors
 /// `EINTR` if the handler of an arrived signal interrupts calls; [`RESTART`] if the arrived signals'
-/// handlers restart calls (in a trapped call they have yet to run), or a thread was cancelled since `cancels`, maybe
-/// this one; those of `work`.
+/// handlers restart calls (in a trapped call they have yet to run), or if all waits had to end since `recalls`, because
+/// a thread was cancelled, maybe this one; those of `work`.
 pub(crate) fn interruptible<T>(
-    cancels: u32,
+    recalls: u32,
     work: impl FnOnce(&mut Wait) -> Result<T, i32>,
 ) -> Result<T, i32> {
     let before = mask(libc::SIG_BLOCK, handled_signals().all);
     let trapped = TRAPPED.try_with(Cell::get).unwrap_or(None);
     let quiet = set_quiet(true);
-    let mut wait = Wait { cancels, blocked: trapped.unwrap_or(before), held_up: None, came: 0 };
+    let mut wait = Wait { recalls, blocked: trapped.unwrap_or(before), held_up: None, came: 0 };
+    WAITING.fetch_add(1, Ordering::AcqRel);
     let result = match work(&mut wait) {
         Err(libc::EINTR) if wait.came & handled_signals().interrupting == 0 => Err(RESTART),
         result => result,
     };
     let came = wait.came;
-    drop(wait);
+    let _ = guard::inside(|| {
+        drop(wait);
+        Ok(())
+    });
+    WAITING.fetch_sub(1, Ordering::Release);
+    if recalls != self::recalls() {
+        // So that `alone` finds a moment without waits.
+        pause(3 * MOMENT);
+    }
     set_quiet(quiet);
     // In a trapped call, handlers run once its stack is left (`trapped`).
     let now_let_in = if trapped.is_none() { came } else { 0 };
@@ -151,7 +187,7 @@ impl Wait {
     /// `ready` must be called again.
     ///
     /// # Errors
-    /// `EINTR` if a signal with a handler came, or a thread was cancelled; those of `ready`.
+    /// `EINTR` if a signal with a handler came, or all waits have to end; those of `ready`.
     pub(crate) fn until<T>(
         &mut self,
         mut ready: impl FnMut() -> Result<Result<T, c_int>, i32>,
@@ -164,7 +200,7 @@ impl Wait {
         }
         // Our handler puts the others back when they arrive, which ends the wait.
         let let_in = masks::without(self.blocked | masked);
-        let held_up = self.held_up.as_ref().map_or(-1, |held_up| held_up.0);
+        let held_up = self.held_up.as_ref().map_or(-1, |held_up| held_up.0.as_raw_fd());
         loop {
             let fd = match ready()? {
                 Ok(value) => return Ok(value),
@@ -189,7 +225,7 @@ impl Wait {
             if list[1].revents != 0 || is_forbidden {
                 self.came |= pending() & looked_for & !self.blocked;
             }
-            if self.came != 0 || self.cancels != cancels() {
+            if self.came != 0 || self.recalls != recalls() {
                 return Err(libc::EINTR);
             }
         }
@@ -206,21 +242,18 @@ fn pending() -> u64 {
 }
 
 /// A descriptor that is readable while one of the given signals is pending.
-struct HeldUp(c_int);
+struct HeldUp(OwnedFd);
 
 impl HeldUp {
     fn new(signals: u64) -> Result<Self, i32> {
         let (none, set) = (usize::MAX, &raw const signals as usize);
         let arguments = [none, set, SET_BYTES, libc::SFD_CLOEXEC as usize, 0, 0];
-        // SAFETY: the set is 8 bytes as the kernel's are; the descriptor is new.
-        let fd = unsafe { checked(libc::SYS_signalfd4, arguments) }?;
-        Ok(Self(fd as c_int))
-    }
-}
-
-impl Drop for HeldUp {
-    fn drop(&mut self) {
-        // SAFETY: our own descriptor.
-        let _ = unsafe { checked(libc::SYS_close, [self.0 as usize, 0, 0, 0, 0, 0]) };
+        guard::inside(|| {
+            // SAFETY: the set is 8 bytes as the kernel's are; the descriptor is new.
+            let fd =
+                unsafe { OwnedFd::from_raw_fd(checked(libc::SYS_signalfd4, arguments)? as c_int) };
+            // Other threads go on meanwhile, and may want its number.
+            own::hide(fd, Own::Connection).map(Self)
+        })
     }
 }

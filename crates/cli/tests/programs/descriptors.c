@@ -258,6 +258,55 @@ static void all_are_closed(void) {
     });
 }
 
+static void nothing(int signal) { (void)signal; }
+
+static void *waits_for_lock(void *file) {
+    struct flock lock = {.l_type = F_WRLCK};
+    return fcntl(*(int *)file, F_SETLKW, &lock) == 0 ? file : NULL;
+}
+
+/* A program uses numbers that the library may have taken, while one of its threads waits for a lock. */
+static void wanted_while_a_thread_waits(void) {
+    enum { FIRST = 384, COUNT = 8 };
+    struct flock lock = {.l_type = F_WRLCK};
+    struct sigaction once = {.sa_handler = nothing, .sa_flags = SA_RESETHAND};
+    int ends[2], held[2];
+    char text[8];
+    MUST(sigaction(SIGUSR1, &once, NULL));
+    make("f", "some text");
+    MUST(pipe(ends));
+    MUST(pipe(held));
+    pid_t child = fork();
+    if (child == 0) {
+        int own = MUST(open("f", O_RDWR));
+        MUST(fcntl(own, F_SETLKW, &lock));
+        MUST(write(held[1], "x", 1));
+        close(ends[1]);
+        read(ends[0], text, 1);
+        _exit(0);
+    }
+    MUST(read(held[0], text, 1));
+    int fd = MUST(open("f", O_RDWR)), good = 0;
+    pthread_t thread;
+    pthread_create(&thread, NULL, waits_for_lock, &fd);
+    usleep(200000);
+    int next = MUST(open("/dev/zero", O_RDONLY));
+    for (int i = 3; i < FIRST; i++) {
+        if (i != transcript && i != fd && i != next && i != ends[1]) close(i);
+    }
+    int low = MUST(open("/dev/zero", O_RDONLY));
+    for (int i = FIRST; i < FIRST + COUNT; i++) MUST(dup2(low, i));
+    MUST(close(ends[1]));
+    reap(child);
+    void *locked;
+    pthread_join(thread, &locked);
+    for (int i = FIRST; i < FIRST + COUNT; i++) good += read(i, text, 1) == 1;
+    say("%s, %d, %d", locked ? "locked" : "not locked", next, good);
+    SAY(read(low, text, 1));
+    SAY(write(fd, "SOME", 4));
+    show("f");
+}
+
 static void close_on_exec(void) {
     make("f", "abcdefghijklmnop");
     int stays = MUST(open("f", O_RDONLY)), goes = MUST(open("f", O_RDONLY | O_CLOEXEC));
@@ -1039,6 +1088,7 @@ static const struct test tests[] = {
     {"locked-meanwhile", locked_meanwhile},
     {"high-numbers", high_numbers},
     {"close-all", all_are_closed},
+    {"wanted-while-waiting", wanted_while_a_thread_waits},
     {"close-on-exec", close_on_exec},
     {"passed", passed_over_a_socket},
     {"together", passed_together},

@@ -9,7 +9,7 @@ use crate::opened::{self, First, Opened};
 use crate::place::{self, At, Last};
 use crate::table::real;
 use crate::walk::{self, Found, How};
-use crate::{behind, cache, fresh, own, pool, remote, start, written};
+use crate::{behind, cache, fresh, own, pool, remote, start, waits, written};
 use libc::{c_char, c_int, c_uint, c_ulong, mode_t};
 use std::ffi::CStr;
 use std::sync::atomic::Ordering;
@@ -295,12 +295,15 @@ fn replace(from: c_int, to: c_int, call: impl FnOnce() -> c_int) -> c_int {
         // No thread may use the library's descriptor there, or take the number anew, before the program has
         // it.
         return ours(|| {
-            guard::alone(|| {
-                own::make_way(to);
-                let replaced = done(descriptors::replace(from, to, call));
-                remote::take_over_locks();
-                replaced
-            })
+            waits::alone(
+                || descriptors::own_at(to).is_some(),
+                || {
+                    own::make_way(to);
+                    let replaced = done(descriptors::replace(from, to, call));
+                    remote::take_over_locks();
+                    replaced
+                },
+            )
         });
     }
     let is_remote = descriptors::find(from).is_some() || descriptors::find(to).is_some();

@@ -78,7 +78,7 @@ fn take(open: Open, wanted: &Lock, wait: bool) -> c_int {
         _ => Ok(()),
     };
     loop {
-        let cancels = waits::cancels();
+        let recalls = waits::recalls();
         // In libc, `flock` ends no thread, and nor do system calls without libc.
         if wait && wanted.family != lock::FLOCK && !waits::is_trapped() {
             guard::may_be_cancelled();
@@ -101,7 +101,7 @@ fn take(open: Open, wanted: &Lock, wait: bool) -> c_int {
             Err(error) => return finish(Err(error)),
         }
         has_waited = true;
-        match waits::interruptible(cancels, |wait| wait_for(open, wanted, wait)) {
+        match waits::interruptible(recalls, |wait| wait_for(open, wanted, wait)) {
             Ok(()) => {}
             Err(RESTART) if !waits::is_trapped() => {}
             Err(RESTART) => return finish(Err(RESTART)),
