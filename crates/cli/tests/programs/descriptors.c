@@ -258,6 +258,17 @@ static void all_are_closed(void) {
     });
 }
 
+/* Numbers that the program has not opened are free, whatever it does with files. */
+static void others_are_free(void) {
+    make("f", "text");
+    for (int fd = 300; fd < 1024; fd++) {
+        if (fcntl(fd, F_GETFD) != -1 || errno != EBADF) say("%d is open", fd);
+        if (fcntl(fd, F_SETFD, 0) != -1 || errno != EBADF) say("%d is open", fd);
+        if (fcntl(fd, F_DUPFD, 0) != -1 || errno != EBADF) say("%d is open", fd);
+    }
+    show("f");
+}
+
 static void nothing(int signal) { (void)signal; }
 
 static void *waits_for_lock(void *file) {
@@ -1088,6 +1099,7 @@ static const struct test tests[] = {
     {"locked-meanwhile", locked_meanwhile},
     {"high-numbers", high_numbers},
     {"close-all", all_are_closed},
+    {"others", others_are_free},
     {"wanted-while-waiting", wanted_while_a_thread_waits},
     {"close-on-exec", close_on_exec},
     {"passed", passed_over_a_socket},

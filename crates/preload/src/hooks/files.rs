@@ -342,6 +342,10 @@ pub(crate) unsafe fn dup3(from: c_int, to: c_int, flags: c_int) -> c_int {
 }
 
 pub(crate) unsafe fn fcntl(fd: c_int, command: c_int, argument: c_ulong) -> c_int {
+    // Programs ask which numbers are open, and then count them or let their children have them.
+    if descriptors::own_at(fd).is_some() && !is_inside() {
+        return finish(Err(libc::EBADF));
+    }
     let Some(open) = descriptors::find(fd) else {
         // SAFETY: the program passes valid arguments.
         let result = unsafe { real::fcntl(fd, command, argument) };

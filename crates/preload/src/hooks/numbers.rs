@@ -321,7 +321,7 @@ pub(crate) unsafe fn whose(number: c_long, arguments: Arguments) -> Whose {
         return Whose::Kernels;
     }
     let (ours, path) = match subject(number, arguments) {
-        Subject::Fd(fd) => (is_remote(fd), false),
+        Subject::Fd(fd) => (is_remote(fd) || descriptors::own_at(fd as c_int).is_some(), false),
         Subject::Fds(one, other) => (is_remote(one) || is_remote(other), false),
         // SAFETY: guaranteed by the caller.
         Subject::Path(at, path) => (unsafe { is_remote_path(at, path) }, true),
