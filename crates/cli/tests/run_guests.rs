@@ -57,6 +57,11 @@ fn handlers_of_signals_behave() {
 }
 
 #[test]
+fn cancelled_threads_end_where_they_should() {
+    same_as_guest(Libc::Static, "cancelled.c");
+}
+
+#[test]
 fn handlers_of_sigsys_behave() {
     for libc in [Libc::Static, Libc::Musl, Libc::StaticMusl] {
         same_as_guest(libc, "sigsys.c");

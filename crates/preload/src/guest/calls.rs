@@ -284,7 +284,7 @@ unsafe fn waits_for_others(number: c_long, arguments: Arguments) -> bool {
 unsafe fn ours(context: &mut ucontext_t, number: c_long, arguments: Arguments) -> Option<isize> {
     // SAFETY: the kernel's sets have 8 bytes, and libc's begin with them.
     let blocked = unsafe { (&raw const context.uc_sigmask).cast::<u64>().read() };
-    mask(libc::SIG_SETMASK, masks::with_trap(blocked | handled_signals().all));
+    mask(libc::SIG_SETMASK, blocked | handled_signals().all | masks::held_up());
     let quiet = set_quiet(true);
     let answered = || {
         // SAFETY: as the guest says.

@@ -37,12 +37,17 @@ pub(crate) fn with_trap(set: u64) -> u64 {
     set | BIT
 }
 
-/// Returns `SIGSYS` as a set in a guest, where it stays blocked while our code runs; otherwise the empty
-/// set.
+/// Signals that the libc of a guest uses itself (glibc two, musl three). It may set a handler only when it needs one,
+/// for instance to cancel a thread that is already in our code.
+#[cfg(target_arch = "x86_64")]
+const OF_GUESTS_LIBC: u64 = 1 << 31 | 1 << 32 | 1 << 33;
+
+/// Returns the signals that stay blocked in a guest while our code runs, with or without a handler: `SIGSYS` and those
+/// of its libc. Elsewhere, there are none.
 pub(crate) fn held_up() -> u64 {
     #[cfg(target_arch = "x86_64")]
     if crate::guest::is_here() {
-        return BIT;
+        return BIT | OF_GUESTS_LIBC;
     }
     0
 }
