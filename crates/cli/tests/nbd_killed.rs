@@ -1,8 +1,10 @@
-//! Servers and clients that are killed (`SIGKILL`) during their work, and a server without free descriptors.
-//! Answered writes survive.
+//! Servers and clients that are killed (`SIGKILL`) during their work, and servers without free descriptors or
+//! memory that they may lock. Answered writes survive.
 #![allow(clippy::unwrap_used)] // a test that cannot go on should say where
 
+use rustix::net::{AddressFamily, SocketType, sockopt};
 use std::io::{BufRead, BufReader, Read, Write};
+use std::net::SocketAddrV4;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -23,15 +25,20 @@ impl Server {
     fn start(disk: &str, socket: &Path, before: &[&str]) -> Self {
         // Left by the server that was killed.
         let _ = std::fs::remove_file(socket);
-        let nbd = format!("unix://{}", socket.display());
-        let words = [before, &[TOWLINE, "serve", "--disk", disk, "--nbd", &nbd]].concat();
+        Self::start_at(disk, &format!("unix://{}", socket.display()), before).0
+    }
+
+    /// Also returns the line that says where it listens.
+    fn start_at(disk: &str, nbd: &str, before: &[&str]) -> (Self, String) {
+        let words = [before, &[TOWLINE, "serve", "--disk", disk, "--nbd", nbd]].concat();
         let mut child =
             Command::new(words[0]).args(&words[1..]).stderr(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
-        let listens = lines.by_ref().any(|line| line.unwrap().contains("listening for NBD"));
-        assert!(listens, "the server did not start");
+        let mut lines_on = lines.by_ref().map(Result::unwrap);
+        let listens = lines_on.find(|line| line.contains("listening for NBD"));
+        let listens = listens.expect("the server did not start");
         std::thread::spawn(move || lines.for_each(|line| eprintln!("{}", line.unwrap())));
-        Self(child)
+        (Self(child), listens)
     }
 }
 
@@ -48,7 +55,10 @@ struct Client(UnixStream);
 
 impl Client {
     fn connect(socket: &Path) -> std::io::Result<Self> {
-        let stream = UnixStream::connect(socket)?;
+        Self::over(UnixStream::connect(socket)?)
+    }
+
+    fn over(stream: UnixStream) -> std::io::Result<Self> {
         stream.set_read_timeout(Some(Duration::from_secs(60)))?;
         let mut this = Self(stream);
         this.take(18)?;
@@ -65,12 +75,20 @@ impl Client {
     }
 
     fn ask(&mut self, kind: u8, offset: u64, length: u64, data: &[u8]) -> std::io::Result<()> {
+        self.send(kind, offset, length, data)?;
+        self.answer()
+    }
+
+    fn send(&mut self, kind: u8, offset: u64, length: u64, data: &[u8]) -> std::io::Result<()> {
         let mut bytes = vec![0x25, 0x60, 0x95, 0x13, 0, 0, 0, kind];
         bytes.extend_from_slice(&7u64.to_be_bytes());
         bytes.extend_from_slice(&offset.to_be_bytes());
         bytes.extend_from_slice(&(length as u32).to_be_bytes());
         bytes.extend_from_slice(data);
-        self.0.write_all(&bytes)?;
+        self.0.write_all(&bytes)
+    }
+
+    fn answer(&mut self) -> std::io::Result<()> {
         let reply = self.take(16)?;
         assert_eq!(reply[4..8], [0; 4], "no request fails");
         Ok(())
@@ -275,4 +293,32 @@ fn clients_wait_for_descriptors() {
     drop(crowd);
     assert_eq!(waiting.join().unwrap().unwrap(), [0; 512]);
     drop(server);
+}
+
+/// What the network refers to of sends without a copy counts as locked memory, unless the server may lock as much as
+/// it likes. So clients that take their answers slowly use up what it may lock.
+#[test]
+fn without_memory_to_lock_answers_are_copied() {
+    const LENGTH: u64 = 4 * MIB;
+    let limit = "ulimit -l 1024; test $(id -u) = 0 && set -- setpriv --bounding-set=-ipc_lock \"$@\"; exec \"$@\"";
+    let (_server, line) =
+        Server::start_at("d=mem:4M:zero-copy", "127.0.0.1:0", &["sh", "-c", limit, "sh"]);
+    let at = line.split("tcp://").nth(1).and_then(|at| at.split(' ').next());
+    let at: SocketAddrV4 = at.and_then(|at| at.parse().ok()).expect("it listens somewhere");
+    let connect = || {
+        let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+        sockopt::set_socket_recv_buffer_size(&socket, 4096).unwrap();
+        rustix::net::connect(&socket, &at).unwrap();
+        Client::over(socket.into()).unwrap()
+    };
+    let data: Vec<u8> = (0..LENGTH / 8).flat_map(u64::to_le_bytes).collect();
+    connect().write(0, &data).unwrap();
+    let mut slow: Vec<Client> = (0..4).map(|_| connect()).collect();
+    slow.iter_mut().for_each(|client| client.send(0, 0, LENGTH, &[]).unwrap());
+    // The answers begin before the network refers to all that it may.
+    slow.iter_mut().for_each(|client| client.answer().unwrap());
+    assert!(connect().read(0, LENGTH).unwrap() == data);
+    for mut client in slow {
+        assert!(client.take(LENGTH as usize).unwrap() == data);
+    }
 }

@@ -2,7 +2,8 @@
 //!
 //! A lane does so if its disk says so, or by default if its peer is on another machine: within a machine the
 //! kernel copies, so it would only cost. If the kernel copies for another reason (for example, a device that
-//! cannot gather), it says so after the first sends, and the lane gives up.
+//! cannot gather), it says so after the first sends, and the lane gives up. So it does when the network refers to all
+//! the memory that the server may lock.
 
 use super::lane::{NbdLane, Phase};
 use crate::complaints;
@@ -96,6 +97,9 @@ impl Core {
                     lane.out.returned(0, counters);
                     match error.kind() {
                         std::io::ErrorKind::Interrupted => {}
+                        // What the network refers to counts as locked memory (`RLIMIT_MEMLOCK`), also that of slow
+                        // clients, unless the server is privileged.
+                        std::io::ErrorKind::OutOfMemory => lane.give_up_in_place(counters),
                         std::io::ErrorKind::WouldBlock => {
                             self.wait_for_room(index);
                             continue;
@@ -132,8 +136,12 @@ impl NbdLane {
         if let Phase::Serving(_, disk) = &self.phase
             && disk.delivery.path == DataPath::Auto
         {
-            Counters::add(&counters.sends_in_place_given_up, 1);
-            self.out.allow_in_place(false);
+            self.give_up_in_place(counters);
         }
+    }
+
+    fn give_up_in_place(&mut self, counters: &Counters) {
+        Counters::add(&counters.sends_in_place_given_up, 1);
+        self.out.allow_in_place(false);
     }
 }
