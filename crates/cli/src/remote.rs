@@ -3,6 +3,7 @@
 use crate::report::{Failure, Outcome};
 use std::collections::HashMap;
 use std::fmt;
+use std::ops::Deref;
 use std::sync::{Arc, Mutex, PoisonError};
 use towline_client::{Client, Errno, File, Options, Priority, Transport, Url};
 
@@ -127,6 +128,31 @@ impl Remotes {
             }
         };
         Ok(Place { path: url.path.clone(), full: url.path.clone(), ..root })
+    }
+}
+
+/// A session that no other URL shares. It ends when this is dropped: without a farewell, the server would keep
+/// it until its lease ends.
+pub(crate) struct Session(Client);
+
+impl Session {
+    /// Connects to the server of a URL.
+    pub(crate) fn with(url: &Url, options: Options) -> Result<Self, towline_client::Error> {
+        Client::connect(&url.transport, options).map(Self)
+    }
+}
+
+impl Deref for Session {
+    type Target = Client;
+
+    fn deref(&self) -> &Client {
+        &self.0
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.0.clone().close();
     }
 }
 

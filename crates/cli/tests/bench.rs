@@ -121,6 +121,7 @@ fn each_thread_of_each_process_is_a_client() {
         let told = command.args(["stats", "--json", &url.replace("/e?", "/?")]).output().unwrap();
         let told: Value = serde_json::from_slice(&told.stdout).unwrap();
         assert_eq!(told["operations"]["Attach"], attached, "{told}");
+        assert_eq!(told["counters"]["sessions"], 1, "only that of stats is left: {told}");
     }
 }
 

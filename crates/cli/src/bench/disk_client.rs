@@ -1,15 +1,15 @@
 //! Puts a load on a disk over a Towline session.
 
 use super::nbd_client::{Load, Offsets, Outcome};
-use crate::remote::no_disk;
+use crate::remote::{Session, no_disk};
 use crate::report::Failure;
 use std::time::Instant;
-use towline_client::{Client, Disk, Error, Group, Operation, Options, Url};
+use towline_client::{Disk, Error, Group, Operation, Options, Url};
 
 /// A session with one disk.
 pub(super) struct DiskClient {
-    client: Client,
     disk: Disk,
+    _session: Session,
 }
 
 impl DiskClient {
@@ -17,9 +17,9 @@ impl DiskClient {
     pub(super) fn connect(url: &Url, coalesce: u32) -> Result<Self, Failure> {
         let mut options = Options::default();
         options.coalesce = coalesce;
-        let client = Client::connect(&url.transport, options)?;
+        let client = Session::with(url, options)?;
         let disk = client.disk(&url.export).map_err(|error| no_disk(error, url, &client))?;
-        Ok(Self { client, disk })
+        Ok(Self { disk, _session: client })
     }
 
     /// Bytes of the disk.
@@ -65,12 +65,5 @@ impl DiskClient {
             true => self.disk.start_write_at(buffer, offset, false),
             false => self.disk.start_read_at(buffer, offset),
         }
-    }
-}
-
-impl Drop for DiskClient {
-    fn drop(&mut self) {
-        // Otherwise the server would keep the session until its lease ends.
-        self.client.clone().close();
     }
 }

@@ -2,11 +2,12 @@
 
 use super::result::{Measured, monotonic};
 use super::tree::{self, Blocks, CREATE, FILE_BYTES, Names, OPERATIONS, ROUND, Random};
+use crate::remote::Session;
 use crate::report::note;
 use crate::serve::parse_bytes;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
-use towline_client::{Client, DirEntry, Errno, Error, File, Group, Operation, Options, Url};
+use towline_client::{DirEntry, Errno, Error, File, Group, Operation, Options, Url};
 
 /// Arguments of `bench file`.
 #[derive(clap::Args, Clone, Debug)]
@@ -79,7 +80,7 @@ pub(super) struct Worker {
     args: Args,
     number: u64,
     root: File,
-    client: Client,
+    client: Session,
     random: Random,
     measured: Measured,
 }
@@ -97,7 +98,7 @@ impl Worker {
         let mut options = Options::default();
         options.spin_us = args.spin_us.unwrap_or(options.spin_us);
         options.coalesce = args.coalesce.unwrap_or(args.qd as u32 / 2);
-        let client = Client::connect(&url.transport, options).map_err(failed)?;
+        let client = Session::with(&url, options).map_err(failed)?;
         let export = client.attach(&url.export).map_err(failed)?;
         let root = if url.path.is_empty() {
             export
