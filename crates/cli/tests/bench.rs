@@ -116,6 +116,7 @@ fn each_thread_of_each_process_is_a_client() {
             measured(&[&load[..], &["--procs", &counts[0], "--threads", &counts[1]]].concat());
         let result: Value = serde_json::from_str(out.lines().last().unwrap()).unwrap();
         assert_eq!(result["errors"], 0, "{out}");
+        are_told(&result, "bench file");
         attached += procs * threads;
         let mut command = Command::new(env!("CARGO_BIN_EXE_towline"));
         let told = command.args(["stats", "--json", &url.replace("/e?", "/?")]).output().unwrap();
@@ -200,6 +201,23 @@ fn results_are_not_lost_with_one_of_their_files() {
     assert!(!figures["points"].as_array().unwrap().is_empty());
 }
 
+/// Checks that the manual page names exactly these fields where it tells what `kind` prints.
+fn are_told(result: &Value, kind: &str) {
+    let page = include_str!("../../../man/towline-bench.1");
+    let (_, told) = page.split_once(&format!(".SH RESULT\n.B {kind}\n")).unwrap_or_else(|| {
+        page.split_once(&format!(".PP\n.B {kind}\nprints\n")).expect("a paragraph about it")
+    });
+    let told = told.split("\n.PP").next().unwrap();
+    let is_part = |c: char| c == '_' || c.is_ascii_alphanumeric();
+    let words: Vec<&str> = told.split(|c| !is_part(c)).collect();
+    for name in result.as_object().unwrap().keys() {
+        assert!(words.contains(&&**name), "{kind} prints {name}");
+    }
+    for name in words.iter().filter(|word| word.contains('_')) {
+        assert!(result.get(*name).is_some() || *name == "far_cpu_secs", "{kind}: {name}");
+    }
+}
+
 #[test]
 fn a_load_on_every_kind_of_server() {
     let directory = tempfile::tempdir().unwrap();
@@ -229,6 +247,7 @@ fn a_load_on_every_kind_of_server() {
             let (ops, moved) = (found["ops"].as_u64().unwrap(), found["bytes"].as_u64().unwrap());
             assert!(ops >= 4 && moved == ops * bytes, "{server:?} {more:?}: {found}");
             assert!(found["secs"].as_f64().unwrap() >= 0.05, "{found}");
+            are_told(&found, "bench disk");
         }
     }
     for server in [["--server", &unix[..]], ["--nbd", &format!("unix://{nbd}")]] {
