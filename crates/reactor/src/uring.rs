@@ -89,6 +89,8 @@ impl Uring {
         if !ring.params().is_feature_ext_arg() {
             return Err(io::Error::from_raw_os_error(libc::ENOSYS));
         }
+        // A filter of system calls may allow making a ring but not using it.
+        ring.submit()?;
         let mut probe = io_uring::Probe::new();
         let probed = ring.submitter().register_probe(&mut probe).is_ok();
         let sends_zero_copy = probed && probe.is_supported(opcode::SendMsgZc::CODE);

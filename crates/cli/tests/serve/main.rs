@@ -16,7 +16,7 @@ use std::path::Path;
 use std::process::{Child, ChildStderr, Command, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
-use support::{TOWLINE, bad, good, noise, text};
+use support::{TOWLINE, bad, forbidding, good, have, noise, text};
 use tempfile::TempDir;
 
 /// How long a server may take to do as told, on a busy machine.
@@ -183,6 +183,33 @@ fn a_server_on_epoll_makes_no_ring() {
     }
     assert!(of("anon_inode:inotify") > 0, "no directory is known: {:?}", opened());
     assert_eq!(of("anon_inode:[io_uring]"), 0, "{:?}", opened());
+}
+
+#[test]
+fn where_rings_are_forbidden_the_server_uses_epoll_and_says_so() {
+    if !have("python3") {
+        return;
+    }
+    for call in [libc::SYS_io_uring_setup, libc::SYS_io_uring_enter] {
+        let directory = TempDir::new().unwrap();
+        let socket = directory.path().join("socket");
+        let serve = |more: &[&str]| {
+            let mut command = forbidding(call);
+            command.args([TOWLINE, "serve", "--mem", "m=1M", "--listen"]);
+            command.arg(format!("unix://{}", socket.display())).args(more).stdin(Stdio::null());
+            command
+        };
+        let refused = serve(&["--engine", "uring"]).output().unwrap();
+        let complaint = String::from_utf8_lossy(&refused.stderr);
+        assert_eq!(refused.status.code(), Some(1), "{complaint}");
+        assert!(complaint.contains("io_uring is not available: Operation not"), "{complaint}");
+        let mut server = Serving::new(&mut serve(&[]));
+        let said = server.says("listening on unix://");
+        assert!(said.contains(" (epoll, "), "{said}");
+        server.says("io_uring is not available here; using epoll");
+        assert_eq!(text(&["ls", &format!("towline+unix:///?socket={}", socket.display())]), "m\n");
+        server.end();
+    }
 }
 
 #[test]
