@@ -82,7 +82,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
         report: Report::new("ls"),
         terminal: stdout.is_terminal(),
         out: BufWriter::with_capacity(256 * 1024, stdout),
-        owners: Owners::load(args.numeric || !args.long || args.json),
+        owners: Owners::new(args.numeric || !args.long || args.json),
         zone: Zone::local(),
         now: now(),
         printed: false,

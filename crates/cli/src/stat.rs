@@ -36,7 +36,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> ExitCode {
     let report = Report::new("stat");
     let remotes = Remotes::default();
-    let (owners, zone) = (Owners::load(false), Zone::local());
+    let (owners, zone) = (Owners::new(false), Zone::local());
     let mut out = io::stdout().lock();
     let terminal = out.is_terminal();
     let follow = args.dereference;

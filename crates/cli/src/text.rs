@@ -1,6 +1,8 @@
 //! Formats names, sizes, modes and attributes for display.
 
+use nix::unistd::{Group, User};
 use serde_json::{Map, Value, json};
+use std::cell::RefCell;
 use std::collections::HashMap;
 use towline_client::Attr;
 use towline_wire::attr::{
@@ -134,44 +136,39 @@ pub(crate) fn json_attr(object: &mut Map<String, Value>, attr: &Attr) {
     }
 }
 
-/// The names of this machine's users and groups.
+/// The names of users and groups in this machine's user database (nsswitch.conf(5)).
 pub(crate) struct Owners {
-    users: HashMap<u32, String>,
-    groups: HashMap<u32, String>,
+    numeric: bool,
+    users: Names,
+    groups: Names,
 }
 
+/// What was looked up.
+type Names = RefCell<HashMap<u32, String>>;
+
 impl Owners {
-    /// Reads the names. With `numeric` it reads none, so that numbers are shown.
-    pub(crate) fn load(numeric: bool) -> Self {
-        let read = |path| {
-            let text = if numeric { None } else { std::fs::read_to_string(path).ok() };
-            parse_owners(&text.unwrap_or_default())
-        };
-        Self { users: read("/etc/passwd"), groups: read("/etc/group") }
+    /// With `numeric` nothing is looked up, and numbers are shown.
+    pub(crate) fn new(numeric: bool) -> Self {
+        Self { numeric, users: Names::default(), groups: Names::default() }
     }
 
     /// Returns the name of a user, or else the number.
     pub(crate) fn user(&self, uid: u32) -> String {
-        self.users.get(&uid).cloned().unwrap_or_else(|| uid.to_string())
+        self.name(&self.users, uid, || Some(User::from_uid(uid.into()).ok()??.name))
     }
 
     /// Returns the name of a group, or else the number.
     pub(crate) fn group(&self, gid: u32) -> String {
-        self.groups.get(&gid).cloned().unwrap_or_else(|| gid.to_string())
+        self.name(&self.groups, gid, || Some(Group::from_gid(gid.into()).ok()??.name))
     }
-}
 
-fn parse_owners(text: &str) -> HashMap<u32, String> {
-    let mut names = HashMap::new();
-    for line in text.lines() {
-        let mut fields = line.split(':');
-        if let (Some(name), Some(_), Some(Ok(id))) =
-            (fields.next(), fields.next(), fields.next().map(str::parse))
-        {
-            names.entry(id).or_insert_with(|| name.to_owned());
+    fn name(&self, known: &Names, id: u32, look_up: impl FnOnce() -> Option<String>) -> String {
+        if self.numeric {
+            return id.to_string();
         }
+        let mut known = known.borrow_mut();
+        known.entry(id).or_insert_with(|| look_up().unwrap_or_else(|| id.to_string())).clone()
     }
-    names
 }
 
 #[cfg(test)]
@@ -217,10 +214,10 @@ mod tests {
     }
 
     #[test]
-    fn owners_are_read_from_the_usual_files() {
-        let names = parse_owners("root:x:0:0:r:/root:/bin/sh\nbad line\ntwin:x:0:\na:x:7:\n");
-        assert_eq!(names.get(&0).map(String::as_str), Some("root"));
-        assert_eq!(names.get(&7).map(String::as_str), Some("a"));
-        assert_eq!(names.len(), 2);
+    fn owners_without_a_name_are_numbers() {
+        let owners = Owners::new(false);
+        assert_eq!((&*owners.user(0), &*owners.group(0)), ("root", "root"));
+        assert_eq!(owners.user(3_000_000_000), "3000000000");
+        assert_eq!(Owners::new(true).user(0), "0");
     }
 }

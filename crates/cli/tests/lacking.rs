@@ -6,7 +6,7 @@
 mod support;
 
 use std::fs;
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::process::{Command, Stdio};
 use support::{TOWLINE, World, forbidding, have, noise};
 
@@ -40,6 +40,26 @@ fn a_server_without_proc_says_so() {
     let Some((_, said)) = apart(script, &[]) else { return };
     let uring = said.split_once("io_uring").unwrap().1.split_once("SEND_ZC").unwrap().0;
     assert!(uring.contains("not tried") && !uring.contains("epoll"), "{said}");
+}
+
+/// Comments in the user database are often in an older encoding.
+#[test]
+fn owners_have_names_although_the_user_database_is_not_text() {
+    let world = World::new();
+    let file = world.local("served/file");
+    fs::write(&file, "").unwrap();
+    let (uid, gid) = fs::metadata(&file).map(|file| (file.uid(), file.gid())).unwrap();
+    let script = "mount -t tmpfs none /mnt && cd /mnt || exit
+printf 'other:x:1:1:Andr\\351:/:/bin/sh\\nolder:x:%s:1:Andr\\351:/:/bin/sh\\n' $2 >passwd
+printf 'oth\\351r:x:1:\\nelders:x:%s:\\n' $3 >group
+mount --bind passwd /etc/passwd && mount --bind group /etc/group || exit
+\"$0\" ls -l \"$1\" && \"$0\" ls -ln \"$1\" && \"$0\" stat \"$1\"";
+    let arguments = [world.url("dir/file"), uid.to_string(), gid.to_string()];
+    let Some((status, said)) = apart(script, &arguments.each_ref().map(|a| &**a)) else { return };
+    assert_eq!(status, 0, "{said}");
+    assert!(said.contains(" older elders "), "{said}");
+    assert!(said.contains(&format!(" {uid} {gid} ")), "{said}");
+    assert!(said.contains(&format!("({uid}/older)   Gid: ({gid}/elders)")), "{said}");
 }
 
 #[test]

@@ -212,4 +212,12 @@ fn who_waits_for_a_directory_service_keeps_nobody_else_waiting() {
     fs::write(&slow, "").unwrap();
     assert!(served.read("tcp", "group", ""));
     assert!(!served.read("tcp", "root", ""), "root's group is squashed");
+    // The service's names are shown, too.
+    fs::remove_file(&slow).unwrap();
+    chown(served.path("data/group"), USER.parse().ok(), None).unwrap();
+    let words = [TOWLINE, "ls", "-l", &served.url("unix", "group")];
+    let mut list = Command::new(prefix[0]);
+    list.args(&prefix[1..]).args(words).env("LD_LIBRARY_PATH", served.path(""));
+    let listed = list.env_remove("SLOW").output().unwrap();
+    assert!(String::from_utf8_lossy(&listed.stdout).contains(" remote "), "{listed:?}");
 }
