@@ -58,7 +58,9 @@ fn show(args: &Args, report: &Report) -> Outcome<()> {
     let mut out = io::stdout().lock();
     let mut before: Option<(Instant, Numbers)> = None;
     loop {
-        let (now, text) = (Instant::now(), client.statistics()?);
+        let text = client.statistics()?;
+        // Not before: the server may have been away for a while.
+        let now = Instant::now();
         if args.json {
             report.output(writeln!(out, "{text}"));
         } else {
@@ -130,7 +132,14 @@ impl Found {
         }
     }
 
+    /// Returns true if the server was started within this time.
+    fn is_new(&self, time: Duration) -> bool {
+        self.numbers.get("uptime_seconds").is_some_and(|uptime| *uptime < time.as_secs_f64())
+    }
+
     fn tables(&self, since: Option<(Duration, &Numbers)>) -> String {
+        // A server that was started since has counted from zero.
+        let since = since.filter(|(interval, _)| !self.is_new(*interval));
         let mut rows: Vec<Vec<String>> = Vec::new();
         for (name, text) in &self.texts {
             rows.push(vec![name.clone(), text.clone()]);
@@ -255,6 +264,16 @@ mod tests {
         let before = Numbers::from([("counters.requests".to_owned(), 10.0)]);
         let text = found.tables(Some((Duration::from_secs(2), &before)));
         assert!(text.contains("30  10/s\n"), "{text}");
+    }
+
+    #[test]
+    fn a_server_that_was_started_meanwhile_has_no_rates() {
+        let before = Numbers::from([("requests".to_owned(), 10.0)]);
+        for (uptime, is_same) in [(2.5, true), (1.5, false)] {
+            let found = Found::of(&json!({ "requests": 14, "uptime_seconds": uptime }));
+            let text = found.tables(Some((Duration::from_secs(2), &before)));
+            assert_eq!(text.contains("/s"), is_same, "{text}");
+        }
     }
 
     #[test]
