@@ -215,7 +215,10 @@ fn parse_run(arguments: impl Iterator<Item = OsString>) -> run::Args {
 /// Prints the help text or the error in the command line, and exits.
 fn tell(error: &clap::Error) -> ! {
     let said = error.print().and_then(|()| std::io::stdout().flush());
-    report::Report::new("help").output(said);
+    // An error that cannot be printed is still an error in the command line.
+    if !error.use_stderr() {
+        report::Report::new("help").output(said);
+    }
     std::process::exit(error.exit_code())
 }
 

@@ -359,6 +359,16 @@ fn what_cannot_be_printed_is_told() {
             assert!(said.contains("standard output: bad file descriptor"), "{closed}: {said}");
         }
     }
+    // A wrong command line is told elsewhere, if it can be.
+    for closed in [">&-", "2>/dev/full"] {
+        for arguments in ["--no-such", "ls", "run --at"] {
+            let script = format!("exec \"$0\" {arguments} {closed}");
+            let output = Command::new("sh").args(["-c", &script, TOWLINE]).output().unwrap();
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(output.status.code(), Some(2), "{script}: {said}");
+            assert!(!said.contains("standard output"), "{script}: {said}");
+        }
+    }
     // These commands have nothing to print.
     for command in ["mkdir", "ls"] {
         let script = "exec \"$0\" \"$@\" >&-";
