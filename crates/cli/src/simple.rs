@@ -288,7 +288,7 @@ fn link_one(remotes: &Remotes, args: &LnArgs) -> Outcome<()> {
             }
             Some(source) => {
                 let linked = source.base.link(source.path(), false, &link.base, link.path());
-                linked.map(drop).map_err(|error| about_source(source, error.into()))
+                linked.map(drop).map_err(|error| explained(source, link, error.into()))
             }
         }
     };
@@ -301,9 +301,9 @@ fn link_one(remotes: &Remotes, args: &LnArgs) -> Outcome<()> {
     .map_err(|failure| failure.about(&link))
 }
 
-/// Explains the error if the target is the source of the hard link itself.
-fn about_source(source: &Place, failure: Failure) -> Failure {
-    if !failure.is(Errno::ENOENT) && !failure.is(Errno::EPERM) {
+/// Explains why there is no hard link, as far as the file or its file system is the reason.
+fn explained(source: &Place, link: &Place, failure: Failure) -> Failure {
+    if ![Errno::ENOENT, Errno::EPERM, Errno::EXDEV].iter().any(|errno| failure.is(*errno)) {
         return failure;
     }
     match attr_if_any(source, false) {
@@ -311,6 +311,9 @@ fn about_source(source: &Place, failure: Failure) -> Failure {
         Ok(Some(attr)) if attr.is_directory() => {
             failure.about(source).with("a directory has no hard links; use -s")
         }
+        // Nor does the link's path lead out of the export.
+        Ok(Some(_)) if failure.is(Errno::EXDEV) && attr_if_any(link, false).is_ok() => failure
+            .with("a hard link must stay on its file system; another is mounted in the export"),
         _ => failure,
     }
 }

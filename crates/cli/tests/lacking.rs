@@ -163,6 +163,26 @@ kill $(cat /proc/$!/task/$!/children); wait; ls b";
     assert!(!said.contains("damaged"), "{said}");
 }
 
+/// An export may hold several file systems.
+#[test]
+fn a_link_to_another_file_system_is_told_as_such() {
+    let script = "mount -t tmpfs none /mnt && mkdir /mnt/other && mount -t tmpfs none /mnt/other && cd /mnt || exit
+echo >other/file; ln -s / out
+timeout 60 \"$0\" serve --dir e=/mnt --listen unix:///mnt/socket & for i in $(seq 600); do [ -S socket ] && break; sleep 0.1; done
+link() { \"$0\" ln \"towline+unix:///e/$1?socket=/mnt/socket\" \"towline+unix:///e/$2?socket=/mnt/socket\"; }
+link other/file link; link other/file other/link && stat -c %h other/link; link out/etc/passwd link; link other/file out/tmp/link
+kill $(cat /proc/$!/task/$!/children); wait";
+    let Some((_, said)) = apart(script, &[]) else { return };
+    let told = |words: &str| said.lines().filter(|line| line.contains(words)).count();
+    assert_eq!(
+        told("e/link?socket=/mnt/socket: invalid cross-device link; a hard link must"),
+        1,
+        "{said}"
+    );
+    assert_eq!(told("leads out of the export"), 2, "{said}");
+    assert!(said.lines().any(|line| line == "2"), "{said}");
+}
+
 /// The folder for runs may be on a disk, whose file systems have a lower limit on file lengths than those in
 /// memory.
 #[test]
