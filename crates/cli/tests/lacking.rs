@@ -171,6 +171,9 @@ echo >other/file; ln -s / out
 timeout 60 \"$0\" serve --dir e=/mnt --listen unix:///mnt/socket & for i in $(seq 600); do [ -S socket ] && break; sleep 0.1; done
 link() { \"$0\" ln \"towline+unix:///e/$1?socket=/mnt/socket\" \"towline+unix:///e/$2?socket=/mnt/socket\"; }
 link other/file link; link other/file other/link && stat -c %h other/link; link out/etc/passwd link; link other/file out/tmp/link
+mkdir -p tree/sub to/sub && mount -t tmpfs none to/sub && echo >tree/a && ln tree/a tree/sub/a
+for to in to 'towline+unix:///e/to?socket=/mnt/socket'; do \"$0\" cp -a 'towline+unix:///e/tree/.?socket=/mnt/socket' \"$to\"; done
+\"$0\" cp -r 'towline+unix:///e/tree/.?socket=/mnt/socket' to && cmp tree/a to/sub/a && echo copied
 kill $(cat /proc/$!/task/$!/children); wait";
     let Some((_, said)) = apart(script, &[]) else { return };
     let told = |words: &str| said.lines().filter(|line| line.contains(words)).count();
@@ -180,6 +183,8 @@ kill $(cat /proc/$!/task/$!/children); wait";
         "{said}"
     );
     assert_eq!(told("leads out of the export"), 2, "{said}");
+    assert_eq!(told("without --preserve=links"), 2, "{said}");
+    assert_eq!(told("copied"), 1, "{said}");
     assert!(said.lines().any(|line| line == "2"), "{said}");
 }
 

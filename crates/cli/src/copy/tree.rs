@@ -404,7 +404,15 @@ fn share_parents(lists: &mut [Vec<Job>]) {
 
 /// Links a further name of the source to its first copy.
 fn another_name(source: &Status, first: &End, new: &End, run: u32) -> Outcome<()> {
-    match first.link(new) {
+    let link = |new: &End| {
+        first.link(new).map_err(|failure| match failure.is(Errno::EXDEV) {
+            true => failure.with(
+                "a hard link must stay on its file system; without --preserve=links it is a copy",
+            ),
+            false => failure,
+        })
+    };
+    match link(new) {
         Err(failure) if failure.is(Errno::EEXIST) => {
             let (one, other) = (first.status(false)?, new.status(false)?);
             if one.identity() == other.identity() {
@@ -413,7 +421,7 @@ fn another_name(source: &Status, first: &End, new: &End, run: u32) -> Outcome<()
             if one.attr.is_file() {
                 check_replaceable(source, &other)?;
             }
-            replace(new, run, |beside| first.link(beside))
+            replace(new, run, link)
         }
         result => result,
     }
