@@ -5,11 +5,12 @@
 
 mod support;
 
+use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
 use rustix::process::Uid;
 use rustix::thread::set_thread_res_uid;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -168,6 +169,61 @@ fn a_process_acts_with_the_groups_that_it_has() {
     assert!(!served.read("tcp", "group", "777"));
     let served = Served::start(TempDir::new().unwrap(), &[], &["--no-root-squash"]);
     assert!(served.read("unix", "root", "0"));
+}
+
+/// Passes connections on to a server from this address, as another user. Returns the port to connect to.
+fn pass_on(port: &str, from: SocketAddr) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let own_port = listener.local_addr().unwrap().port().to_string();
+    let server: SocketAddr = format!("127.0.0.1:{port}").parse().unwrap();
+    std::thread::spawn(move || {
+        let user = Uid::from_raw(54322);
+        set_thread_res_uid(user, user, user).unwrap();
+        for near in listener.incoming().map(Result::unwrap) {
+            let far = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+            bind(&far, &SocketAddr::new(from.ip(), 0)).unwrap();
+            connect(&far, &server).unwrap();
+            let far = TcpStream::from(far);
+            for (mut from, mut to) in [(&near, &far), (&far, &near)]
+                .map(|(from, to)| (from.try_clone().unwrap(), to.try_clone().unwrap()))
+            {
+                std::thread::spawn(move || {
+                    let _ = std::io::copy(&mut from, &mut to);
+                    let _ = to.shutdown(Shutdown::Write);
+                });
+            }
+        }
+    });
+    own_port
+}
+
+/// Over TCP, who is on the server's machine is only itself, also from an address of this machine that is not
+/// loopback's.
+#[test]
+fn an_address_of_the_machine_makes_nobody_another_user() {
+    if !is_possible(&["setpriv"]) {
+        return;
+    }
+    let found = UdpSocket::bind("0.0.0.0:0").and_then(|socket| {
+        // Sends nothing: the kernel chooses the address from which it would.
+        socket.connect("198.51.100.1:9")?;
+        socket.local_addr()
+    });
+    let Ok(own) = found else {
+        return println!("SKIPPED: this machine has no address but loopback");
+    };
+    let mut served = Served::start(TempDir::new().unwrap(), &[], &[]);
+    let file = served.path("data/own");
+    fs::write(&file, "own").unwrap();
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).unwrap();
+    chown(&file, USER.parse().ok(), None).unwrap();
+    assert!(served.read("tcp", "own", ""));
+    for from in ["127.0.0.1:0".parse().unwrap(), own] {
+        let port = pass_on(&served.port, from);
+        let direct = std::mem::replace(&mut served.port, port);
+        assert!(!served.read("tcp", "own", ""), "{from}");
+        served.port = direct;
+    }
 }
 
 #[test]

@@ -10,7 +10,7 @@ use rustix::net::{SocketAddrUnix, SocketType, sockopt};
 use socket2::{Domain, Socket, Type};
 use std::fmt;
 use std::io;
-use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -381,18 +381,45 @@ pub fn is_same_host(link: &Link) -> bool {
     ends_on_this_host(link).is_some()
 }
 
-/// Returns the near and the far end of a TCP connection if both are on this machine. IPv4 addresses are
-/// returned as IPv4, also for IPv6 sockets.
+/// Returns the near and the far end of a TCP connection if both are on this machine, whatever addresses of the
+/// machine the client has chosen. IPv4 addresses are returned as IPv4, also for IPv6 sockets.
 #[must_use]
 pub fn ends_on_this_host(link: &Link) -> Option<(SocketAddr, SocketAddr)> {
-    link.fd().filter(|_| link.kind() == LinkKind::Tcp).and_then(ends_within_machine)
+    let fd = link.fd().filter(|_| link.kind() == LinkKind::Tcp)?;
+    let (near, far) = ends(fd)?;
+    let is_here = is_within_machine(plain(near), plain(far)) || is_own(far);
+    is_here.then_some((plain(near), plain(far)))
 }
 
+/// Returns both ends if their addresses alone tell that they are on this machine.
 fn ends_within_machine(socket: impl AsFd) -> Option<(SocketAddr, SocketAddr)> {
-    let plain = |end: SocketAddr| SocketAddr::new(end.ip().to_canonical(), end.port());
-    let near = plain(SocketAddr::try_from(rustix::net::getsockname(&socket).ok()?).ok()?);
-    let far = plain(SocketAddr::try_from(rustix::net::getpeername(&socket).ok()??).ok()?);
-    (far.ip().is_loopback() || far.ip() == near.ip()).then_some((near, far))
+    let (near, far) = ends(socket)?;
+    Some((plain(near), plain(far))).filter(|(near, far)| is_within_machine(*near, *far))
+}
+
+fn ends(socket: impl AsFd) -> Option<(SocketAddr, SocketAddr)> {
+    let near = SocketAddr::try_from(rustix::net::getsockname(&socket).ok()?).ok()?;
+    let far = SocketAddr::try_from(rustix::net::getpeername(&socket).ok()??).ok()?;
+    Some((near, far))
+}
+
+fn plain(end: SocketAddr) -> SocketAddr {
+    SocketAddr::new(end.ip().to_canonical(), end.port())
+}
+
+fn is_within_machine(near: SocketAddr, far: SocketAddr) -> bool {
+    far.ip().is_loopback() || far.ip() == near.ip()
+}
+
+/// Returns true if an address belongs to this machine: only then can a socket have it. Where every socket can have
+/// every address (`net.ipv4.ip_nonlocal_bind`), or none can be made, it returns true, so that nobody is trusted who
+/// may be on this machine.
+fn is_own(mut address: SocketAddr) -> bool {
+    if address.ip().to_canonical().is_ipv4() {
+        address = plain(address);
+    }
+    address.set_port(0);
+    !UdpSocket::bind(address).is_err_and(|error| error.kind() == io::ErrorKind::AddrNotAvailable)
 }
 
 #[cfg(test)]
@@ -419,6 +446,29 @@ mod tests {
         rustix::net::listen(&packets, 1).unwrap();
         let Err(error) = Listener::from_fd(packets) else { panic!("not a stream") };
         assert!(error.to_string().contains("not a stream"), "{error}");
+    }
+
+    /// A client may bind its socket to any address of its machine.
+    #[test]
+    fn a_client_is_on_this_machine_whatever_address_it_has() {
+        let found = UdpSocket::bind("0.0.0.0:0").and_then(|socket| {
+            // Sends nothing: the kernel chooses the address from which it would.
+            socket.connect("198.51.100.1:9")?;
+            socket.local_addr()
+        });
+        let Ok(own) = found else {
+            return eprintln!("SKIPPED: this machine has no address but loopback");
+        };
+        assert!(is_own(own));
+        assert!(is_own(format!("[::ffff:{}]:9", own.ip()).parse().unwrap()), "for an IPv6 socket");
+        assert!(!is_own("198.51.100.1:9".parse().unwrap()), "that of documentation");
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let client = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        client.bind(&SocketAddr::new(own.ip(), 0).into()).unwrap();
+        client.connect(&listener.local_addr().unwrap().into()).unwrap();
+        let link = Link::Socket(listener.accept().unwrap().0.into(), LinkKind::Tcp);
+        let (near, far) = ends_on_this_host(&link).unwrap();
+        assert!(near.ip().is_loopback() && far.ip() == own.ip(), "{near} {far}");
     }
 
     #[test]
