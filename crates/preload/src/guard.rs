@@ -369,7 +369,8 @@ pub(crate) struct Quiet {
 impl Quiet {
     /// Begins it.
     pub(crate) fn begin() -> Self {
-        if HANDLED.load(Ordering::Relaxed) == 0 || set_quiet(true) {
+        // Also if there are no handlers: another thread may set the first one meanwhile.
+        if set_quiet(true) {
             return Self { is_outermost: false, before: None };
         }
         let masked = MASKED.load(Ordering::Relaxed);

@@ -392,6 +392,62 @@ static void handlers_run_while_threads_fork(void) {
     say("wrong %d", wrong);
 }
 
+#ifndef GUEST /* there, the handler may come while the thread's call is answered */
+static volatile int has_begun;
+
+static void *reads_on(void *unused) {
+    char text[8];
+    for (int fd = MUST(open("f", O_RDONLY));; has_begun = 1)
+        if (pread(fd, text, 5, 0) != 5) wrong++;
+    return unused;
+}
+
+static void *waits_on(void *unused) {
+    struct flock lock = {.l_type = F_WRLCK};
+    int fd = MUST(open("f", O_RDWR));
+    has_begun = 1;
+    fcntl(fd, F_SETLKW, &lock);
+    return unused;
+}
+
+static void looks_and_counts(int signal) {
+    looks_at_file(signal);
+    count++;
+}
+
+/* The first handler of a process is set while a thread of it uses files, and runs in that thread. */
+static void first_handler(void *(*work)(void *), int pause_us) {
+    pthread_t thread;
+    MUST(-pthread_create(&thread, NULL, work, NULL));
+    while (!has_begun) usleep(100);
+    usleep(pause_us);
+    signal(SIGUSR1, looks_and_counts);
+    pthread_kill(thread, SIGUSR1);
+    while (!count) usleep(100);
+    _exit(wrong ? 1 : 0);
+}
+
+static void first_handlers_come_late(void) {
+    struct flock lock = {.l_type = F_WRLCK};
+    int bad = 0;
+    make("f", "hello");
+    int fd = MUST(open("f", O_RDWR));
+    MUST(fcntl(fd, F_SETLKW, &lock));
+    for (int turn = 0; turn < 24; turn++) {
+        int status;
+        pid_t child = fork();
+        if (child == 0) {
+            alarm(20);
+            if (turn % 8 == 0) first_handler(waits_on, 100000);
+            first_handler(reads_on, turn * 37);
+        }
+        MUST(waitpid(child, &status, 0));
+        bad += status != 0;
+    }
+    say("%d bad", bad);
+}
+#endif
+
 static const struct test tests[] = {
     {"queued", queued_signals_all_come},
     {"files", handlers_use_files},
@@ -401,6 +457,9 @@ static const struct test tests[] = {
     {"masks", masks_hold},
     {"threads", threads_are_signalled},
     {"forks", handlers_run_while_threads_fork},
+#ifndef GUEST
+    {"late", first_handlers_come_late},
+#endif
     {NULL, NULL},
 };
 
