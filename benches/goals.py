@@ -143,7 +143,7 @@ LATENCY = [("stat", "stat_same", 99, 180), ("open+read 4 KiB+close", "orc", 99, 
 
 def tcp_latency(bench):
     """One operation at a time over TCP, both ends on one processor and on two."""
-    for place, far in (("one CPU", 0), ("two CPUs", 1)):
+    for place, far in (("one CPU", 0), ("two CPUs (ours poll, raw sleeps)", 1)):
         server = bench.server("--dir", f"t={bench.root}", cpu=far)
         local = {op: bench.medians(lambda op=op: bench.file(bench.root, op, "--pin", 0)["p50_us"])[0] for _, op, _, _ in LATENCY}
         for name, op, request, reply in LATENCY:
@@ -168,6 +168,10 @@ def shm_latency(bench):
                 lambda: bench.net("--kind", "shm", "--request", request, "--reply", reply, "--pin", "0,1")["p50_us"],
                 lambda: bench.file(server.url("shm", export), op, "--pin", 0, "--spin-us", 1000)["p50_us"])
             yield f"{name}, shm, {store}, spinning", f"<= {bound} us", f"{ours:.1f} us", f"raw {raw:.1f} us", ours <= bound
+    server.stop()
+    # Neither end polls, as neither end of the pair on futexes does.
+    server = bench.server("--mem", "m=2G", cpu=1, options=("--spin-us", "0"))
+    copy_in(bench, server, "m")
     futex, ours = bench.medians(lambda: bench.net("--kind", "futex", "--pin", "0,1")["p50_us"],
                                 lambda: bench.file(server.url("shm", "m"), "stat_same", "--pin", 0, "--spin-us", 0)["p50_us"])
     yield "stat, shm, mem, sleeping", f"<= {1.3 * futex:.1f} us (1.3 x futex)", f"{ours:.1f} us = {ours / futex:.2f} x", \
