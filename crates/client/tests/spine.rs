@@ -113,6 +113,9 @@ fn names_attributes_and_errors() {
         top.rename(b"a", top, b"c", 0).unwrap();
         assert_eq!(top.stat_path(b"s", true).unwrap_err().errno(), Errno::ENOENT);
         assert_eq!(top.rename(b"b", top, b"c", 1).unwrap_err().errno(), Errno::EEXIST);
+        // RENAME_WHITEOUT, and a flag that does not exist.
+        assert_eq!(top.rename(b"b", top, b"w", 4).unwrap_err().errno(), Errno::EINVAL);
+        assert_eq!(top.rename(b"b", top, b"w", 8).unwrap_err().errno(), Errno::EINVAL);
         assert_eq!(top.open(b"c", 0o200 | CREATE, 0).err().unwrap().errno(), Errno::EEXIST);
         assert_eq!(top.open(b"c/d", 0, 0).err().unwrap().errno(), Errno::ENOTDIR);
         assert_eq!(top.unlink(b"c", true).unwrap_err().errno(), Errno::ENOTDIR);
