@@ -23,6 +23,7 @@ mod disk;
 mod disks;
 mod error;
 mod file;
+mod first_use;
 mod handshake;
 mod lent;
 mod listings;

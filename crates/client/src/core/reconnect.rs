@@ -5,8 +5,9 @@ use super::{Core, Outcome, Receiving, Slot, Status, connection_error, server_of}
 use crate::Error;
 use crate::borrow::Memories;
 use crate::disks::OpenDisks;
+use crate::first_use::FirstUse;
 use crate::handshake::{Failure, Greeted, greet};
-use crate::reclaim::{FirstUse, OpenFiles, Renamed, RequestNumber};
+use crate::reclaim::{OpenFiles, Renamed, RequestNumber};
 use smallvec::SmallVec;
 use std::io;
 use std::sync::Arc;
