@@ -55,6 +55,12 @@ pub(crate) fn recalls() -> u32 {
     RECALLS.load(Ordering::Acquire)
 }
 
+/// Ends all waits, which begin anew.
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn recall() {
+    RECALLS.fetch_add(1, Ordering::Release);
+}
+
 /// Runs `work`, from inside, while no other thread is inside, nor waits if `work` takes what waits use.
 pub(crate) fn alone<T>(takes_all: impl Fn() -> bool, work: impl FnOnce() -> T) -> T {
     let (mut work, mut tries) = (Some(work), 0);
@@ -74,6 +80,8 @@ pub(crate) fn alone<T>(takes_all: impl Fn() -> bool, work: impl FnOnce() -> T) -
 /// Forgets the threads that wait: in the child of a fork, there are none.
 pub(crate) fn forget() {
     WAITING.store(0, Ordering::Relaxed);
+    #[cfg(target_arch = "x86_64")]
+    crate::guest::calls::forget();
 }
 
 /// A wait in progress.

@@ -392,7 +392,6 @@ static void handlers_run_while_threads_fork(void) {
     say("wrong %d", wrong);
 }
 
-#ifndef GUEST /* there, the handler may come while the thread's call is answered */
 static volatile int has_begun;
 
 static void *reads_on(void *unused) {
@@ -446,7 +445,6 @@ static void first_handlers_come_late(void) {
     }
     say("%d bad", bad);
 }
-#endif
 
 static const struct test tests[] = {
     {"queued", queued_signals_all_come},
@@ -457,9 +455,7 @@ static const struct test tests[] = {
     {"masks", masks_hold},
     {"threads", threads_are_signalled},
     {"forks", handlers_run_while_threads_fork},
-#ifndef GUEST
     {"late", first_handlers_come_late},
-#endif
     {NULL, NULL},
 };
 

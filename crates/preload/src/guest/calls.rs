@@ -9,6 +9,7 @@ use crate::trap::handler::{self, SYS_USER_DISPATCH};
 use crate::trap::{masks, stack};
 use crate::{report, waits};
 use libc::{c_int, c_long, c_void, siginfo_t, ucontext_t};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Length of a system call instruction in bytes.
 const CALL_BYTES: i64 = 2;
@@ -280,11 +281,50 @@ unsafe fn waits_for_others(number: c_long, arguments: Arguments) -> bool {
     }
 }
 
+/// Numbers of threads that answer a call with the mask of an even or an odd generation.
+static ANSWERING: [AtomicU32; 2] = [const { AtomicU32::new(0) }; 2];
+/// The generation of masks with which threads begin now.
+static GENERATION: AtomicU32 = AtomicU32::new(0);
+/// How often [`outdate_masks`] looks, a millisecond each: a thread may wait for a dead server.
+const LOOKS_MAX: u32 = 5000;
+
+/// Begins to answer with a mask that has all signals with handlers; returns its generation.
+fn begin_masked(blocked: u64) -> usize {
+    loop {
+        let generation = GENERATION.load(Ordering::SeqCst);
+        let parity = generation as usize % 2;
+        ANSWERING[parity].fetch_add(1, Ordering::SeqCst);
+        if GENERATION.load(Ordering::SeqCst) == generation {
+            mask(libc::SIG_SETMASK, blocked | handled_signals().all | masks::held_up());
+            return parity;
+        }
+        ANSWERING[parity].fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// Forgets the other threads, in the child of a fork.
+pub(crate) fn forget() {
+    ANSWERING.iter().for_each(|count| count.store(0, Ordering::Relaxed));
+}
+
+/// Called when one more signal has to be blocked while a call is answered: waits until no other thread answers one
+/// with the mask from before.
+pub(crate) fn outdate_masks() {
+    let old = GENERATION.fetch_add(1, Ordering::SeqCst) as usize % 2;
+    for _ in 0..LOOKS_MAX {
+        if ANSWERING[old].load(Ordering::SeqCst) == 0 {
+            break;
+        }
+        waits::recall();
+        towline_net::pause(towline_net::MOMENT);
+    }
+}
+
 /// Answers a call of ours on our own stack. Signals with handlers wait meanwhile; others take effect.
 unsafe fn ours(context: &mut ucontext_t, number: c_long, arguments: Arguments) -> Option<isize> {
     // SAFETY: the kernel's sets have 8 bytes, and libc's begin with them.
     let blocked = unsafe { (&raw const context.uc_sigmask).cast::<u64>().read() };
-    mask(libc::SIG_SETMASK, blocked | handled_signals().all | masks::held_up());
+    let generation = begin_masked(blocked);
     let quiet = set_quiet(true);
     let answered = || {
         // SAFETY: as the guest says.
@@ -298,6 +338,7 @@ unsafe fn ours(context: &mut ucontext_t, number: c_long, arguments: Arguments) -
     let result = unsafe { deliver::filtered(|| waits::answering(blocked, answered)) };
     set_quiet(quiet);
     mask(libc::SIG_SETMASK, u64::MAX);
+    ANSWERING[generation].fetch_sub(1, Ordering::SeqCst);
     let Some(result) = result else {
         // SAFETY: the context of a trapped call.
         unsafe { switch::pass(context) };

@@ -13,7 +13,7 @@
 //! itself is told its own path), a `vfork` is a fork, and `brk` ends after 16 GiB (a libc then continues
 //! with mappings).
 
-mod calls;
+pub(crate) mod calls;
 mod deliver;
 mod first;
 mod frame;

@@ -165,6 +165,18 @@ pub(crate) unsafe fn pass_on(signal: c_int, info: *mut siginfo_t, context: *mut 
     }
 }
 
+/// Called before a signal gets a handler. In a guest, its other threads must leave our code if they do not have the
+/// signal blocked there, as the handler would find our FS.
+fn announce(signal: c_int) {
+    let is_known = || guard::handled_signals().all & 1 << (signal - 1) != 0;
+    if !crate::guest::is_here() || !guard::can_wait(signal) || is_known() {
+        return;
+    }
+    let handled = Disposition { has_handler: true, interrupts: false, is_put_back: false };
+    guard::handled(signal, handled);
+    crate::guest::calls::outdate_masks();
+}
+
 /// Answers a trapped `rt_sigaction`.
 ///
 /// # Safety
@@ -186,6 +198,9 @@ pub(crate) unsafe fn kernel_sigaction(arguments: crate::hooks::numbers::Argument
             Ok(0)
         } else {
             let at = asked.as_ref().map_or(0, |asked| &raw const *asked as usize);
+            if asked.is_some_and(|asked| crate::hooks::misc::is_handler(asked.handler)) {
+                announce(signal as c_int);
+            }
             // SAFETY: as the caller says, with a copy of the new disposition.
             let done = unsafe { checked(libc::SYS_rt_sigaction, [signal, at, old, bytes, 0, 0]) };
             // SAFETY: null or a disposition, which the kernel has written.
