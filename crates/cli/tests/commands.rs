@@ -5,8 +5,10 @@ mod support;
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, symlink};
+use std::os::unix::net::UnixListener;
 use std::process::{Command, Stdio};
 use support::{TOWLINE, World, bad, good, have, listening, noise, run, set_mode, text};
 
@@ -500,6 +502,46 @@ fn every_command_has_help_with_examples_and_refuses_nonsense() {
     }
     let attach = bad(1, &["attach", "nbd://host:x/vm1"]);
     assert_eq!(attach.matches("nbd://host:x/vm1").count(), 1, "{attach}");
+}
+
+/// Processes that other commands start for themselves.
+#[test]
+fn commands_that_are_not_for_users_refuse_them() {
+    let here = std::env::temp_dir().display().to_string();
+    let open = std::io::pipe().unwrap();
+    for command in ["hold", "keep"] {
+        for arguments in [
+            &[][..],
+            &["--help"],
+            &["-h"],
+            &["--no-such-option"],
+            &[""],
+            &[&here],
+            &["/nonexistent"],
+            &[&here, "1"],
+            &[&here, "1", "0"],
+            &[&here, "-1", "x", "y"],
+        ] {
+            for stdin in [Stdio::null(), open.0.try_clone().unwrap().into()] {
+                let mut run = Command::new("timeout");
+                run.args(["60", TOWLINE, command]).args(arguments).stdin(stdin);
+                let output = run.output().unwrap();
+                let told = String::from_utf8(output.stderr).unwrap();
+                let status = output.status.code();
+                assert!(matches!(status, Some(1 | 2 | 125)), "{command} {arguments:?}: {status:?}");
+                assert!(told.starts_with(&format!("towline: {command}: cannot ")), "{told}");
+            }
+        }
+    }
+    // A socket that listens, but no path that leads to it.
+    let world = World::new();
+    let listener = UnixListener::bind(world.local("holder")).unwrap();
+    let mut run = Command::new("timeout");
+    run.args(["60", TOWLINE, "hold", "/nonexistent"]).stdin(OwnedFd::from(listener));
+    let output = run.output().unwrap();
+    let told = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{told}");
+    assert!(told.contains("no such file or directory"), "{told}");
 }
 
 #[test]

@@ -5,7 +5,7 @@ mod file;
 mod metrics;
 mod nbd;
 
-use crate::report::note;
+use crate::report::{Failure, Report, note};
 use clap::builder::{OsStringValueParser, TypedValueParser};
 pub(crate) use exports::parse_bytes;
 use exports::{parse_directory, parse_disk, parse_memory};
@@ -32,14 +32,20 @@ use towline_server::{
 /// The word that makes the executable a process which holds open files of servers. Only `serve` uses it.
 pub(crate) const HOLD: &str = "hold";
 
-/// Holds open files of servers with a state directory, see [`towline_server::hold_files`].
+/// Holds open files of servers with a state directory, see [`towline_server::hold_files`]. Its only argument is
+/// the path of the socket that it has as standard input.
 pub(crate) fn hold(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
     // Locks and pipes of whoever started the server.
     crate::run::close_all_inherited();
     crate::descriptors::raise_limit();
-    let path = arguments.next().map(PathBuf::from);
-    let held = path.is_some_and(|path| towline_server::hold_files(&path).is_ok());
-    if held { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    let held = match (arguments.next(), arguments.next()) {
+        (Some(path), None) => towline_server::hold_files(path.as_ref()).map_err(Failure::from),
+        _ => Err(Failure::usage("expected the path of a socket")),
+    };
+    let report = Report::new(HOLD);
+    let held = held.map_err(|failure| failure.with("only `towline serve --state` starts this"));
+    report.check("cannot hold files", held);
+    report.status()
 }
 
 /// Allowed values for the maximum length of a fragment.

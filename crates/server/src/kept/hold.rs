@@ -130,14 +130,17 @@ fn check_peer(socket: &OwnedFd) -> io::Result<()> {
 /// `path` is gone. Connections arrive at standard input.
 ///
 /// # Errors
-/// Those of the socket.
+/// Those of the socket; also if standard input is no listening socket, or there is nothing at `path`.
 pub fn run(path: &Path) -> io::Result<()> {
+    let listener = std::io::stdin();
+    if !rustix::net::sockopt::socket_acceptconn(&listener)? {
+        return Err(rustix::io::Errno::INVAL.into());
+    }
     // It must outlive the server, also when a terminal ends all that was started there.
     let _ = rustix::process::setsid(); // fails if it leads a session already
     let path = std::path::absolute(path)?;
     std::env::set_current_dir("/")?;
-    let own = inode(&path);
-    let listener = std::io::stdin();
+    let own = Some(std::fs::symlink_metadata(&path)?.ino());
     let mut held = Held::new();
     let mut server: Option<OwnedFd> = None;
     let mut alone = Instant::now();
