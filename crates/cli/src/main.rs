@@ -399,12 +399,14 @@ mod tests {
 
     #[test]
     fn help_of_every_command_has_examples() {
-        for command in Cli::command().get_subcommands() {
-            let name = command.get_name();
+        fn look(command: &clap::Command, above: &str) {
+            let name = format!("{above} {}", command.get_name());
             let after = command.get_after_help().map(ToString::to_string).unwrap_or_default();
-            let example = format!("\n  towline {name} ");
-            let plain = format!("\n  towline {name}\n");
+            let example = format!("\n  {name} ");
+            let plain = format!("\n  {name}\n");
             assert!(after.contains(&example) || after.contains(&plain), "no example for {name}");
+            command.get_subcommands().for_each(|below| look(below, &name));
         }
+        Cli::command().get_subcommands().for_each(|command| look(command, "towline"));
     }
 }

@@ -483,6 +483,22 @@ fn every_command_has_help_with_examples_and_refuses_nonsense() {
         assert!(help.contains("Examples:") && help.contains("xit status"), "{command}: {help}");
         bad(2, &[command, "--no-such-option"]);
     }
+    for (command, all) in [
+        ("disk", &["bench", "copy", "info", "map", "resize"][..]),
+        ("bench", &["file", "disk", "net", "limits"]),
+    ] {
+        let above = text(&[command, "--help"]);
+        let (_, listed) = above.split_once("Commands:\n").unwrap();
+        let listed = listed.lines().take_while(|line| !line.is_empty());
+        let listed = listed.map(|line| line.split_whitespace().next().unwrap());
+        assert!(listed.filter(|name| *name != "help").eq(all.iter().copied()), "{above}");
+        for below in all {
+            let help = text(&[command, below, "--help"]);
+            let example = format!("Examples:\n  towline {command} {below}");
+            assert!(help.contains(&example) && help.contains("xit status"), "{below}: {help}");
+            bad(2, &[command, below, "--no-such-option"]);
+        }
+    }
     for command in ["ls", "stat", "cat", "cp", "rm", "mkdir", "mv", "ln", "df", "sum", "stats"] {
         bad(2, &[command]);
     }

@@ -28,8 +28,17 @@ const OF_A_LOAD: [&str; 10] = [
 const OF_EXPERIMENTS: [&str; 8] =
     ["dir", "sizes", "outstanding", "rounds", "disks", "fragments", "plot", "json"];
 
+const EXAMPLES: &str = "\
+Examples:
+  towline bench disk --nbd 127.0.0.1:10809 --export img --size 4K --depth 32 --random
+  towline bench disk --server towline://127.0.0.1/img --size 4K --depth 32 --random
+  towline bench disk --paper --dir /mnt/disk --plot paper.svg --json paper.json
+
+Exit status: 0 measured, 1 an operation failed or a value is beyond its limits, 2 wrong usage.";
+
 /// Arguments of `bench disk`.
 #[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
 #[command(group = ArgGroup::new("what").args(["paper", "nbd", "server"]).required(true))]
 pub(super) struct Args {
     /// Run the experiments of the gmblock paper: bandwidth and latency by data path, request size and number

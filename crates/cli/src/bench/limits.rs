@@ -16,8 +16,16 @@ const REPLIES: [(&str, usize); 2] = [("round_trip_us", 180), ("4k_round_trip_us"
 /// Bytes of the file that is sent over and over.
 const FILE_BYTES: usize = 64 << 20;
 
+const EXAMPLES: &str = "\
+Examples:
+  towline bench limits
+  towline bench limits --secs 2 --dir /srv/data/tree/d000
+
+Exit status: 0 measured, 1 an operation failed or a value is beyond its limits, 2 wrong usage.";
+
 /// Arguments of `bench limits`.
 #[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     /// Seconds for each measurement.
     #[arg(long, default_value_t = 0.3)]

@@ -31,8 +31,17 @@ const PIECE_BYTES: usize = 256 << 10;
 /// Largest message in bytes.
 const MESSAGE_BYTES_MAX: usize = 64 << 20;
 
+const EXAMPLES: &str = "\
+Examples:
+  towline bench net --kind tcp --request 60 --reply 4140 --pin 0,1
+  towline bench net --stream --sendfile /srv/data/big
+  towline bench net --procs 184 --reply 65536 --sendfile /srv/data/big
+
+Exit status: 0 measured, 1 an operation failed or a value is beyond its limits, 2 wrong usage.";
+
 /// Arguments of `bench net`.
 #[derive(clap::Args, Clone, Debug)]
+#[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     /// What to send over.
     #[arg(long, value_enum, default_value = "tcp")]

@@ -9,8 +9,17 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 use towline_client::{DirEntry, Errno, Error, File, Group, Operation, Options, Url};
 
+const EXAMPLES: &str = "\
+Examples:
+  towline bench file --server towline://127.0.0.1/data --op stat_diff
+  towline bench file --server towline://127.0.0.1/data --op clients --bs 64K --procs 184
+  towline bench file --server /srv/data --op scan_stat --again      the same without a server
+
+Exit status: 0 measured, 1 an operation failed or a value is beyond its limits, 2 wrong usage.";
+
 /// Arguments of `bench file`.
 #[derive(clap::Args, Clone, Debug)]
+#[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     /// Directory that holds the tree: a URL, HOST:PORT/EXPORT, or a local /PATH for comparison.
     #[arg(long, value_name = "URL")]

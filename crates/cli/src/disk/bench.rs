@@ -10,8 +10,17 @@ use serde_json::Value;
 use towline_attach::nbd::Source;
 use towline_client::Url;
 
+const EXAMPLES: &str = "\
+Examples:
+  towline disk bench towline://host/vm1                          reads one after the other
+  towline disk bench --random --depth 32 nbd://host/vm1
+  towline disk bench --write --span 1G --size 64K towline://host/vm1   OVERWRITES THE FIRST GIB
+
+Exit status: 0 all well, 1 an operation failed, 2 wrong usage.";
+
 /// Arguments of `disk bench`.
 #[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
 pub(super) struct Args {
     #[command(flatten)]
     requests: Requests,

@@ -19,8 +19,18 @@ use towline_client::Errno;
 /// Name of standard input and of standard output.
 const STREAM: &str = "-";
 
+const EXAMPLES: &str = "\
+Examples:
+  towline disk copy --verify img.raw towline://host/vm1        holes stay holes
+  towline disk copy --resume nbd://host/vm1 vm1.raw            goes on where it was interrupted
+  towline disk copy towline://host/vm1 - | zstd >vm1.zst       as a stream
+  zstd -d <vm1.zst | towline disk copy - towline://host/vm1    and back
+
+Exit status: 0 all well, 1 an operation failed, 2 wrong usage.";
+
 /// Arguments of `disk copy`.
 #[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
 pub(super) struct Args {
     /// Go on where an earlier copy from there to here was interrupted.
     #[arg(long)]

@@ -8,8 +8,17 @@ use serde_json::{Value, json};
 use std::ffi::OsString;
 use towline_attach::nbd::Source;
 
+const EXAMPLES: &str = "\
+Examples:
+  towline disk info towline://host                             all disks of a server
+  towline disk info --json towline://host/vm1
+  towline disk info nbd+unix:///vm1?socket=/run/nbd.sock
+
+Exit status: 0 all well, 1 an operation failed, 2 wrong usage.";
+
 /// Arguments of `disk info`.
 #[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
 pub(super) struct Args {
     /// One JSON object a line.
     #[arg(long)]

@@ -10,8 +10,17 @@ use std::ffi::OsString;
 use std::ops::Range;
 use towline_client::ExtentKind;
 
+const EXAMPLES: &str = "\
+Examples:
+  towline disk map towline://host/vm1
+  towline disk map --totals img.raw                            how much is allocated
+  towline disk map --written --json towline://host/vm1         for an incremental backup
+
+Exit status: 0 all well, 1 an operation failed, 2 wrong usage.";
+
 /// Arguments of `disk map`.
 #[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
 pub(super) struct Args {
     /// One JSON object a line.
     #[arg(long)]

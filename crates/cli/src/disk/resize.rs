@@ -6,8 +6,17 @@ use crate::report::{Failure, Outcome};
 use towline_attach::nbd::Source;
 use towline_client::{Disk, Errno, Url};
 
+const EXAMPLES: &str = "\
+Examples:
+  towline disk resize towline://host/vm1 +20G
+  towline disk resize --shrink towline://host/vm1 10G          WHAT IS BEHIND THE NEW END IS LOST
+  towline disk resize towline://host/vm1                       after the file behind it has grown
+
+Exit status: 0 all well, 1 an operation failed, 2 wrong usage.";
+
 /// Arguments of `disk resize`.
 #[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
 pub(super) struct Args {
     /// Allow it to become shorter: what is behind the new end is lost.
     #[arg(long, requires = "size")]
