@@ -10,13 +10,14 @@ use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Timespec, Timestamps, Xat
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs;
-use std::io::Write;
-use std::os::fd::AsRawFd;
+use std::io::{Read, Write};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt, symlink};
 use std::path::Path;
-use std::process::Command;
-use support::{TOWLINE, World, bad, good, names, noise, run, set_mode, text};
+use std::process::{Command, Stdio};
+use std::ptr;
+use support::{Running, TOWLINE, World, bad, good, listening, names, noise, run, set_mode, text};
 
 const LARGE: usize = 20 << 20;
 
@@ -275,6 +276,92 @@ fn progress_is_told_in_lines_where_there_is_no_terminal() {
     let told = String::from_utf8(output.stderr).unwrap();
     assert!(told.starts_with("1 files, 0 bytes in "), "{told}");
     assert!(told.ends_with(" s (0/s), 4.9K were there already\n"), "{told}");
+}
+
+/// Returns what a command writes to its standard error if that is a terminal.
+#[allow(unsafe_code)]
+fn on_a_terminal(arguments: &[&str]) -> String {
+    let size = libc::winsize { ws_row: 24, ws_col: 120, ws_xpixel: 0, ws_ypixel: 0 };
+    let (mut near, mut far) = (0, 0);
+    // SAFETY: the structures live through the call, which fills in the two descriptors.
+    let made = unsafe {
+        libc::openpty(&raw mut near, &raw mut far, ptr::null_mut(), ptr::null(), &raw const size)
+    };
+    assert_eq!(made, 0, "{}", std::io::Error::last_os_error());
+    // SAFETY: they were just made, and nothing else owns them.
+    let [near, far] = [near, far].map(|fd| unsafe { OwnedFd::from_raw_fd(fd) });
+    let mut command = Command::new(TOWLINE);
+    command.args(arguments).env("TERM", "xterm").stdin(Stdio::null()).stderr(far);
+    let mut running = command.spawn().unwrap();
+    drop(command); // with its end of the terminal
+    let (mut told, mut near, mut buffer) = (Vec::new(), fs::File::from(near), [0; 4096]);
+    // Fails once nobody has the other end any more.
+    while let Ok(count) = near.read(&mut buffer) {
+        told.extend_from_slice(&buffer[..count]);
+    }
+    assert!(running.wait().unwrap().success(), "{}", String::from_utf8_lossy(&told));
+    String::from_utf8(told).unwrap()
+}
+
+/// A server that makes copies last more than two seconds, and a tree to copy: 40 files, together of 10 MiB, in a directory, which
+/// counts as a file.
+fn slow_copies(world: &World) -> (Running, String, String) {
+    let source = world.local("source");
+    fs::create_dir(&source).unwrap();
+    for number in 0..40 {
+        fs::write(source.join(number.to_string()), noise(256 << 10, number)).unwrap();
+    }
+    let mut server = Command::new(TOWLINE)
+        .args(["serve", "--mem", "slow=100M:bandwidth=4M", "--listen", "tcp://127.0.0.1:0"])
+        .args(["--listen", &format!("unix://{}", world.local("slow").display())])
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let address = listening(&mut server, drop);
+    let (source, target) = (source.display().to_string(), format!("towline://{address}/slow/"));
+    (Running(server), source, target)
+}
+
+#[test]
+fn progress_is_shown_on_a_terminal() {
+    let world = World::new();
+    let (_server, source, target) = slow_copies(&world);
+    let told = on_a_terminal(&["cp", "-r", &source, &(target.clone() + "a")]);
+    let is_whole = |line: &str| {
+        let parts = line.split_once(" [").and_then(|(bytes, rest)| {
+            let (bar, rest) = rest.split_once("] ")?;
+            let (rate, rest) = rest.split_once(", ")?;
+            let (left, files) = rest.split_once(" left, ")?;
+            Some((bytes, bar, rate, left, files.split_once("/41 files")?.0))
+        });
+        parts.is_some_and(|(bytes, bar, rate, left, files)| {
+            bytes.ends_with("iB/10.00 MiB")
+                && bar.contains('=')
+                && rate.ends_with("iB/s")
+                && left.strip_suffix('s').is_some_and(|seconds| seconds.parse::<u32>().is_ok())
+                && files.parse::<u32>().is_ok_and(|files| files > 0)
+        })
+    };
+    // Each time, the line is erased and written again.
+    assert!(told.split("\x1b[2K").any(is_whole), "{told:?}");
+    assert_eq!(on_a_terminal(&["cp", "-rq", &source, &(target + "b")]), "");
+}
+
+#[test]
+fn a_line_a_second_is_told_where_there_is_no_terminal() {
+    let world = World::new();
+    let (_server, source, target) = slow_copies(&world);
+    let output = run(&["cp", "-r", "--progress", &source, &(target.clone() + "a")]);
+    let told = String::from_utf8(output.stderr).unwrap();
+    let (line, _) = told.split_once('\n').unwrap();
+    let parts = line.split(", ").collect::<Vec<_>>();
+    let [files, bytes, rate, left] = parts[..] else { panic!("{told}") };
+    assert!(files.ends_with("/41 files") && bytes.ends_with("/10M bytes"), "{told}");
+    assert!(rate.ends_with("/s") && left.ends_with(" s left"), "{told}");
+    assert!(told.lines().next_back().unwrap().starts_with("41 files, 10M bytes in "), "{told}");
+    // Unless it is asked for, there is none.
+    let output = run(&["cp", "-r", &source, &(target + "b")]);
+    assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
 }
 
 /// Thread stacks of this size make every start of a thread fail, as a limit on memory or threads does.
