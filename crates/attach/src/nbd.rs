@@ -4,6 +4,8 @@
 mod bytes;
 mod calls;
 mod extents;
+#[cfg(fuzzing)]
+pub mod fuzzing;
 mod handshake;
 mod kernel;
 mod lane;

@@ -181,6 +181,64 @@ fn nbd_requests() -> Vec<u8> {
     bytes
 }
 
+/// Returns what an NBD server may send to our client; the first byte says in which phase.
+fn nbd_answers() -> Vec<Vec<u8>> {
+    let answer = |option: u32, kind: u32, data: &[u8]| {
+        let numbers = [option, kind, data.len() as u32].map(u32::to_be_bytes).concat();
+        [&0x0003_e889_0455_65a9u64.to_be_bytes()[..], &numbers, data].concat()
+    };
+    let chunk = |flags: u16, kind: u16, cookie: u64, data: &[u8]| {
+        let head = [&0x668e_33efu32.to_be_bytes()[..], &flags.to_be_bytes(), &kind.to_be_bytes()];
+        [&head.concat()[..], &cookie.to_be_bytes(), &(data.len() as u32).to_be_bytes(), data]
+            .concat()
+    };
+    let simple = |cookie: u64, error: u32| {
+        let head = [0x6744_6698, error].map(u32::to_be_bytes).concat();
+        [&head[..], &cookie.to_be_bytes()].concat()
+    };
+    // Size 1 MiB, the flags that every disk has, flush and FUA.
+    let export = b"\0\0\0\0\0\0\0\x10\0\0\0\x0d";
+    let blocks = b"\0\x03\0\0\x02\0\0\0\x10\0\x02\0\0\0";
+    let handshake = |which: u8| {
+        let greeting = [&[which][..], b"NBDMAGICIHAVEOPT\0\x03"].concat();
+        let context = answer(10, 4, b"\0\0\0\x01base:allocation");
+        let structured = [answer(8, 1, b""), context, answer(10, 1, b"")].concat();
+        let info =
+            [answer(7, 3, export), answer(7, 3, blocks), answer(7, 3, b"\0\x01vm1")].concat();
+        [greeting, structured, info, answer(7, 1, b"")].concat()
+    };
+    let refused = [b"\0NBDMAGICIHAVEOPT\0\x03".to_vec(), answer(8, 1 << 31 | 1, b"")];
+    let refused = [refused.concat(), answer(7, 1 << 31 | 6, b"no such disk")].concat();
+    let extents = b"\0\0\0\x01\0\x08\0\0\0\0\0\0\0\x08\0\0\0\0\0\x03";
+    let extents = [vec![2], chunk(1, 5, 0, extents)].concat();
+    // Cookies have the number of the connection and the place of the request.
+    let cookie = |place: u64| 1 << 32 | place;
+    let short = [&0u64.to_be_bytes()[..], &[7; 16]].concat();
+    let hole = [1 << 32, 1024 << 32].map(u64::to_be_bytes).concat();
+    let rest = [&((1u64 << 32) + 1024).to_be_bytes()[..], &[8; 1024]].concat();
+    let replies = [
+        vec![3, 30, 0],
+        chunk(1, 1, cookie(0), &short),
+        chunk(0, 2, cookie(1), &hole[..12]),
+        chunk(0, 1, cookie(1), &rest),
+        chunk(1, 0, cookie(1), b""),
+        simple(cookie(2), 5),
+        simple(cookie(3), 0),
+    ]
+    .concat();
+    let old = [vec![3, 20, 0], simple(cookie(0), 0), vec![9; 16], simple(cookie(3), 28)].concat();
+    let error = chunk(1, 1 << 15 | 1, cookie(1), b"\0\0\0\x05\0\x03bad");
+    vec![
+        handshake(0),
+        handshake(1),
+        refused,
+        extents,
+        replies,
+        old,
+        [vec![3, 9, 0], error].concat(),
+    ]
+}
+
 /// Notes of a run, one of each kind.
 const NOTES: &[u8] = b"began\0/bin/sh\narmed\0/a b\nuntrapped\0x\nthread\0\xff\n\
     refused\0static\0/bin/busybox\nunreached\0setuid\0/bin/su\nopened\x00577\0/data/f\n\
@@ -242,6 +300,9 @@ fn main() {
     write("input", 0, &messages());
     write("nbd_haggle", 0, &nbd_options());
     write("nbd_requests", 0, &nbd_requests());
+    for (number, answers) in nbd_answers().iter().enumerate() {
+        write("nbd_client", number, answers);
+    }
     let config = "listen = [\"unix:///s\"]\nbuffer-limit = \"1M\"\nengine = \"epoll\"\n\
                   [export.a]\ndir = \"/a\\\\:b\"\nread-only = true\n[export.b]\nmem = \"2K\"\n";
     write("config", 0, config.as_bytes());

@@ -50,7 +50,7 @@ pub struct Connection {
     /// Transmission flags, for the client that sends the requests.
     pub flags: u16,
     /// The name of the disk that was asked for by the empty name, if the server tells.
-    name: Option<String>,
+    pub(super) name: Option<String>,
     /// The shortest time the server took to answer an option.
     pub round_trip: Duration,
     /// Number of the metadata context that tells what is allocated.
