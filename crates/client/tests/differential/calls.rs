@@ -2,8 +2,10 @@
 #![allow(unsafe_code)]
 
 use rustix::io::Errno;
-use std::ffi::CString;
+use std::ffi::{CString, OsStr};
 use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::ffi::OsStrExt;
+use towline_wire::request::lock;
 
 type Result<T> = std::result::Result<T, Errno>;
 
@@ -15,8 +17,8 @@ fn checked(result: libc::c_int) -> Result<()> {
 }
 
 /// `truncate(2)`.
-pub(crate) fn truncate(path: &str, size: u64) -> Result<()> {
-    let path = CString::new(path).map_err(|_| Errno::INVAL)?;
+pub(crate) fn truncate(path: &OsStr, size: u64) -> Result<()> {
+    let path = CString::new(path.as_bytes()).map_err(|_| Errno::INVAL)?;
     // SAFETY: the path is a string that lives through the call.
     checked(unsafe { libc::truncate(path.as_ptr(), size as i64) })
 }
@@ -32,19 +34,27 @@ fn range(kind: u8, start: u64, length: u64) -> libc::flock {
     }
 }
 
-/// `fcntl(2)` F_OFD_SETLK; kinds are those of the protocol.
-pub(crate) fn lock(file: impl AsFd, kind: u8, start: u64, length: u64) -> Result<()> {
+/// `fcntl(2)` F_SETLK or F_OFD_SETLK; families and kinds are those of the protocol.
+pub(crate) fn lock(file: impl AsFd, family: u8, kind: u8, start: u64, length: u64) -> Result<()> {
     let range = range(kind, start, length);
     let fd = file.as_fd().as_raw_fd();
-    // SAFETY: the structure is the one that this command reads, and lives through the call.
-    checked(unsafe { libc::fcntl(fd, libc::F_OFD_SETLK, &raw const range) })
+    let command = if family == lock::PROCESS { libc::F_SETLK } else { libc::F_OFD_SETLK };
+    // SAFETY: the structure is the one that these commands read, and lives through the call.
+    checked(unsafe { libc::fcntl(fd, command, &raw const range) })
 }
 
-/// `fcntl(2)` F_OFD_GETLK: whether a lock is in the way.
-pub(crate) fn test_lock(file: impl AsFd, kind: u8, start: u64, length: u64) -> Result<bool> {
+/// `fcntl(2)` F_GETLK or F_OFD_GETLK: whether a lock is in the way.
+pub(crate) fn test_lock(
+    file: impl AsFd,
+    family: u8,
+    kind: u8,
+    start: u64,
+    length: u64,
+) -> Result<bool> {
     let mut range = range(kind, start, length);
     let fd = file.as_fd().as_raw_fd();
-    // SAFETY: the structure is the one that this command reads and writes, borrowed here.
-    checked(unsafe { libc::fcntl(fd, libc::F_OFD_GETLK, &raw mut range) })?;
+    let command = if family == lock::PROCESS { libc::F_GETLK } else { libc::F_OFD_GETLK };
+    // SAFETY: the structure is the one that these commands read and write, borrowed here.
+    checked(unsafe { libc::fcntl(fd, command, &raw mut range) })?;
     Ok(range.l_type != libc::F_UNLCK as i16)
 }

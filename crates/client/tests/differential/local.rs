@@ -9,11 +9,13 @@ use rustix::fs::{
     ResolveFlags, SeekFrom, Timespec, Timestamps, XattrFlags,
 };
 use rustix::io::{Errno as Code, IoSlice, ReadWriteFlags};
+use std::ffi::{OsStr, OsString};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 use towline_client::Errno;
-use towline_wire::request::lock;
+use towline_wire::request::{lock, sync_kind};
 
 type Answer = Result<Said, Code>;
 
@@ -100,8 +102,10 @@ impl Local {
     }
 
     /// A path for calls that take no directory to start at.
-    fn proc(&self, at: &At) -> String {
-        format!("/proc/self/fd/{}/{}", self.base(at).as_raw_fd(), at.path)
+    fn proc(&self, at: &At) -> OsString {
+        let mut path = OsString::from(format!("/proc/self/fd/{}/", self.base(at).as_raw_fd()));
+        path.push(&at.path);
+        path
     }
 
     /// True if a path leads out of the export, where the other side must refuse to go.
@@ -111,26 +115,26 @@ impl Local {
         }
         let path_of = |fd: BorrowedFd<'_>| {
             let link = format!("/proc/self/fd/{}", fd.as_raw_fd());
-            fs::readlink(link, Vec::new()).unwrap().into_string().unwrap()
+            fs::readlink(link, Vec::new()).unwrap().into_bytes()
         };
         let base = path_of(self.base(at));
-        let base = base.strip_prefix(&path_of(self.root.as_fd())).expect("a base out of the tree");
-        let path = format!("./{base}/{}", at.path);
-        let parent = path.trim_end_matches('/').rsplit_once('/').unwrap().0;
-        let outside = |path: &str, flags: OFlags| {
+        let base = base.strip_prefix(&path_of(self.root.as_fd())[..]);
+        let base = base.expect("a base out of the tree");
+        let path = [b"./", base, b"/", at.path.as_bytes()].concat();
+        let path = At { base: None, path: OsString::from_vec(path) };
+        let outside = |path: &OsStr, flags: OFlags| {
             let flags = flags | OFlags::PATH | OFlags::CLOEXEC;
             let opened = fs::openat2(&self.root, path, flags, Mode::empty(), ResolveFlags::BENEATH);
             opened.is_err_and(|code| code == Code::XDEV)
         };
         let last = if follow { OFlags::empty() } else { OFlags::NOFOLLOW };
-        outside(parent, OFlags::empty()) || outside(&path, last)
+        outside(path.split().0, OFlags::empty()) || outside(&path.path, last)
     }
 
     /// True if the directory of a path's last name exists.
     pub(crate) fn has_parent(&self, at: &At) -> bool {
-        let path = at.path.trim_end_matches('/').rsplit_once('/').map_or(".", |split| split.0);
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        fs::openat(self.base(at), path, flags, Mode::empty()).is_ok()
+        fs::openat(self.base(at), at.split().0, flags, Mode::empty()).is_ok()
     }
 
     /// Does one operation, whose slots are filled.
@@ -153,7 +157,7 @@ impl Local {
         let mut flags = OFlags::from_bits_retain(flags);
         flags |= OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
         flags.set(OFlags::DIRECT, flags.contains(OFlags::DIRECT) && self.direct);
-        let fd = fs::openat(self.base(at), at.path.as_str(), flags, mode(bits))?;
+        let fd = fs::openat(self.base(at), at.path.as_os_str(), flags, mode(bits))?;
         if flags.contains(OFlags::DIRECT) && !flags.contains(OFlags::PATH) {
             // The server takes care of the alignment of buffers that it requires.
             fs::fcntl_setfl(&fd, fs::fcntl_getfl(&fd)?.difference(OFlags::DIRECT))?;
@@ -173,11 +177,11 @@ impl Local {
             Op::Stat(at, follow) => Said::Attr(self.stat(at, *follow)?),
             Op::Access(at, wanted) => {
                 let access = fs::Access::from_bits_retain(*wanted);
-                let path = at.path.as_str();
+                let path = at.path.as_os_str();
                 done(fs::accessat(self.base(at), path, access, AtFlags::EACCESS)?)
             }
             Op::MakeDirectory(at, bits) => {
-                fs::mkdirat(self.base(at), at.path.as_str(), mode(*bits))?;
+                fs::mkdirat(self.base(at), at.path.as_os_str(), mode(*bits))?;
                 Said::Attr(self.stat_made(at)?)
             }
             Op::MakeNode(at, bits) => {
@@ -185,50 +189,50 @@ impl Local {
                     0 => FileType::RegularFile,
                     kind => FileType::from_raw_mode(kind),
                 };
-                fs::mknodat(self.base(at), at.path.as_str(), kind, mode(*bits), 0)?;
+                fs::mknodat(self.base(at), at.path.as_os_str(), kind, mode(*bits), 0)?;
                 Said::Attr(self.stat_made(at)?)
             }
             Op::Symlink(at, target) => {
-                fs::symlinkat(target.as_str(), self.base(at), at.path.as_str())?;
+                fs::symlinkat(target.as_os_str(), self.base(at), at.path.as_os_str())?;
                 Said::Attr(self.stat_made(at)?)
             }
             Op::ReadLink(at) => {
-                let path = at.path.as_str();
+                let path = at.path.as_os_str();
                 Said::Bytes(fs::readlinkat(self.base(at), path, Vec::new())?.into_bytes())
             }
             Op::Link(from, follow, to) => {
-                let target = (self.base(to), to.path.as_str());
+                let target = (self.base(to), to.path.as_os_str());
                 if from.path.is_empty() {
                     let file = format!("/proc/self/fd/{}", self.base(from).as_raw_fd());
                     let flags = AtFlags::SYMLINK_FOLLOW;
                     fs::linkat(fs::CWD, file, target.0, target.1, flags)?;
                 } else {
                     let flags = if *follow { AtFlags::SYMLINK_FOLLOW } else { AtFlags::empty() };
-                    fs::linkat(self.base(from), from.path.as_str(), target.0, target.1, flags)?;
+                    fs::linkat(self.base(from), from.path.as_os_str(), target.0, target.1, flags)?;
                 }
                 Said::Attr(self.stat_made(to)?)
             }
             Op::Unlink(at, directory) => {
                 let flags = if *directory { AtFlags::REMOVEDIR } else { AtFlags::empty() };
-                fs::unlinkat(self.base(at), at.path.as_str(), flags).map(done)?
+                fs::unlinkat(self.base(at), at.path.as_os_str(), flags).map(done)?
             }
             Op::Rename(from, to, flags) => done(fs::renameat_with(
                 self.base(from),
-                from.path.as_str(),
+                from.path.as_os_str(),
                 self.base(to),
-                to.path.as_str(),
+                to.path.as_os_str(),
                 RenameFlags::from_bits_retain(*flags),
             )?),
             Op::Truncate(at, size) => {
-                match at.path.as_str() {
-                    "" => fs::ftruncate(self.base(at), *size)?,
+                match at.path.as_bytes() {
+                    b"" => fs::ftruncate(self.base(at), *size)?,
                     _ => calls::truncate(&self.proc(at), *size)?,
                 }
                 Said::Attr(self.stat(at, true)?)
             }
             Op::Chmod(at, bits) => {
-                match at.path.as_str() {
-                    "" => fs::fchmod(self.base(at), mode(*bits))?,
+                match at.path.as_bytes() {
+                    b"" => fs::fchmod(self.base(at), mode(*bits))?,
                     path => fs::chmodat(self.base(at), path, mode(*bits), AtFlags::empty())?,
                 }
                 Said::Attr(self.stat(at, true)?)
@@ -237,7 +241,7 @@ impl Local {
                 let uid = Some(*uid).filter(|id| *id != u32::MAX).map(fs::Uid::from_raw);
                 let gid = Some(*gid).filter(|id| *id != u32::MAX).map(fs::Gid::from_raw);
                 let flags = follow_flag(*follow) | AtFlags::EMPTY_PATH;
-                fs::chownat(self.base(at), at.path.as_str(), uid, gid, flags)?;
+                fs::chownat(self.base(at), at.path.as_os_str(), uid, gid, flags)?;
                 Said::Attr(self.stat(at, *follow)?)
             }
             Op::Times(at, follow, accessed, modified) => {
@@ -246,14 +250,14 @@ impl Local {
                     last_modification: timespec(*modified),
                 };
                 let flags = follow_flag(*follow) | AtFlags::EMPTY_PATH;
-                fs::utimensat(self.base(at), at.path.as_str(), &times, flags)?;
+                fs::utimensat(self.base(at), at.path.as_os_str(), &times, flags)?;
                 Said::Attr(self.stat(at, *follow)?)
             }
             Op::SetXattr(at, follow, name, length, how) => {
                 let value = pattern(*length, 7);
                 let how = XattrFlags::from_bits_retain(*how);
-                match (at.path.as_str(), follow) {
-                    ("", _) => fs::fsetxattr(self.base(at), name.as_str(), &value, how),
+                match (at.path.as_bytes(), follow) {
+                    (b"", _) => fs::fsetxattr(self.base(at), name.as_str(), &value, how),
                     (_, true) => fs::setxattr(self.proc(at), name.as_str(), &value, how),
                     (_, false) => fs::lsetxattr(self.proc(at), name.as_str(), &value, how),
                 }
@@ -261,8 +265,8 @@ impl Local {
             }
             Op::GetXattr(at, follow, name) => {
                 let mut value = vec![0; 65536];
-                let count = match (at.path.as_str(), follow) {
-                    ("", _) => fs::fgetxattr(self.base(at), name.as_str(), &mut value)?,
+                let count = match (at.path.as_bytes(), follow) {
+                    (b"", _) => fs::fgetxattr(self.base(at), name.as_str(), &mut value)?,
                     (_, true) => fs::getxattr(self.proc(at), name.as_str(), &mut value)?,
                     (_, false) => fs::lgetxattr(self.proc(at), name.as_str(), &mut value)?,
                 };
@@ -271,16 +275,16 @@ impl Local {
             }
             Op::ListXattrs(at, follow) => {
                 let mut list = vec![0; 65536];
-                let count = match (at.path.as_str(), follow) {
-                    ("", _) => fs::flistxattr(self.base(at), &mut list)?,
+                let count = match (at.path.as_bytes(), follow) {
+                    (b"", _) => fs::flistxattr(self.base(at), &mut list)?,
                     (_, true) => fs::listxattr(self.proc(at), &mut list)?,
                     (_, false) => fs::llistxattr(self.proc(at), &mut list)?,
                 };
                 let names = list[..count].split(|byte| *byte == 0).map(<[u8]>::to_vec);
                 Said::of_xattrs(names)
             }
-            Op::RemoveXattr(at, follow, name) => match (at.path.as_str(), follow) {
-                ("", _) => fs::fremovexattr(self.base(at), name.as_str()),
+            Op::RemoveXattr(at, follow, name) => match (at.path.as_bytes(), follow) {
+                (b"", _) => fs::fremovexattr(self.base(at), name.as_str()),
                 (_, true) => fs::removexattr(self.proc(at), name.as_str()),
                 (_, false) => fs::lremovexattr(self.proc(at), name.as_str()),
             }
@@ -330,9 +334,10 @@ impl Local {
                 let stat = fs::fstatvfs(fd(f))?;
                 Said::Space([stat.f_frsize, stat.f_blocks, stat.f_files, stat.f_namemax])
             }
-            Op::Sync(f, kind) => match kind {
-                0 => fs::fdatasync(fd(f)),
-                _ => fs::fsync(fd(f)),
+            Op::Sync(f, kind) => match *kind {
+                sync_kind::DATA => fs::fdatasync(fd(f)),
+                sync_kind::FULL => fs::fsync(fd(f)),
+                _ => fs::syncfs(fd(f)),
             }
             .map(done)?,
             Op::Lock(f, lock::FLOCK, kind, ..) => {
@@ -342,11 +347,11 @@ impl Local {
                 let kinds = [NonBlockingLockShared, NonBlockingLockExclusive, NonBlockingUnlock];
                 done(fs::flock(fd(f), kinds[usize::from(*kind)])?)
             }
-            Op::Lock(f, _, kind, start, length) => {
-                done(calls::lock(fd(f), *kind, *start, *length)?)
+            Op::Lock(f, family, kind, start, length) => {
+                done(calls::lock(fd(f), *family, *kind, *start, *length)?)
             }
-            Op::TestLock(f, kind, start, length) => {
-                Said::Taken(calls::test_lock(fd(f), *kind, *start, *length)?)
+            Op::TestLock(f, family, kind, start, length) => {
+                Said::Taken(calls::test_lock(fd(f), *family, *kind, *start, *length)?)
             }
         })
     }
@@ -354,13 +359,14 @@ impl Local {
     /// Attributes of what a path names, or of the open file if it is empty.
     pub(crate) fn stat(&self, at: &At, follow: bool) -> Result<Shown, Code> {
         let flags = follow_flag(follow) | AtFlags::EMPTY_PATH;
-        fs::statat(self.base(at), at.path.as_str(), flags).map(|stat| Shown::of_stat(&stat))
+        fs::statat(self.base(at), at.path.as_os_str(), flags).map(|stat| Shown::of_stat(&stat))
     }
 
     /// Attributes of a name that has just been made.
     fn stat_made(&self, at: &At) -> Result<Shown, Code> {
-        let name = at.path.trim_end_matches('/');
-        fs::statat(self.base(at), name, AtFlags::SYMLINK_NOFOLLOW).map(|s| Shown::of_stat(&s))
+        let (parent, name) = at.split();
+        let path = Path::new(parent).join(name);
+        fs::statat(self.base(at), path, AtFlags::SYMLINK_NOFOLLOW).map(|s| Shown::of_stat(&s))
     }
 }
 

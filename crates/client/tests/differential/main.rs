@@ -27,6 +27,7 @@ use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 use towline_client::{Errno, Transport};
 use towline_server::EngineWish;
+use towline_wire::request::lock;
 
 /// Number of operations in one sequence.
 const OPS: usize = 400;
@@ -165,7 +166,7 @@ impl World {
         let path_only = |slot: usize| local.flags(slot).contains(OFlags::PATH);
         let removed = |at: &At| {
             let gone = |slot| local.stat_slot(slot).links == 0;
-            at.base.is_some_and(gone) && at.path.contains("..")
+            at.base.is_some_and(gone) && at.climbs()
         };
         if op.paths().into_iter().any(removed) {
             return Some("`..` of a removed directory is not looked for");
@@ -201,6 +202,14 @@ impl World {
             {
                 Some("more can be done with O_PATH than a local one allows")
             }
+            Op::Lock(_, lock::PROCESS, ..) | Op::TestLock(_, lock::PROCESS, ..)
+                if self.remote.clients() > 1 =>
+            {
+                Some("several clients are several processes")
+            }
+            Op::Allocate(_, 8 | 32, ..) if !self.tmpfs => {
+                Some("ranges are neither collapsed nor inserted")
+            }
             Op::Allocate(_, mode, ..) if exact && mode & 16 != 0 => {
                 Some("tmpfs cannot zero a range")
             }
@@ -233,6 +242,8 @@ impl World {
 fn has_two_errors(local: &Local, op: &Op) -> bool {
     match op {
         op if op.goes_beyond() => true,
+        // What no file system does, to files that are open for reading, or of another type, or with no length.
+        Op::Allocate(_, 8 | 32, ..) => true,
         Op::Allocate(slot, mode, ..) => *mode == 2 && local.access(*slot) == 0,
         // A directory is never open for writing.
         Op::Copy(from, _, to, ..) => {

@@ -1,6 +1,9 @@
 //! Operations of a random sequence, and how they are chosen.
 
 use crate::common::{CREATE, EXCLUSIVE, Random, TRUNCATE};
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use towline_wire::request::{lock, sync_kind};
 
 /// Files open at once.
 pub(crate) const SLOTS: usize = 4;
@@ -9,7 +12,25 @@ pub(crate) const SLOTS: usize = 4;
 #[derive(Clone, Debug)]
 pub(crate) struct At {
     pub(crate) base: Option<usize>,
-    pub(crate) path: String,
+    pub(crate) path: OsString,
+}
+
+impl At {
+    /// The directory of the path's last name, and that name.
+    pub(crate) fn split(&self) -> (&OsStr, &OsStr) {
+        let bytes = self.path.as_bytes();
+        let end = bytes.iter().rposition(|byte| *byte != b'/').map_or(0, |last| last + 1);
+        let (parent, name) = match bytes[..end].iter().rposition(|byte| *byte == b'/') {
+            Some(slash) => (&bytes[..slash], &bytes[slash + 1..end]),
+            None => (&b"."[..], &bytes[..end]),
+        };
+        (OsStr::from_bytes(parent), OsStr::from_bytes(name))
+    }
+
+    /// True if the path has `..` in it.
+    pub(crate) fn climbs(&self) -> bool {
+        self.path.as_bytes().windows(2).any(|two| two == b"..")
+    }
 }
 
 /// A time to set.
@@ -40,7 +61,7 @@ pub(crate) enum Op {
     Access(At, u32),
     MakeDirectory(At, u32),
     MakeNode(At, u32),
-    Symlink(At, String),
+    Symlink(At, OsString),
     ReadLink(At),
     Link(At, bool, At),
     Unlink(At, bool),
@@ -55,9 +76,9 @@ pub(crate) enum Op {
     List(usize, bool),
     StatFs(usize),
     Sync(usize, u32),
-    /// Family, kind, start, length.
+    /// Family, kind, start, length; so are those of the next one.
     Lock(usize, u8, u8, u64, u64),
-    TestLock(usize, u8, u64, u64),
+    TestLock(usize, u8, u8, u64, u64),
 }
 
 impl Op {
@@ -110,18 +131,23 @@ impl Op {
     }
 }
 
-fn path(random: &mut Random) -> String {
+fn path(random: &mut Random) -> OsString {
+    // The last one is not UTF-8.
+    const NAMES: [&[u8]; 5] = [b"a", b"b", b"c", "\u{e9}".as_bytes(), b"d\xff"];
     let count = 1 + random.below(3);
     let mut parts = Vec::new();
     for _ in 0..count {
         parts.push(match random.below(12) {
-            0 => ".",
-            1 => "..",
-            _ => random.pick(&["a", "b", "c", "d", "\u{e9}"]),
+            0 => &b"."[..],
+            1 => b"..",
+            _ => *random.pick(&NAMES),
         });
     }
-    let slash = if random.below(10) == 0 { "/" } else { "" };
-    parts.join("/") + slash
+    let mut path = parts.join(&b'/');
+    if random.below(10) == 0 {
+        path.push(b'/');
+    }
+    OsString::from_vec(path)
 }
 
 fn at(random: &mut Random) -> At {
@@ -132,7 +158,7 @@ fn at(random: &mut Random) -> At {
 /// An open file itself, or a path.
 fn file_or_path(random: &mut Random) -> At {
     match random.below(3) {
-        0 => At { base: Some(slot(random)), path: String::new() },
+        0 => At { base: Some(slot(random)), path: OsString::new() },
         _ => at(random),
     }
 }
@@ -241,7 +267,7 @@ pub(crate) fn any_op(random: &mut Random, root: bool) -> Op {
         }
         52..56 => Op::Truncate(file_or_path(r), offset(r).min(20_000_000)),
         56..61 => {
-            let mode = *r.pick(&[0, 1, 3, 3, 16, 17, 2]);
+            let mode = *r.pick(&[0, 1, 3, 3, 16, 17, 2, 8, 32]);
             Op::Allocate(slot(r), mode, offset(r), r.below(100_000))
         }
         61..66 => Op::Seek(slot(r), offset(r), *r.pick(&[3, 4])),
@@ -283,10 +309,17 @@ pub(crate) fn any_op(random: &mut Random, root: bool) -> Op {
         109 => Op::RemoveXattr(file_or_path(r), r.below(2) == 0, xattr_name(r)),
         110..113 => Op::List(slot(r), r.below(2) == 0),
         113 => Op::StatFs(slot(r)),
-        114 => Op::Sync(slot(r), r.below(2) as u32),
-        115..121 => {
-            Op::Lock(slot(r), 1 + r.below(2) as u8, r.below(3) as u8, r.below(20), r.below(20))
+        114 => {
+            let (data, full) = (sync_kind::DATA, sync_kind::FULL);
+            Op::Sync(slot(r), *r.pick(&[data, data, full, full, sync_kind::FILE_SYSTEM]))
         }
-        _ => Op::TestLock(slot(r), r.below(2) as u8, r.below(20), r.below(20)),
+        115..121 => {
+            let family = *r.pick(&[lock::PROCESS, lock::OPEN_FILE, lock::FLOCK]);
+            Op::Lock(slot(r), family, r.below(3) as u8, r.below(20), r.below(20))
+        }
+        _ => {
+            let family = *r.pick(&[lock::PROCESS, lock::OPEN_FILE]);
+            Op::TestLock(slot(r), family, r.below(2) as u8, r.below(20), r.below(20))
+        }
     }
 }

@@ -3,8 +3,12 @@
 use crate::common::pattern;
 use crate::op::{At, Op, SLOTS, Time};
 use crate::said::{Outcome, Said, Shown};
+use std::os::unix::ffi::OsStrExt;
 use towline_client::{Client, Errno, Error, File, Lock, Options, SetAttr, Timestamp, Transport};
-use towline_wire::request::open_flag;
+use towline_wire::request::{lock, open_flag};
+
+/// The process that owns process locks.
+const PROCESS: u64 = 1;
 
 /// Clients, and the files that each has open in one tree.
 pub(crate) struct Remote {
@@ -48,7 +52,9 @@ impl Remote {
 
     /// Closes everything and removes the tree.
     pub(crate) fn end(&mut self, top: &str) {
-        self.slots = Default::default();
+        std::mem::take(&mut self.slots).into_iter().flatten().for_each(|(_, file)| {
+            close(file).unwrap();
+        });
         self.tops.clear();
         crate::common::remove(&self.roots[0], top.as_bytes());
     }
@@ -80,16 +86,32 @@ impl Remote {
                 let file = opened.map_err(errno)?;
                 let shown = Shown::of(file.attr());
                 if let Some((_, old)) = self.slots[*slot].replace((client, file)) {
-                    old.close().map_err(errno)?;
+                    close(old).map_err(errno)?;
                 }
                 Ok(Said::Attr(shown))
             }
             Op::Close(slot) => {
                 let (_, file) = self.slots[*slot].take().unwrap();
-                file.close().map(|()| Said::Nothing).map_err(errno)
+                close(file).map(|()| Said::Nothing).map_err(errno)
             }
-            op => self.call(client, op).map_err(errno),
+            op => {
+                let said = self.call(client, op);
+                match (op, &said) {
+                    // A directory is opened, too, and then cannot be read.
+                    (Op::ReadPath(at, _), Ok(_) | Err(Error::Errno(Errno::EISDIR)))
+                    | (Op::WritePath(at, ..), Ok(_)) => self.opened_and_closed(client, at),
+                    _ => {}
+                }
+                said.map_err(errno)
+            }
         }
+    }
+
+    /// Releases the process's locks on a file that was opened by its path and closed again.
+    fn opened_and_closed(&self, client: usize, at: &At) {
+        let attr = self.base(client, at).stat_path(at.path.as_bytes(), true).unwrap();
+        let open = self.slots.iter().flatten().map(|(_, file)| file);
+        open.filter(|file| file.attr().inode == attr.inode).for_each(release);
     }
 
     fn base(&self, client: usize, at: &At) -> &File {
@@ -208,16 +230,29 @@ impl Remote {
             Op::Sync(f, kind) => self.slot(*f).sync(*kind).map(done),
             Op::Lock(f, family, kind, start, length) => {
                 let (family, kind, start, length) = (*family, *kind, *start, *length);
-                let lock = Lock { family, kind, owner: 0, start, length };
+                let lock = Lock { family, kind, owner: PROCESS, start, length };
                 self.slot(*f).lock(&lock, false).map(done)
             }
-            Op::TestLock(f, kind, start, length) => {
-                let (family, kind) = (towline_wire::request::lock::OPEN_FILE, *kind);
-                let lock = Lock { family, kind, owner: 0, start: *start, length: *length };
+            Op::TestLock(f, family, kind, start, length) => {
+                let (family, kind, start, length) = (*family, *kind, *start, *length);
+                let lock = Lock { family, kind, owner: PROCESS, start, length };
                 Ok(Said::Taken(self.slot(*f).test_lock(&lock)?.is_some()))
             }
         }
     }
+}
+
+/// Releases what a process has locked in a file: the caller's task when the process closes any descriptor of it.
+fn release(file: &File) {
+    let (family, kind) = (lock::PROCESS, lock::UNLOCK);
+    let all = Lock { family, kind, owner: PROCESS, start: 0, length: 0 };
+    // Files that are open as paths have no locks.
+    assert!(matches!(file.lock(&all, false), Ok(()) | Err(Error::Errno(Errno::EBADF))));
+}
+
+fn close(file: File) -> Result<(), Error> {
+    release(&file);
+    file.close()
 }
 
 /// Names and types, sorted.

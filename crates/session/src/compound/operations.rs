@@ -266,6 +266,10 @@ impl Compound {
             }
             Request::Sync { handle, kind } => {
                 let opened = self.at(context, handle)?.into_owned();
+                // As in the kernel. Stores can do it with any file, such as a root that may not be read.
+                if kind == sync_kind::FILE_SYSTEM && opened.flags & open_flag::PATH != 0 {
+                    return Err(Errno::EBADF);
+                }
                 let store = waiting_store(&opened);
                 return Ok(self.blocking(store, move || match kind {
                     sync_kind::DATA => opened.file.sync(false).map(|()| Value::Done),
