@@ -1,8 +1,8 @@
 //! What a server measures of live traffic, in terms of the papers' cost model:
 //! T_server = T_storage + T_data + T_control - T_overlapped, with T_disk inside T_storage.
 //!
-//! Where the time before the store is not told apart, since reading the clock costs, T_storage and T_control are not recorded.
-//! The data of answers leaves after T_server; T_data tells of that, too.
+//! Where the time before the store is not told apart, since reading the clock costs, T_storage and T_control
+//! are not recorded. The data of answers leaves after T_server; T_data tells of that, too.
 //!
 //! Each core records into its own histograms, under a lock that only readers of statistics contend for.
 

@@ -303,8 +303,8 @@ fn on_a_terminal(arguments: &[&str]) -> String {
     String::from_utf8(told).unwrap()
 }
 
-/// A server that makes copies last more than two seconds, and a tree to copy: 40 files, together of 10 MiB, in a directory, which
-/// counts as a file.
+/// A server that makes copies last more than two seconds, and a tree to copy: 40 files, together of 10 MiB, in a
+/// directory, which counts as a file.
 fn slow_copies(world: &World) -> (Running, String, String) {
     let source = world.local("source");
     fs::create_dir(&source).unwrap();
