@@ -37,8 +37,9 @@ pub(crate) struct Remotes {
     pub(crate) priority: Priority,
     /// Request listings that tell which files have no extended attributes, and so no access control lists.
     pub(crate) tell_xattrs: bool,
-    clients: Mutex<HashMap<Transport, Client>>,
     exports: Mutex<HashMap<(Transport, Vec<u8>), Place>>,
+    /// After the exports, which are closed before their sessions end.
+    clients: Mutex<HashMap<Transport, Session>>,
 }
 
 /// An export of a server.
@@ -67,13 +68,14 @@ impl Remotes {
     pub(crate) fn client(&self, url: &Url) -> Outcome<Client> {
         let mut clients = self.clients.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(client) = clients.get(&url.transport) {
-            return Ok(client.clone());
+            return Ok(Client::clone(client));
         }
         let mut options = Options::default();
         options.priority = self.priority;
         options.tell_xattrs = if self.tell_xattrs { || true } else { || false };
-        let client = Client::connect(&url.transport, options)?;
-        clients.insert(url.transport.clone(), client.clone());
+        let session = Session::with(url, options)?;
+        let client = Client::clone(&session);
+        clients.insert(url.transport.clone(), session);
         Ok(client)
     }
 
@@ -131,7 +133,7 @@ impl Remotes {
     }
 }
 
-/// A session that no other URL shares. It ends when this is dropped: without a farewell, the server would keep
+/// A session with a server. It ends when this is dropped: without a farewell, the server would keep
 /// it until its lease ends.
 pub(crate) struct Session(Client);
 
@@ -153,16 +155,6 @@ impl Deref for Session {
 impl Drop for Session {
     fn drop(&mut self) {
         self.0.clone().close();
-    }
-}
-
-impl Drop for Remotes {
-    fn drop(&mut self) {
-        // Without a farewell, the server keeps each session until its lease ends.
-        self.exports.get_mut().unwrap_or_else(PoisonError::into_inner).clear();
-        for (_, client) in self.clients.get_mut().unwrap_or_else(PoisonError::into_inner).drain() {
-            client.close();
-        }
     }
 }
 

@@ -22,6 +22,16 @@ fn child_server() {
     common::child_server();
 }
 
+/// Returns what kills and restarts a server.
+fn restarting(server: &Arc<Mutex<Process>>) -> impl Fn() + Clone + Send + use<> {
+    let server = server.clone();
+    move || {
+        let mut server = server.lock().unwrap();
+        server.kill();
+        server.restart();
+    }
+}
+
 /// Forwards connections. Cuts connection number `cut`, counted from 1, after `messages` messages
 /// from the server, and calls `before` first.
 fn cutter(target: u16, cut: usize, messages: usize, before: impl Fn() + Send + 'static) -> u16 {
@@ -175,14 +185,7 @@ fn what_others_opened_is_had_again_though_the_server_is_killed_meanwhile() {
             let server = server.lock().unwrap();
             (server.port, server.tcp())
         };
-        let again = {
-            let server = server.clone();
-            move || {
-                let mut server = server.lock().unwrap();
-                server.kill();
-                server.restart();
-            }
-        };
+        let again = restarting(&server);
         let member = |transport: &Transport| {
             let mut options = Options::default();
             options.family = 0x5eed;
@@ -304,14 +307,7 @@ fn files_are_opened_again_and_again_though_their_exchange_was_not_answered() {
         std::fs::write(data.join(name), name).unwrap();
     }
     let server = Arc::new(Mutex::new(started));
-    let again = {
-        let server = server.clone();
-        move || {
-            let mut server = server.lock().unwrap();
-            server.kill();
-            server.restart();
-        }
-    };
+    let again = restarting(&server);
     // After the welcome and the answers to opening the root and the files.
     let port = cutter(to, 1, 4, {
         let again = again.clone();

@@ -7,6 +7,7 @@
 //! reads them in place.
 
 mod aggregate;
+mod aligned;
 mod copy;
 mod huge;
 mod lending;
@@ -18,6 +19,7 @@ mod shared;
 mod spare;
 
 pub use aggregate::{Aggregate, Slice, Slices};
+pub use aligned::{ALIGNMENT, aligned_zeroes};
 pub use huge::HUGE_BYTES;
 pub use lending::{Lending, Loan};
 pub use page::page_bytes;

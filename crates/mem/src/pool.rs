@@ -1,5 +1,6 @@
 //! A bounded pool of equal buffers, which limits a server's memory for any number of clients.
 
+use crate::aligned_zeroes;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -19,9 +20,6 @@ struct Usage {
     now: AtomicU64,
     most: AtomicU64,
 }
-
-/// Alignment of every buffer, so that it can be used for direct I/O to devices.
-const ALIGNMENT: usize = 4096;
 
 /// An allocation, the offset of its aligned part, and its number. The default is no allocation.
 #[derive(Debug, Default)]
@@ -143,9 +141,8 @@ impl Pool {
 
 impl Memory {
     fn new(length: usize) -> Self {
-        let bytes = vec![0; length + ALIGNMENT];
         // The vector never grows, so its memory never moves.
-        let start = bytes.as_ptr().align_offset(ALIGNMENT).min(ALIGNMENT);
+        let (bytes, start) = aligned_zeroes(length);
         static NEXT: AtomicU64 = AtomicU64::new(0);
         Self { bytes, start, number: NEXT.fetch_add(1, Ordering::Relaxed) }
     }

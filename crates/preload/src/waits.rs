@@ -46,7 +46,7 @@ const ALONE_TRIES: u32 = 1000;
 pub(crate) unsafe fn pthread_cancel(thread: pthread_t) -> c_int {
     // SAFETY: the program passes a thread.
     let result = unsafe { real::pthread_cancel(thread) };
-    RECALLS.fetch_add(1, Ordering::Release);
+    recall();
     result
 }
 
@@ -56,7 +56,6 @@ pub(crate) fn recalls() -> u32 {
 }
 
 /// Ends all waits, which begin anew.
-#[cfg(target_arch = "x86_64")]
 pub(crate) fn recall() {
     RECALLS.fetch_add(1, Ordering::Release);
 }
@@ -71,7 +70,7 @@ pub(crate) fn alone<T>(takes_all: impl Fn() -> bool, work: impl FnOnce() -> T) -
         if let Some(done) = done {
             return done;
         }
-        RECALLS.fetch_add(1, Ordering::Release);
+        recall();
         pause(MOMENT);
         tries += 1;
     }

@@ -12,7 +12,6 @@
 
 #![cfg_attr(not(test), deny(clippy::print_stderr))]
 
-mod aligned;
 pub mod block;
 mod block_store;
 pub mod directory;

@@ -70,9 +70,13 @@ impl Memory {
     /// Reads again by `source` what a killed process has changed of the remote file and not of the memory.
     pub(super) fn renew_interrupted(&self, source: &Source) -> io::Result<()> {
         let Some(_turn) = self.turn_if_there()? else { return Ok(()) };
-        memory::renew_interrupted(self, self.pages()?, |to, at| {
-            memory::read_up_to_end(to, |part, done| source.read_at(part, at as u64 + done))
-        })
+        memory::renew_interrupted(
+            self,
+            || self.pages(),
+            |to, at| {
+                memory::read_up_to_end(to, |part, done| source.read_at(part, at as u64 + done))
+            },
+        )
     }
 
     /// Writes stored data back to the remote file, unless a process still maps the memory: such processes write

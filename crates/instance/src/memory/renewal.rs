@@ -125,23 +125,22 @@ impl Changing {
 }
 
 /// Reads again by `read`, as of [`renew`], what a process was [`changing`](super::changing) that was killed meanwhile, of
-/// these `pages`; also the next time for a while, as its last request may still be on its way. The caller holds the
+/// the `pages` of the memory; also the next time for a while, as its last request may still be on its way. The caller holds the
 /// file's [`Turn`](super::Turn).
 ///
 /// # Errors
 /// Those of both files.
 pub fn renew_interrupted<E>(
     memory: &impl Access<Error = E>,
-    pages: usize,
+    pages: impl FnOnce() -> Result<usize, E>,
     read: impl Fn(&mut [u8], usize) -> Result<usize, E>,
 ) -> Result<(), E> {
     let changing = Changing::of(memory)?;
     if changing.is_empty() {
         return Ok(());
     }
-    let page = page_bytes() as u64;
-    let [first, end] =
-        [changing.start / page, changing.end.div_ceil(page)].map(|at| at.min(pages as u64));
+    let (page, pages) = (page_bytes() as u64, pages()? as u64);
+    let [first, end] = [changing.start / page, changing.end.div_ceil(page)].map(|at| at.min(pages));
     let mut known = vec![0; (end - first) as usize];
     memory.get(first, &mut known)?;
     let now = milliseconds();

@@ -229,7 +229,7 @@ fn what_a_killed_process_was_changing_is_read_again() {
             to.fill(value);
             Ok(to.len())
         };
-        renew_interrupted(&memory, pages, filled).unwrap();
+        renew_interrupted(&memory, || Ok(pages), filled).unwrap();
         [0, 1, 2, 3].map(first)
     };
     // A change of pages 1 and 2 that is complete, and one that fails.

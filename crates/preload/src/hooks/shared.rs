@@ -215,7 +215,7 @@ impl Shared {
         is_new: bool,
     ) -> Result<(), i32> {
         self.make_room(offset, length, is_new)?;
-        memory::renew_interrupted(self, self.pages()?, |to, at| read(open, to, at))?;
+        memory::renew_interrupted(self, || self.pages(), |to, at| read(open, to, at))?;
         let first = offset as usize / page_bytes();
         let known = self.known(first, length.div_ceil(page_bytes()))?;
         let is_any = known.iter().any(|known| *known != 0);
@@ -351,9 +351,8 @@ impl Shared {
     ) -> Result<(), i32> {
         let _turn = self.turn()?;
         // It would write what lies between what was stored as it was before.
-        memory::renew_interrupted(self, self.pages()?, |to, at| {
-            file.with(|file| read_from(file, to, at))
-        })?;
+        let read = |to: &mut [u8], at| file.with(|file| read_from(file, to, at));
+        memory::renew_interrupted(self, || self.pages(), read)?;
         let first = offset as usize / page_bytes();
         memory::write_back(self, file, first..first + length.div_ceil(page_bytes()))
     }

@@ -5,7 +5,6 @@
 //! and the kernel keeps both views coherent.
 
 use super::continuity;
-use crate::aligned::{self, ALIGNMENT};
 use crate::block_store::{
     BlockStore, Continuity, Direction, Extent, Geometry, Layout, Now, Place, ZeroHow,
 };
@@ -18,7 +17,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-use towline_mem::{Aggregate, Segment, page_bytes};
+use towline_mem::{ALIGNMENT, Aggregate, Segment, aligned_zeroes, page_bytes};
 
 /// Shorter reads are copied, which costs less than referring to pages.
 const LEND_BYTES_MIN: u64 = 32 * 1024;
@@ -173,7 +172,7 @@ impl FileDisk {
     fn unit(&self) -> u64 {
         match self.mode {
             CacheMode::Direct => self.geometry.block_minimum.into(),
-            _ => ALIGNMENT,
+            _ => ALIGNMENT as u64,
         }
     }
 
@@ -270,7 +269,7 @@ impl FileDisk {
 
     fn write_zeroes(&self, offset: u64, length: u64) -> io::Result<()> {
         let most = length.min(1 << 20) as usize;
-        let (zeroes, start) = aligned::zeroes(most);
+        let (zeroes, start) = aligned_zeroes(most);
         let mut done = 0;
         while done < length {
             let count = (length - done).min(most as u64) as usize;
@@ -284,7 +283,7 @@ impl FileDisk {
 /// Finds the smallest unit in which a file can be read directly, by trying: not every kernel
 /// reports it.
 fn direct_unit(direct: &OwnedFd, size: u64) -> io::Result<u32> {
-    let (mut buffer, start) = aligned::zeroes(ALIGNMENT as usize);
+    let (mut buffer, start) = aligned_zeroes(ALIGNMENT);
     let mut reads = |unit: usize| {
         let target = &mut buffer[start..start + unit];
         rustix::io::pread(direct, target, 0).is_ok_and(|count| count == unit)
@@ -576,7 +575,7 @@ impl BlockStore for FileDisk {
             // Data that was freed meanwhile still counts as one page of data: each extent begins
             // where the one before it ends, and a file that keeps changing cannot keep this loop
             // going forever.
-            let next_page = (data / ALIGNMENT + 1) * ALIGNMENT;
+            let next_page = (data / ALIGNMENT as u64 + 1) * ALIGNMENT as u64;
             let hole = if hole > data { hole } else { next_page }.min(end);
             if !tell(Extent { length: hole - data, hole: false, zero: false }) {
                 return Ok(());

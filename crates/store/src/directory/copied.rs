@@ -4,12 +4,12 @@ use super::attributes::errno;
 use super::open_file::{DirectoryFile, PAGE_BYTES};
 use super::residency::Residency;
 use super::system;
-use crate::{ReadOutcome, aligned};
+use crate::ReadOutcome;
 use rustix::buffer::spare_capacity;
 use rustix::io::Errno as Code;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use towline_mem::{Aggregate, Fresh, Segment};
+use towline_mem::{Aggregate, Fresh, Segment, aligned_zeroes};
 use towline_wire::Errno;
 
 /// A read of an open file.
@@ -57,7 +57,7 @@ impl Copied<'_> {
     /// Reads past the page cache; `None` if that needs another alignment of the file's bytes, and will not be tried
     /// again.
     fn read_directly(&self, file: &DirectoryFile) -> Result<Option<Aggregate>, Errno> {
-        let (mut bytes, start) = aligned::zeroes(self.length);
+        let (mut bytes, start) = aligned_zeroes(self.length);
         let mut done = 0;
         while done < self.length {
             let rest = &mut bytes[start + done..start + self.length];

@@ -22,6 +22,7 @@
 //! `umask(2)`, that of the client. Inode numbers are those of the file system: if clients depend on
 //! unique numbers, export a tree without mounts below it.
 
+mod aligned;
 mod attributes;
 mod bell;
 mod changes;

@@ -1,12 +1,12 @@
 //! Open files: reads without copying, writes, appends, space allocation.
 
+use super::aligned::Aligned;
 use super::attributes::{errno, identity_of, stat_file};
 use super::copied::Copied;
 use super::identity::Acting;
 use super::open_flags::Opening;
 use super::resolve::Tree;
 use super::system;
-use crate::aligned::Aligned;
 use crate::{Caller, Listing, OpenFile, ReadOutcome, Watch, Witness};
 use parking_lot::Mutex;
 use rustix::buffer::spare_capacity;

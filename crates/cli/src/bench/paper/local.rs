@@ -7,6 +7,7 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+use towline_mem::aligned_zeroes;
 
 /// Creates a file with `length` bytes of data and writes it to the disk.
 pub(super) fn make(path: &Path, length: u64) -> io::Result<()> {
@@ -59,9 +60,9 @@ fn one_thread(
     next: &AtomicU64,
     start: Instant,
 ) -> io::Result<Vec<f64>> {
-    let mut buffer = vec![1; load.size + 4096];
-    let at = buffer.as_ptr().align_offset(4096);
+    let (mut buffer, at) = aligned_zeroes(load.size);
     let buffer = &mut buffer[at..at + load.size];
+    buffer.fill(1);
     let mut times = Vec::new();
     // Make at least one request, however slow the device is.
     while times.is_empty() || start.elapsed() < load.limit {
