@@ -499,9 +499,12 @@ impl Core {
                 }
                 if let Some(reads) = lane.reads {
                     self.engine.set_unsent(reads, lane.out.bytes());
-                    if lane.out.bytes() < before {
-                        lane.moved = Instant::now();
-                    }
+                }
+                if lane.out.is_empty() {
+                    lane.untaken = None;
+                } else if sent > 0 || lane.untaken.is_none() {
+                    lane.untaken = Some(Instant::now());
+                    self.ticking = true;
                 }
                 if lane.paused && lane.out.is_empty() && !lane.is_full() {
                     // No event will report its unread input, since that is not new.

@@ -146,22 +146,27 @@ impl Disks {
         Ok(NextDisks(next))
     }
 
-    /// Makes these the current disks; those with a failed flush may be changed again.
-    pub(crate) fn replace(&self, NextDisks(next): NextDisks) {
+    /// Makes these the current disks; those with a failed flush may be changed again. A disk that clients
+    /// would write in two modes stays as it is, but for its limits.
+    pub(crate) fn replace(&self, NextDisks(mut next): NextDisks) {
         let mut active = self.active.write();
-        for new in &next {
-            new.disk.forgive();
-            new.disk.set_limit(new.export.limit);
-            if let Some(old) = active.iter().find(|old| old.export.name == new.export.name) {
+        for new in &mut next {
+            let old = active.iter().find(|old| old.export.name == new.export.name);
+            if let Some(old) = old {
                 tell_replaced(old, new);
                 if is_in_two_modes(old, new) {
                     log::warn!(
-                        "disk \"{}\": connected clients keep the former mode until they connect again. While both \
-                         modes are in use, writes to parts of one page can be lost, and a flush then fails",
+                        "disk \"{}\": clients use it and could then write parts of one page in two modes, which \
+                         loses data; it keeps its mode and its other options until the next SIGHUP that finds no \
+                         clients connected to it",
                         new.export.name
                     );
+                    let export = DiskExport { limit: new.export.limit, ..old.export.clone() };
+                    *new = Active { export, ..old.clone() };
                 }
             }
+            new.disk.forgive();
+            new.disk.set_limit(new.export.limit);
         }
         *active = next;
     }
@@ -454,21 +459,29 @@ mod tests {
     }
 
     #[test]
-    fn clients_that_write_a_file_in_another_mode_are_noticed() {
+    fn the_mode_of_a_file_changes_only_while_nobody_uses_it() {
         let place = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
         let image = place.path().join("image");
         std::fs::write(&image, [0; 4096]).unwrap();
         let export = |mode| DiskExport::new("disk", DiskKind::File(image.clone(), mode));
-        let disks = Disks::new(&[export(CacheMode::Cached)], 4096, None).unwrap();
-        let noticed = |export: DiskExport| {
-            let next = disks.prepare(&[export]).unwrap().0;
-            is_in_two_modes(&disks.active.read()[0], &next[0])
+        let (cached, direct) = (export(CacheMode::Cached), export(CacheMode::Direct));
+        let disks = Disks::new(std::slice::from_ref(&cached), 4096, None).unwrap();
+        let becomes = |export: &DiskExport| {
+            disks.replace(disks.prepare(std::slice::from_ref(export)).unwrap());
+            let active = disks.active.read();
+            assert_eq!(active[0].disk.store.geometry().size, 4096);
+            active[0].export.kind == export.kind
         };
-        assert!(!noticed(export(CacheMode::Direct)), "nobody uses it");
-        let _used = disks.disk(b"disk").unwrap();
-        assert!(noticed(export(CacheMode::Direct)));
-        assert!(!noticed(export(CacheMode::Cached)));
-        assert!(!noticed(DiskExport { read_only: true, ..export(CacheMode::Direct) }));
+        assert!(becomes(&direct) && becomes(&cached), "nobody uses it");
+        let used = disks.disk(b"disk").unwrap();
+        assert!(!becomes(&direct) && !becomes(&direct));
+        assert!(Arc::ptr_eq(&used, &disks.disk(b"disk").unwrap()), "new clients get the same");
+        assert!(
+            becomes(&DiskExport { read_only: true, ..direct.clone() }),
+            "who only reads harms nobody"
+        );
+        drop(used);
+        assert!(becomes(&direct));
     }
 
     /// For example a second disk of the file, read-only, from which backups are made.

@@ -135,6 +135,11 @@ impl Exports {
         *self.active.write() = next;
     }
 
+    /// Returns true if answers that clients do not take keep too much memory of an export.
+    pub(crate) fn are_overfull(&self) -> bool {
+        self.active.read().iter().any(|a| a.memory.as_ref().is_some_and(|m| m.is_overfull()))
+    }
+
     /// Returns the account number of an export and sets its limit from now on. Clients with files open in an
     /// earlier export of this name have the same account.
     fn account(&self, export: &Export) -> u32 {

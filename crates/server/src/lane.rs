@@ -44,9 +44,8 @@ pub(crate) struct Lane {
     pub(crate) loans: Option<Loans>,
     /// Owner of the lane's reads from disks, since the first one.
     pub(crate) reads: Option<OwnerKey>,
-    /// When the client last took a byte of its answers or sent the first read to a disk; only for lanes that
-    /// read disks.
-    pub(crate) moved: Instant,
+    /// Since when the client has not taken a byte of the answers that wait for it; `None` if none do.
+    pub(crate) untaken: Option<Instant>,
     /// The peer, if it can be only itself.
     pub(crate) peer: Option<Peer>,
     /// The processor on which the client last said that it runs.
@@ -83,7 +82,7 @@ impl Lane {
             expected: 0,
             loans: None,
             reads: None,
-            moved: now,
+            untaken: None,
             peer,
             told: None,
             since: now,

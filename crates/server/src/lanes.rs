@@ -379,19 +379,22 @@ impl Core {
                 lane.since = self.ticked;
             }
             let waiting = lane.session.is_none() || lane.granted > 0;
-            self.ticking |= waiting;
+            self.ticking |= waiting || lane.untaken.is_some();
             if waiting && lane.since.elapsed() > stall {
                 self.close_lane(index, &io::ErrorKind::TimedOut.into());
             }
         }
+        if self.ticking && self.shared.exports.are_overfull() {
+            self.end_deaf(stall, |_| true);
+        }
     }
 
-    /// Ends lanes that hold memory of disks for answers of which they have not taken a byte for the time
-    /// `stall`.
-    pub(crate) fn end_deaf(&mut self, stall: Duration) {
+    /// Ends those lanes of which the peer has not taken a byte of its answers for the time `stall`.
+    pub(crate) fn end_deaf(&mut self, stall: Duration, may_end: impl Fn(&Lane) -> bool) {
         for index in 0..self.lanes.len() {
             let Some(lane) = &self.lanes[index] else { continue };
-            if lane.reads.is_some() && !lane.out.is_empty() && lane.moved.elapsed() > stall {
+            let is_deaf = lane.untaken.is_some_and(|since| since.elapsed() > stall);
+            if is_deaf && may_end(lane) {
                 self.close_lane(index, &io::ErrorKind::TimedOut.into());
             }
         }

@@ -4,6 +4,8 @@ use super::common::{
     CREATE, Raw, ShmRaw, counter, eventually, hello, hello_message, pattern, request,
 };
 use super::{ATTACH, PATIENCE, big_write, common, header, start};
+use std::net::TcpStream;
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 use towline_client::{Client, Options, Transport};
@@ -12,7 +14,7 @@ use towline_net::{Wait, receive_descriptors};
 use towline_server::{Config, EngineWish, Export, ExportKind, Server};
 use towline_wire::hello::want;
 use towline_wire::request::CURRENT;
-use towline_wire::{Header, Hello, Kind, Request};
+use towline_wire::{Errno, Header, Hello, Kind, Request};
 
 #[test]
 fn grants_that_are_not_used_do_not_starve_others() {
@@ -326,5 +328,49 @@ fn answers_that_nobody_takes_from_a_ring_do_not_keep_the_server_awake() {
             peer.answered() > u64::from(reads) << 20
         });
     }
+    server.stop();
+}
+
+/// Each keeps what it has read of a file in the state of that time, whatever becomes of the file.
+#[test]
+fn who_takes_no_answers_keeps_the_memory_of_rewritten_files_only_for_a_while() {
+    const MIB: usize = 1 << 20;
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("s");
+    let config = Config {
+        exports: vec![Export::new("mem", ExportKind::Memory(16 << 20))],
+        listen: vec![Address::Unix(socket.clone())],
+        cores: 1,
+        ..Config::default()
+    };
+    let server = Server::start(&config).unwrap();
+    let client = Client::connect(&Transport::Unix(socket.clone()), Options::default()).unwrap();
+    let root = client.attach(b"mem").unwrap();
+    let file = root.open(b"bytes", CREATE, 0o600).unwrap();
+    let rewrite = |with| file.write_at(&pattern(4 * MIB, with), 0);
+    rewrite(0).unwrap();
+    let mut deaf = Vec::new();
+    let refused = loop {
+        assert!(deaf.len() < 200, "they get memory without limit");
+        // A socket for reads and writes like any other.
+        let socket = UnixStream::connect(&socket).unwrap();
+        let mut peer = Raw(TcpStream::from(OwnedFd::from(socket)));
+        peer.send(&hello_message(&hello()));
+        peer.receive().expect("no welcome");
+        for slot in 0..4 {
+            let open = Request::Open { base: CURRENT, flags: 0, mode: 0, path: b"bytes" };
+            let offset = u64::from(slot) << 20;
+            let read = Request::Read { handle: CURRENT, offset, length: MIB as u32 };
+            peer.send(&request(slot, 1, &[ATTACH, open, read], 0));
+        }
+        deaf.push(peer);
+        match rewrite(deaf.len() as u8) {
+            Ok(_) => {}
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(refused.errno(), Errno::ENOSPC);
+    eventually("there is memory again", || rewrite(0).is_ok_and(|count| count == 4 * MIB));
+    drop(deaf);
     server.stop();
 }

@@ -292,9 +292,6 @@ impl Core {
             }
         }
         let Some(Some(lane)) = self.lanes.get_mut(arrived.lane) else { return Ok(Begun::Goes) };
-        if lane.reads.is_none() || lane.out.is_empty() {
-            lane.moved = arrived.at;
-        }
         let owner = *lane.reads.get_or_insert_with(|| self.engine.add_owner());
         self.note(arrived, disk, Kind::Read(reading));
         let how = if checksums { How::Copied } else { How::Pieces };

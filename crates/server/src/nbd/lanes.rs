@@ -565,7 +565,8 @@ impl Core {
         // Not if lanes only wait for a disk that hangs.
         let memory_is_short = self.is_starving() && self.engine.is_out_of_memory();
         if memory_is_short {
-            self.end_deaf(stall);
+            // Those that hold memory of disks.
+            self.end_deaf(stall, |lane| lane.reads.is_some());
         }
         for index in 0..self.nbd.lanes.len() {
             let Some(lane) = &self.nbd.lanes[index] else { continue };

@@ -15,6 +15,9 @@ const BLOCK_PAGES_MAX: u64 = u16::BITS as u64;
 const ADDRESS_RATIO: u64 = BLOCK_PAGES_MAX;
 /// Additional blocks, for copies made while readers still hold the original.
 const SPARE_BLOCKS: u64 = 4096;
+/// Maximum memory per byte of the limit, besides the additional blocks: what files have, and as much again that
+/// only readers still hold.
+const RESIDENT_RATIO: u64 = 2;
 /// Maximum number of blocks that clients may read in place at once, a part of the additional ones.
 const LENT_BLOCKS_MAX: u64 = SPARE_BLOCKS / 2;
 /// Maximum address space of an arena: an eighth of what a process has.
@@ -41,6 +44,11 @@ pub(super) fn block_pages() -> u64 {
     BLOCK_BYTES / page_bytes()
 }
 
+/// Returns the mask of all pages of a block.
+fn all_pages() -> u16 {
+    u16::MAX >> (BLOCK_PAGES_MAX - block_pages())
+}
+
 /// Hands out blocks and counts the memory in use against the limit.
 ///
 /// The contents of a new block are undefined: its user must write each page completely before it
@@ -51,6 +59,8 @@ pub(super) struct Arena {
     /// The maximum that the limit can be raised to.
     limit_max: u64,
     used: AtomicU64,
+    /// Pages that have memory, whoever holds their blocks.
+    resident: AtomicU64,
     inodes: AtomicU64,
     warm_max: usize,
     free: Mutex<Free>,
@@ -71,7 +81,7 @@ struct Free {
 pub(super) struct Block {
     arena: Arc<Arena>,
     index: u32,
-    /// Pages written since the block was punched. The others read as zeros.
+    /// Pages written since the block was punched, or all if it was warm. The others read as zeros.
     present: u16,
     /// Whether it was warm when handed out.
     warm: bool,
@@ -95,6 +105,7 @@ impl Arena {
             limit: AtomicU64::new(limit),
             limit_max: limit.max(u64::from(end) * BLOCK_BYTES / 2),
             used: AtomicU64::new(0),
+            resident: AtomicU64::new(0),
             inodes: AtomicU64::new(0),
             warm_max: WARM_BLOCKS_MAX.min(limit / BLOCK_BYTES / 8) as usize,
             free: Mutex::new(Free {
@@ -132,6 +143,17 @@ impl Arena {
     /// Sets the limit, up to [`Arena::limit_max`]. Memory in use beyond it stays.
     pub(super) fn set_limit(&self, limit: u64) {
         self.limit.store(limit.min(self.limit_max), Ordering::Relaxed);
+    }
+
+    /// Returns true if readers hold more than the additional blocks: of files that were changed or removed
+    /// meanwhile.
+    pub(super) fn is_overfull(&self) -> bool {
+        self.resident_bytes() > self.limit().saturating_add(SPARE_BLOCKS * BLOCK_BYTES)
+    }
+
+    /// Returns the bytes that have memory.
+    pub(super) fn resident_bytes(&self) -> u64 {
+        self.resident.load(Ordering::Relaxed) * page_bytes()
     }
 
     /// Counts a new inode, or one that is gone.
@@ -176,8 +198,13 @@ impl Arena {
         }
     }
 
-    /// Returns a block with undefined contents, or `ENOSPC` if the address space is used up.
+    /// Returns a block with undefined contents, or `ENOSPC` if the address space is used up, or readers hold
+    /// too much of what is in no file any more.
     pub(super) fn block(self: &Arc<Self>) -> Result<Arc<Block>, Errno> {
+        let most = self.limit().saturating_mul(RESIDENT_RATIO);
+        if self.resident_bytes() > most.saturating_add(SPARE_BLOCKS * BLOCK_BYTES) {
+            return Err(Errno::ENOSPC);
+        }
         let mut free = self.free.lock();
         let (index, warm) = if let Some(index) = free.warm.pop() {
             free.warm_out += 1;
@@ -191,7 +218,7 @@ impl Arena {
             return Err(Errno::ENOSPC);
         };
         drop(free);
-        let present = if warm { u16::MAX } else { 0 };
+        let present = if warm { all_pages() } else { 0 };
         Ok(Arc::new(Block {
             arena: self.clone(),
             index,
@@ -223,7 +250,18 @@ impl Block {
         if through_mapping || !write_at(&self.arena.memory, start, bytes) {
             self.arena.memory.copy_in(start, bytes);
         }
-        self.present |= pages;
+        if absent {
+            self.set_present(self.present | pages);
+        }
+    }
+
+    /// Notes which pages have memory.
+    fn set_present(&mut self, pages: u16) {
+        let (old, new) = (self.present.count_ones(), pages.count_ones());
+        self.present = pages;
+        // Wraps where there are fewer than before.
+        let change = u64::from(new).wrapping_sub(u64::from(old));
+        self.arena.resident.fetch_add(change, Ordering::Relaxed);
     }
 
     /// Copies the pages of the mask from another block to the same place in this one.
@@ -253,7 +291,7 @@ impl Block {
         if let Some(block) = Arc::get_mut(this)
             && block.arena.memory.punch(block.start() + offset, length).is_ok()
         {
-            block.present &= !pages;
+            block.set_present(block.present & !pages);
         }
     }
 }
@@ -268,11 +306,14 @@ impl Drop for Block {
         }
         if !*self.lent.get_mut() && free.warm.len() + free.warm_out < self.arena.warm_max {
             free.warm.push(self.index);
+            drop(free);
+            self.set_present(all_pages());
             return;
         }
         drop(free);
         // A block that cannot be punched is never reused: the network may still send its pages.
         if self.arena.memory.punch(self.start(), BLOCK_BYTES as usize).is_ok() {
+            self.set_present(0);
             self.arena.free.lock().cold.push(self.index);
         }
     }

@@ -121,6 +121,13 @@ impl MemoryStore {
         self.tree.arena.set_limit(bytes);
     }
 
+    /// Returns true if what has been read and not yet sent keeps much more memory than the limit allows: its
+    /// files were changed or removed meanwhile. Past twice the limit and 256 MiB, writes fail with `ENOSPC`.
+    #[must_use]
+    pub fn is_overfull(&self) -> bool {
+        self.tree.arena.is_overfull()
+    }
+
     fn of(tree: Tree) -> Arc<Self> {
         Arc::new(Self { tree: Arc::new(tree), parts: Mutex::default() })
     }

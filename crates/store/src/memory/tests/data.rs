@@ -210,6 +210,38 @@ fn no_more_pages_than_paid_for() {
     assert!(taken * 512 < f.used() + LIMIT / 8 + page_bytes(), "{taken} blocks");
 }
 
+/// What readers hold of files that were rewritten is in no file, but takes memory all the same.
+#[test]
+fn readers_hold_no_more_than_the_limit_and_256_mib_besides_it() {
+    const MIB: usize = 1 << 20;
+    let f = fixture(16 * MIB as u64);
+    let arena = || f.store.tree().arena.clone();
+    let file = f.file("a", &[0; MIB]);
+    let mut held = Vec::new();
+    while held.len() < 400 {
+        held.push(aggregate(&file, 0, MIB));
+        match file.write(0, &vec![held.len() as u8; MIB], false) {
+            Ok((count, _)) if count == MIB => {}
+            Ok(_) | Err(Errno::ENOSPC) => break,
+            Err(error) => panic!("{error}"),
+        }
+        assert_eq!(f.store.is_overfull(), held.len() >= 16 + 256, "{} held", held.len());
+    }
+    assert_eq!(held.len(), 2 * 16 + 256);
+    assert!(f.store.is_overfull());
+    let kept = held.iter().enumerate();
+    kept.for_each(|(at, held)| assert!(held.to_vec().unwrap() == [at as u8; MIB], "{at}"));
+    assert_eq!(f.file("b", b"").write(0, &[1], false), Err(Errno::ENOSPC), "of another file, too");
+    drop(held);
+    assert!(!f.store.is_overfull());
+    assert_eq!(file.write(0, &[7; MIB], false).unwrap().0, MIB);
+    drop(file);
+    f.unlink("a").unwrap();
+    let taken = rustix::fs::fstat(arena().memory().fd()).unwrap().st_blocks as u64 * 512;
+    assert!(arena().resident_bytes() >= taken, "{taken} bytes taken");
+    assert!(arena().resident_bytes() <= 2 * MIB as u64, "an eighth of the limit stays");
+}
+
 #[test]
 fn a_copy_ends_where_the_largest_file_ends() {
     const TOP: u64 = i64::MAX as u64;
