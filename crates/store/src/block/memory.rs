@@ -11,6 +11,7 @@
 
 use super::settle::Settling;
 use crate::block_store::{BlockStore, Extent, Geometry, Now, ZeroHow};
+use rustix::fs::SeekFrom;
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
@@ -21,6 +22,9 @@ const PAGE: u64 = 4096;
 /// Shorter reads are copied, which costs less than referring to pages.
 const LEND_BYTES_MIN: u64 = 32 * 1024;
 
+/// Bytes of the disk whose bits are in one page.
+const BITS_SPAN: u64 = PAGE * 8 * PAGE;
+
 /// How many times its initial size a disk can grow to.
 const GROWTH: u64 = 16;
 
@@ -29,7 +33,7 @@ const GROWTH: u64 = 16;
 pub struct MemoryDisk {
     memory: Arc<SharedMemory>,
     /// One bit for each page of `memory`; in memory of its own, most of which is never touched.
-    written: Arc<SharedMemory>,
+    pub(super) written: Arc<SharedMemory>,
     size: AtomicU64,
     settling: Settling,
 }
@@ -99,6 +103,12 @@ impl MemoryDisk {
         let first = self.is_written(offset / PAGE);
         let mut at = (offset / PAGE + 1) * PAGE;
         while at < end {
+            if !first && at.is_multiple_of(BITS_SPAN) {
+                at = self.next_bits(at, end);
+                if at == end {
+                    break;
+                }
+            }
             let bit = at / PAGE % 64;
             let bits = self.word(at / PAGE).load(Ordering::Acquire) >> bit;
             let alike = if first { bits.trailing_ones() } else { bits.trailing_zeros() };
@@ -109,6 +119,16 @@ impl MemoryDisk {
             }
         }
         (at.min(end) - offset, first)
+    }
+
+    /// Returns where the bits of the next page that has any begin, from `at` on but at most `end`. Looking at
+    /// bits that were never set would take time, and allocate memory for them.
+    fn next_bits(&self, at: u64, end: u64) -> u64 {
+        match rustix::fs::seek(self.written.fd(), SeekFrom::Data(at / BITS_SPAN * PAGE)) {
+            Ok(found) => (found / PAGE * BITS_SPAN).clamp(at, end),
+            Err(rustix::io::Errno::NXIO) => end,
+            Err(_) => at,
+        }
     }
 
     fn copy_in(&self, offset: u64, data: &[u8]) {
@@ -140,6 +160,12 @@ impl MemoryDisk {
     fn clear_written(&self, pages: Range<u64>) {
         let mut page = pages.start;
         while page < pages.end {
+            if (page * PAGE).is_multiple_of(BITS_SPAN) {
+                page = self.next_bits(page * PAGE, pages.end * PAGE) / PAGE;
+                if page == pages.end {
+                    break;
+                }
+            }
             // All pages of the range in one word. A word without any of their bits is not written:
             // that would allocate memory for bits that were never set.
             let count = (64 - page % 64).min(pages.end - page);

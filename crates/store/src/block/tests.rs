@@ -226,6 +226,42 @@ fn memory_is_taken_by_writes_alone() {
     assert_eq!(extents, [(4096, true), (4096, false), ((1 << 20) - 8192, true)]);
 }
 
+/// One bit of memory for each page of a disk that is almost empty would be too much.
+#[test]
+fn parts_that_were_never_written_take_no_memory_when_they_are_looked_at() {
+    const TIB: u64 = 1 << 40;
+    let disk = MemoryDisk::new("test", 2 * TIB).unwrap();
+    for at in [0, 5 << 27, TIB - 4096, TIB + 12345] {
+        disk.write(at, &[1], false).unwrap();
+    }
+    let bits = || rustix::fs::fstat(disk.written.fd()).unwrap().st_blocks * 512;
+    let before = bits();
+    let extents = || {
+        let mut extents = Vec::new();
+        let mut tell = |extent: crate::Extent| {
+            extents.push((extent.length, extent.hole));
+            true
+        };
+        disk.extents(0, 2 * TIB, &mut tell).unwrap();
+        extents
+    };
+    let data = (4096, false);
+    let expected = [
+        data,
+        ((5 << 27) - 4096, true),
+        data,
+        (TIB - 8192 - (5 << 27), true),
+        data,
+        (12288, true),
+        data,
+        (TIB - 16384, true),
+    ];
+    assert_eq!(extents(), expected);
+    disk.trim(4096, 2 * TIB - 4096).unwrap();
+    assert_eq!(extents(), [data, (2 * TIB - 4096, true)]);
+    assert!(bits() <= before + 8 * 4096, "from {before} to {} bytes", bits());
+}
+
 /// Blocks move in memory meanwhile: each time that all pages of a huge page are written.
 #[test]
 fn memory_that_is_full_stays_what_was_written() {
