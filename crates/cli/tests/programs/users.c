@@ -126,10 +126,42 @@ static void programs(void) {
         });
 }
 
+/* Processes that become as many users at the same time. */
+static void at_once(void) {
+    enum { USERS = 20, FIRST = 54000 };
+    int ready[2], go[2];
+    char byte;
+    make("f", "text");
+    MUST(pipe(ready));
+    MUST(pipe(go));
+    for (int i = 0; i < USERS; i++) {
+        if (MUST(fork())) continue;
+        close(ready[0]);
+        close(go[1]);
+        if (geteuid() == 0) MUST(setuid(FIRST + i));
+        close(ready[1]);
+        /* All are other users now. */
+        MUST(read(go[0], &byte, 1));
+        int fd = open("f", O_RDONLY);
+        if (fd < 0) say("open: %s", strerrorname_np(errno));
+        _exit(fd < 0);
+    }
+    close(ready[1]);
+    close(go[0]);
+    MUST(read(ready[0], &byte, 1));
+    close(go[1]);
+    int failed = 0, status;
+    for (int i = 0; i < USERS; i++) {
+        MUST(wait(&status));
+        failed += status != 0;
+    }
+    say("%d of %d failed", failed, USERS);
+}
+
 int main(int count, char **arguments) {
     static const struct test tests[] = {
         {"folders", folders}, {"mappings", mappings}, {"pipes", pipes},
-        {"sockets", sockets}, {"programs", programs}, {NULL, NULL},
+        {"sockets", sockets}, {"programs", programs}, {"at_once", at_once}, {NULL, NULL},
     };
     return run(count, arguments, tests);
 }

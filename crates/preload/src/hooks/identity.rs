@@ -1,7 +1,7 @@
 //! Changes of user and group: requests are then made on behalf of the new ones. The run's files are opened
 //! to a new user, since the kernel checks who opens a placeholder.
 
-use crate::guard::{checked, finish, inside};
+use crate::guard::{checked, finish, inside, system_call};
 use crate::table::real;
 use crate::{remote, report, start};
 use libc::{c_int, c_long, gid_t, uid_t};
@@ -36,6 +36,8 @@ fn admit(user: uid_t) {
         let notices = below(&[PLACEHOLDERS, "/", NOTICES].concat());
         let with = |permissions| move |path: Vec<u8>| (path, permissions);
         let files = files.into_iter().chain([notices]).map(with(6));
+        // Without a descriptor for the turn, others that change their users now may undo this.
+        let _turn = Turn::take();
         for (path, permissions) in folders.into_iter().map(with(7)).chain(files) {
             // If this fails, opening a file fails later and reports it.
             let _ = permit(&[&path[..], b"\0"].concat(), user, permissions);
@@ -61,6 +63,42 @@ fn admit(user: uid_t) {
     });
 }
 
+/// The turn to open files to a user, among all runs of this user, which share some of the files: a list is read and written as
+/// a whole.
+struct Turn(usize);
+
+impl Turn {
+    /// Waits for the turn.
+    fn take() -> Result<Self, i32> {
+        let folder = [start::directory(), b"/..\0"].concat();
+        let flags = (libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC) as usize;
+        let arguments = [libc::AT_FDCWD as usize, folder.as_ptr() as usize, flags, 0, 0, 0];
+        // SAFETY: the path ends with a zero byte.
+        let turn = Self(unsafe { checked(libc::SYS_openat, arguments) }?);
+        let arguments = [turn.0, libc::LOCK_EX as usize, 0, 0, 0, 0];
+        loop {
+            // SAFETY: the descriptor is our own.
+            match unsafe { checked(libc::SYS_flock, arguments) } {
+                Err(libc::EINTR) => {}
+                done => return done.map(|_| turn),
+            }
+        }
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        // A child that another thread has forked meanwhile may have a copy of the descriptor.
+        let unlock = [self.0, libc::LOCK_UN as usize, 0, 0, 0, 0];
+        // SAFETY: the descriptor is our own, and nobody uses it any more.
+        unsafe {
+            system_call(libc::SYS_flock, unlock);
+            system_call(libc::SYS_close, [self.0, 0, 0, 0, 0, 0]);
+        }
+    }
+}
+
+/// Opens a file or folder to a user. Only the holder of the [`Turn`] may.
 fn permit(path: &[u8], user: uid_t, permissions: u16) -> Result<(), i32> {
     let mut list = [0u8; BYTES_MAX];
     let (path, name) = (path.as_ptr() as usize, NAME.as_ptr() as usize);
