@@ -128,7 +128,7 @@ static void programs(void) {
 
 /* Processes that become as many users at the same time. */
 static void at_once(void) {
-    enum { USERS = 20, FIRST = 54000 };
+    enum { USERS = 80, FIRST = 54000 };
     int ready[2], go[2];
     char byte;
     make("f", "text");

@@ -18,7 +18,6 @@ const GROUP: u16 = 0x04;
 const MASK: u16 = 0x10;
 const OTHER: u16 = 0x20;
 const NOBODY: u32 = u32::MAX;
-const BYTES_MAX: usize = 4 + 8 * 64;
 
 /// Opens the run's files to the user that this process is about to become.
 fn admit(user: uid_t) {
@@ -100,11 +99,13 @@ impl Drop for Turn {
 
 /// Opens a file or folder to a user. Only the holder of the [`Turn`] may.
 fn permit(path: &[u8], user: uid_t, permissions: u16) -> Result<(), i32> {
-    let mut list = [0u8; BYTES_MAX];
     let (path, name) = (path.as_ptr() as usize, NAME.as_ptr() as usize);
-    let arguments = [path, name, list.as_mut_ptr() as usize, list.len(), 0, 0];
-    // SAFETY: both strings end with zero bytes; the target has the length passed to the call.
-    let known = unsafe { checked(libc::SYS_getxattr, arguments) }.unwrap_or(0);
+    // SAFETY: both strings end with zero bytes; each target has the length passed to the call.
+    let known = |list: &mut [u8]| unsafe {
+        checked(libc::SYS_getxattr, [path, name, list.as_mut_ptr() as usize, list.len(), 0, 0])
+    };
+    let mut list = vec![0; known(&mut []).unwrap_or(0)];
+    let known = known(&mut list).unwrap_or(0);
     let mut entries: Vec<(u16, u16, u32)> = list[..known]
         .get(4..)
         .unwrap_or_default()
