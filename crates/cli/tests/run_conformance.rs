@@ -332,6 +332,50 @@ fn other_users_have_their_rights_where_the_run_serves() {
     assert!(!world.local("served/here").exists());
 }
 
+/// A descriptor may write, whatever its user may do with the file by now.
+#[test]
+fn files_are_mapped_with_the_rights_of_their_descriptors() {
+    if !rustix::process::geteuid().is_root() {
+        println!("SKIPPED: only root becomes another user");
+        return;
+    }
+    if !have("python3") {
+        return;
+    }
+    let world = World::new();
+    let served = world.local("served");
+    fs::set_permissions(&served, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+    let script = "if 1:
+        import mmap, os
+        os.chdir(os.environ['AT'])
+        roots = os.open('roots', os.O_CREAT | os.O_RDWR, 0o600)
+        os.setgid(65534)
+        os.setuid(65534)
+        own = os.open('own', os.O_CREAT | os.O_RDWR, 0o400)
+        for fd in (roots, own):
+            os.ftruncate(fd, 4)
+            mapped = mmap.mmap(fd, 4)
+            os.close(fd)
+            mapped[:] = b'text'
+            mapped.close()
+    ";
+    let at = world.local("at");
+    let output = Command::new(TOWLINE)
+        .args(["run", "--serve"])
+        .arg(&served)
+        .arg("--at")
+        .arg(&at)
+        .args(["--", "python3", "-c", script])
+        .env("AT", &at)
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    for name in ["roots", "own"] {
+        assert_eq!(fs::read_to_string(served.join(name)).unwrap(), "text");
+    }
+}
+
 #[test]
 fn background_programs_keep_their_files() {
     let world = World::new();

@@ -8,7 +8,7 @@ use crate::operation::Operation;
 use std::sync::Arc;
 use towline_wire::parts::{Part, fit_together};
 use towline_wire::request::lock::{TRY, WAIT};
-use towline_wire::request::{CURRENT, write_flag};
+use towline_wire::request::{CURRENT, open_flag, write_flag};
 use towline_wire::{Attr, Errno, Reply, Request, StatFs};
 
 /// An open file or directory. Dropping it closes it without waiting for the server's answer.
@@ -93,6 +93,18 @@ impl File {
         let request = Request::Open { base: self.handle, flags, mode, path: check(path)? };
         let outcome = self.core.call(&[request], &[], &mut [])?;
         Self::opened(&self.core, outcome.single()?, Some((self.handle, path)), b"", flags)
+    }
+
+    /// Another handle of the file, as `dup(2)` makes another descriptor: it may do what this one may. `flags` are those with
+    /// which the file is opened again after a restart of the server.
+    ///
+    /// # Errors
+    /// Those of the connection.
+    pub fn again(&self, flags: u32) -> Result<Self, Error> {
+        let request =
+            Request::Open { base: self.handle, flags: open_flag::AGAIN, mode: 0, path: b"" };
+        let outcome = self.core.call(&[request], &[], &mut [])?;
+        Self::opened(&self.core, outcome.single()?, Some((self.handle, b"")), b"", flags)
     }
 
     /// [`File::open`] that also tells, in the same round trip, whether the path leads there without a link at its end:

@@ -23,9 +23,10 @@ pub(super) struct Handle {
 }
 
 impl Handle {
-    /// Opens the file itself once more: it may not have a name any more.
+    /// Makes one more handle of an open file, which may have no name any more, and to which this user may have no right any
+    /// more.
     pub(super) fn of(open: Open) -> Result<Self, i32> {
-        let again = |file: &File| file.open(b"", libc::O_RDWR as u32, 0).map(File::into_handle);
+        let again = |file: &File| file.again(libc::O_RDWR as u32).map(File::into_handle);
         let number = remote::with(open, again)?;
         let mount = open.entry.mount.load(Ordering::Relaxed) as usize;
         Ok(Self { mount, numbers: [number, open.handle], is_own: true })

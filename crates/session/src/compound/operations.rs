@@ -43,6 +43,15 @@ impl Compound {
                 // As in the kernel, before anything is created or shortened.
                 context.files.with(|files| files.check_room())?;
                 let at = self.at(context, base)?;
+                if flags & open_flag::AGAIN != 0 {
+                    if !path.is_empty() {
+                        return Err(Errno::EINVAL);
+                    }
+                    let attr = at.file.stat()?;
+                    let again = Opened::new(at.store.clone(), at.file.clone(), at.terms, at.flags);
+                    self.opened(context, again, None, attr)?;
+                    return Ok(None);
+                }
                 let flags = allowed_flags(&at, caller, path, flags)?;
                 let how = OpenHow { flags, mode };
                 if open_flag::creates_exclusively(flags) {

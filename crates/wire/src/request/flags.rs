@@ -33,6 +33,9 @@ pub mod open_flag {
     pub const PATH: u32 = 0o10_000_000;
     /// The bit of `O_TMPFILE` besides [`DIRECTORY`].
     pub const TEMPORARY: u32 = 0o20_000_000;
+    /// Not of Linux. With an empty path: the open file gets one more handle, which may do what the first one may, whatever
+    /// the caller may do with the file. All other flags are ignored.
+    pub const AGAIN: u32 = 1 << 31;
 
     /// Flags with another value on this machine: the machine's value, and the protocol's.
     #[cfg(any(target_arch = "aarch64", target_arch = "arm"))]
