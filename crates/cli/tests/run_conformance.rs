@@ -294,6 +294,84 @@ fn files_are_made_as_the_user_for_files() {
     assert_eq!(said, "1 2, 1 2\n", "{}", String::from_utf8_lossy(&output.stderr));
 }
 
+/// Also if the connection was made anew by one of them: to move to shared memory, or since the server had restarted.
+#[test]
+fn files_are_made_as_each_of_several_users_of_one_process() {
+    if !rustix::process::geteuid().is_root() {
+        println!("SKIPPED: only root has files of other users made");
+        return;
+    }
+    if !have("python3") {
+        return;
+    }
+    let script = "if 1:
+        import os
+        def make(user, count):
+            os.seteuid(0), os.setegid(user), os.seteuid(user)
+            for number in range(count):
+                name = '%s/%d-%d' % (os.environ['AT'], user, number)
+                os.close(os.open(name, os.O_CREAT | os.O_EXCL))
+                print(user, os.stat(name).st_uid, flush=True)
+        make(0, 1)
+        make(1, 1)
+        input()
+        for user in (1, 2, 0, 3):
+            make(user + 4, 40)
+    ";
+    for (scheme, restarts) in [("shm", false), ("unix", true), ("shm", true)] {
+        let world = World::new();
+        let folder = world.local("folder");
+        fs::create_dir(&folder).unwrap();
+        fs::set_permissions(&folder, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+        let socket = world.local("own");
+        let serve = || {
+            let _ = fs::remove_file(&socket);
+            let command = "umask 0; exec \"$0\" serve --identity --no-root-squash \"$@\"";
+            let server = Command::new("sh")
+                .args(["-c", command, TOWLINE, "--dir"])
+                .arg(format!("d={}", folder.display()))
+                .args(["--listen", &format!("unix://{}", socket.display())])
+                .stderr(Stdio::null())
+                .spawn()
+                .unwrap();
+            wait_until("the server listens", || socket.exists());
+            server
+        };
+        let mut server = serve();
+        let at = world.local("at");
+        let url = format!("towline+{scheme}:///d?socket={}", socket.display());
+        let mut program = Command::new(TOWLINE)
+            .args([
+                "run",
+                "--at",
+                &format!("{}={url}", at.display()),
+                "--",
+                "python3",
+                "-c",
+                script,
+            ])
+            .env("AT", &at)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        wait_until("two have made files", || folder.join("1-0").exists());
+        if restarts {
+            server.kill().unwrap();
+            server.wait().unwrap();
+            server = serve();
+        }
+        program.stdin.take().unwrap().write_all(b"\n").unwrap();
+        let output = program.wait_with_output().unwrap();
+        server.kill().unwrap();
+        server.wait().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert_eq!(said.lines().count(), 2 + 4 * 40, "{scheme} {restarts}: {said}");
+        let is_right = |line: &str| line.split_once(' ').is_some_and(|(user, owner)| user == owner);
+        assert!(said.lines().all(is_right), "{scheme} {restarts}: {said}");
+    }
+}
+
 /// With the run's own server, which is root's but gives other users their own rights.
 #[test]
 fn other_users_have_their_rights_where_the_run_serves() {

@@ -81,6 +81,9 @@ pub struct Options {
     /// since it was opened. Must not use the client. By default, files are reopened by the path that
     /// they were opened by.
     pub place_of: PlaceOf,
+    /// Returns the user for whom a server on this machine takes this process if it connects now: by default the effective
+    /// user.
+    pub connects_as: fn() -> u32,
 }
 
 impl Default for Options {
@@ -99,6 +102,7 @@ impl Default for Options {
             changes: None,
             tell_xattrs: || false,
             place_of: |_| None,
+            connects_as: || rustix::process::geteuid().as_raw(),
         }
     }
 }
@@ -188,6 +192,13 @@ impl Client {
     /// choose. Initially they are the effective user and group of the process.
     pub fn act_as(&self, user: u32, group: u32) {
         self.core.act_as(user, group);
+    }
+
+    /// The user who has made the connection, see [`Options::connects_as`]: another one if a lost connection was replaced after
+    /// this process had changed its user. A server on this machine lets only root's connections act for other users.
+    #[must_use]
+    pub fn connected_as(&self) -> u32 {
+        self.core.connected_as()
     }
 
     /// Sends waiting messages and receives what has arrived, all without waiting, and completes the

@@ -206,6 +206,8 @@ pub(crate) struct Core {
     transport: Transport,
     options: Options,
     client: u64,
+    /// The user who has made the lane, see [`Options::connects_as`].
+    connected_as: AtomicU32,
     /// User and group sent with requests.
     identity: [AtomicU32; 2],
     pub(crate) state: Mutex<State>,
@@ -274,10 +276,12 @@ impl Core {
             sleepers: 0,
             times: Times::default(),
         };
+        let connected_as = AtomicU32::new((options.connects_as)());
         Arc::new(Self {
             transport: transport.clone(),
             options,
             client,
+            connected_as,
             identity: [
                 AtomicU32::new(rustix::process::geteuid().as_raw()),
                 AtomicU32::new(rustix::process::getegid().as_raw()),
@@ -499,6 +503,10 @@ impl Core {
     fn identity(&self) -> (u32, u32) {
         let [user, group] = &self.identity;
         (user.load(Ordering::Relaxed), group.load(Ordering::Relaxed))
+    }
+
+    pub(crate) fn connected_as(&self) -> u32 {
+        self.connected_as.load(Ordering::Relaxed)
     }
 
     pub(crate) fn act_as(&self, user: u32, group: u32) {

@@ -11,6 +11,7 @@ use crate::reclaim::{OpenFiles, Renamed, RequestNumber};
 use smallvec::SmallVec;
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use towline_net::{Counters, Incoming, Input};
 use towline_wire::hello::resumed;
@@ -86,6 +87,7 @@ impl Core {
             };
             // Until they end, they have what was reopened, also locks.
             begun.retain(|begun| self.end(*begun).is_err());
+            self.connected_as.store((self.options.connects_as)(), Ordering::Relaxed);
             match greet(&self.transport, near, self.client, session, &self.options) {
                 Ok(greeted) => match self.resume(receiving, greeted, &mut begun) {
                     Ok(()) => {
@@ -144,8 +146,8 @@ impl Core {
         outage.pause = (outage.pause * 2).min(Duration::from_millis(500));
     }
 
-    /// Moves to shared memory if enough requests were made for it to pay and none is under way.
-    /// Called by the leader.
+    /// Moves to shared memory if enough requests were made for it to pay and none is under way, as the user who has connected:
+    /// the server may let another one not act for whom this one does. Called by the leader.
     pub(super) fn move_nearer(self: &Arc<Self>, receiving: &mut Receiving) {
         let session = {
             let mut state = self.state.lock();
@@ -154,6 +156,7 @@ impl Core {
             if state.near
                 || state.requested < self.options.nearer_after
                 || !state.slots.iter().all(is_idle)
+                || (self.options.connects_as)() != self.connected_as()
             {
                 return;
             }

@@ -20,8 +20,6 @@ const REQUESTS_FAR: u64 = 24;
 
 struct Session {
     process: u32,
-    /// The user that made the connection.
-    user: u32,
     client: Client,
 }
 
@@ -85,7 +83,7 @@ fn connect(mount: usize, process: u32) -> Result<&'static Client, i32> {
     if client.boot_epoch() != root.epoch {
         guard::masked(|| client.reclaim()).map_err(number)?;
     }
-    let session = Box::leak(Box::new(Session { process, user, client }));
+    let session = Box::leak(Box::new(Session { process, client }));
     SESSIONS[mount].store(session, Ordering::Release);
     Ok(&session.client)
 }
@@ -114,7 +112,8 @@ pub(crate) fn identity_changed() {
         if let Some(session) = unsafe { place.load(Ordering::Acquire).as_ref() }
             && session.process == process
         {
-            if session.user != 0 && session.user != user {
+            let connected_as = session.client.connected_as();
+            if connected_as != 0 && connected_as != user {
                 // A local server lets only root's connections act for another user. The old session stays,
                 // as it holds this process's locks.
                 place.store(std::ptr::null_mut(), Ordering::Release);
@@ -185,6 +184,7 @@ fn options() -> Options {
     options.hide = |fd| own::hide(fd, Own::Connection).map_err(std::io::Error::from_raw_os_error);
     options.changes = start::state().map(towline_instance::State::changes);
     options.place_of = place_of;
+    options.connects_as = || identity().0;
     options
 }
 
@@ -238,7 +238,9 @@ fn met(mount: usize) -> Option<&'static Client> {
 
 /// Returns the user that has connected to the server of a mount, if this process has.
 pub(crate) fn user(mount: usize) -> Option<u32> {
-    session(mount).filter(|session| session.process == process::id()).map(|session| session.user)
+    session(mount)
+        .filter(|session| session.process == process::id())
+        .map(|session| session.client.connected_as())
 }
 
 /// Returns true if this process knows that an open file was lost in a restart of the server.
