@@ -6,7 +6,7 @@
 mod support;
 
 use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
-use rustix::process::Uid;
+use rustix::process::{Pid, Resource, Rlimit, Uid, getrlimit, prlimit};
 use rustix::thread::set_thread_res_uid;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -224,6 +224,30 @@ fn an_address_of_the_machine_makes_nobody_another_user() {
         assert!(!served.read("tcp", "own", ""), "{from}");
         served.port = direct;
     }
+}
+
+/// Whose a connection is has to be found out without a descriptor.
+#[test]
+fn who_gets_the_last_descriptor_is_itself() {
+    if !is_possible(&["setpriv"]) {
+        return;
+    }
+    let served = Served::start(TempDir::new().unwrap(), &[], &["--mem", "m=1M"]);
+    let pid = Pid::from_child(&served.server);
+    let own = PathBuf::from(format!("/proc/{pid}/fd"));
+    let next = (0..).find(|number: &u64| !own.join(number.to_string()).is_symlink()).unwrap();
+    let before = getrlimit(Resource::Nofile);
+    let limit = Rlimit { current: Some(next + 1), ..before };
+    prlimit(Some(pid), Resource::Nofile, limit).unwrap();
+    let url = format!("towline+tcp://127.0.0.1:{}/m/new", served.port);
+    let mut copy = Command::new("setpriv");
+    copy.args(["--reuid", USER, "--regid", USER, "--clear-groups"]);
+    copy.args([TOWLINE, "cp", "/dev/null", &url]);
+    assert!(copy.status().unwrap().success());
+    prlimit(Some(pid), Resource::Nofile, before).unwrap();
+    let shown = Command::new(TOWLINE).args(["stat", &url]).output().unwrap();
+    let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
+    assert!(shown.contains(&format!("Uid: ({USER}")), "{shown}");
 }
 
 #[test]

@@ -2,10 +2,10 @@
 
 use crate::groups::Groups;
 use crate::offload::own_caller;
+use crate::owner::Owners;
 use foldhash::fast::RandomState;
 use std::collections::HashMap;
 use std::io;
-use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use towline_net::address::ends_on_this_host;
@@ -71,6 +71,8 @@ impl Known {
 pub(crate) struct Callers {
     identity: bool,
     squash_root: bool,
+    /// Owners of clients' sockets, if clients are not believed.
+    owners: Option<Owners>,
     own: Arc<Caller>,
     /// For a request that is begun though nothing is known of its user's groups.
     stand_in: Arc<Caller>,
@@ -83,7 +85,36 @@ impl Callers {
     pub(crate) fn new(identity: bool, squash_root: bool) -> Self {
         let (own, stand_in) = (Arc::new(own_caller()), Arc::new(nobody()));
         let (known, asked) = (HashMap::default(), HashMap::default());
-        Self { identity, squash_root, own, stand_in, known, asked }
+        let owners = identity.then(Owners::new);
+        Self { identity, squash_root, owners, own, stand_in, known, asked }
+    }
+
+    /// Returns who is at the other end of a local connection, as the kernel knows it: for a Unix socket its credentials,
+    /// for TCP on this machine the owner of the client's socket. `None`: root, a peer on another machine, who may name
+    /// anybody, or nobody asks.
+    pub(crate) fn peer_of(&self, link: &Link) -> Option<Peer> {
+        let owners = self.owners.as_ref()?;
+        let fd = link.fd()?;
+        if link.kind() == LinkKind::Tcp {
+            let (near, far) = ends_on_this_host(link)?;
+            // A peer whose owner cannot be found is trusted with nothing.
+            return match owners.owner(far, near) {
+                Some(0) => None,
+                Some(uid) => Some(Peer::User(uid)),
+                None => Some(Peer::Process(Arc::new(nobody()))),
+            };
+        }
+        let Ok(peer) = peer_credentials(fd) else {
+            return Some(Peer::Process(Arc::new(nobody())));
+        };
+        if peer.uid == 0 {
+            return None;
+        }
+        let is_taken = |gid: &u32| !(self.squash_root && *gid == 0);
+        let gid = Some(peer.gid).filter(is_taken).unwrap_or(NOBODY);
+        // Without its groups a process can do less.
+        let groups = peer_groups(fd).unwrap_or_default().into_iter().filter(is_taken).collect();
+        Some(Peer::Process(Arc::new(Caller { uid: peer.uid, gid, groups, enforce: true })))
     }
 
     /// Returns whose groups have to be known for a request that names `uid` and `gid`, on a lane with peer `peer`.
@@ -192,60 +223,6 @@ pub(crate) fn user_of(link: &Link) -> Option<u32> {
     link.fd().map(|fd| peer_credentials(fd).map_or(NOBODY, |peer| peer.uid))
 }
 
-/// Returns who is at the other end of a local connection, as the kernel knows it: for a Unix socket its credentials, for
-/// TCP on this machine the owner of the client's socket. `None`: root, or a peer on another machine, who may name
-/// anybody.
-pub(crate) fn peer_of(link: &Link, squash_root: bool) -> Option<Peer> {
-    let fd = link.fd()?;
-    if link.kind() == LinkKind::Tcp {
-        let (near, far) = ends_on_this_host(link)?;
-        // A peer whose owner cannot be found is trusted with nothing. An IPv4 connection is in the other table if
-        // the client uses one socket for both address families.
-        let owner = ["/proc/net/tcp", "/proc/net/tcp6"].iter().find_map(|table| {
-            owner_of(&std::fs::read_to_string(table).unwrap_or_default(), far, near)
-        });
-        return match owner {
-            Some(0) => None,
-            Some(uid) => Some(Peer::User(uid)),
-            None => Some(Peer::Process(Arc::new(nobody()))),
-        };
-    }
-    let Ok(peer) = peer_credentials(fd) else { return Some(Peer::Process(Arc::new(nobody()))) };
-    if peer.uid == 0 {
-        return None;
-    }
-    let is_taken = |gid: &u32| !(squash_root && *gid == 0);
-    let gid = Some(peer.gid).filter(is_taken).unwrap_or(NOBODY);
-    // Without its groups a process can do less.
-    let groups = peer_groups(fd).unwrap_or_default().into_iter().filter(is_taken).collect();
-    Some(Peer::Process(Arc::new(Caller { uid: peer.uid, gid, groups, enforce: true })))
-}
-
-/// Returns the owner of the socket with these ends from a table of `proc_net_tcp(5)`. Both addresses count,
-/// since another socket may have the same ports. A closed socket has no owner: the kernel then reports root,
-/// and inode 0.
-fn owner_of(sockets: &str, local: SocketAddr, remote: SocketAddr) -> Option<u32> {
-    sockets.lines().skip(1).find_map(|line| {
-        let fields: Vec<&str> = line.split_whitespace().collect();
-        let is_same = address(fields.get(1)?)? == local && address(fields.get(2)?)? == remote;
-        let is_open = fields.get(9)?.parse::<u64>().is_ok_and(|inode| inode != 0);
-        if is_same && is_open { fields.get(7)?.parse().ok() } else { None }
-    })
-}
-
-/// Parses one end of a socket in these tables: words in memory order, then the port.
-fn address(text: &str) -> Option<SocketAddr> {
-    let (ip, port) = text.rsplit_once(':')?;
-    let word = |at: usize| Some(u32::from_str_radix(ip.get(at..at + 8)?, 16).ok()?.to_ne_bytes());
-    let ip = if ip.len() == 8 {
-        IpAddr::from(word(0)?)
-    } else {
-        let words = [word(0)?, word(8)?, word(16)?, word(24)?];
-        IpAddr::from(<[u8; 16]>::try_from(words.concat()).ok()?)
-    };
-    Some(SocketAddr::new(ip.to_canonical(), u16::from_str_radix(port, 16).ok()?))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -340,27 +317,6 @@ mod tests {
     }
 
     #[test]
-    #[cfg(target_endian = "little")] // as the table below
-    fn the_owner_of_a_socket_is_found_by_both_its_ends() {
-        let table = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n\
-             0: 0100007F:1D10 0100007F:C350 01 00000000:00000000 00:00000000 00000000     0        0 1\n\
-             1: 0500007F:C350 0100007F:1D10 01 00000000:00000000 00:00000000 00000000  1001        0 3\n\
-             2: 0100007F:C350 0100007F:1D10 01 00000000:00000000 00:00000000 00000000  1000        0 2\n\
-             3: 0100007F:C351 0100007F:1D10 05 00000000:00000000 00:00000000 00000000     0        0 0\n";
-        let server = "127.0.0.1:7440".parse().unwrap();
-        let owner = |client: &str| owner_of(table, client.parse().unwrap(), server);
-        assert_eq!(owner("127.0.0.1:50000"), Some(1000));
-        assert_eq!(owner("127.0.0.5:50000"), Some(1001), "the same ports, another address");
-        assert_eq!(owner("127.0.0.1:50001"), None, "closed: root is not its owner");
-        assert_eq!(owner("127.0.0.1:50002"), None);
-        let six = "00000000000000000000000001000000:1D10";
-        assert_eq!(address(six), Some("[::1]:7440".parse().unwrap()));
-        let mapped = "0000000000000000FFFF00000100007F:1D10";
-        assert_eq!(address(mapped), Some(server));
-        assert_eq!(address("0100007F"), None);
-    }
-
-    #[test]
     fn who_has_closed_its_socket_is_nobody() {
         for host in ["127.0.0.1:0", "[::1]:0"] {
             let Ok(listener) = TcpListener::bind(host) else {
@@ -371,13 +327,14 @@ mod tests {
             let accepted = OwnedFd::from(listener.accept().unwrap().0);
             let link = Link::Socket(accepted, LinkKind::Tcp);
             let own = Some(rustix::process::geteuid().as_raw()).filter(|uid| *uid != 0);
-            match peer_of(&link, true) {
+            let callers = Callers::new(true, true);
+            match callers.peer_of(&link) {
                 Some(Peer::User(uid)) => assert_eq!(Some(uid), own),
                 other => assert!(other.is_none() && own.is_none(), "{other:?}"),
             }
             drop(client);
             // The kernel takes a moment to close the socket.
-            let is_nobody = || match peer_of(&link, true) {
+            let is_nobody = || match callers.peer_of(&link) {
                 Some(Peer::Process(process)) => *process == nobody(),
                 _ => false,
             };

@@ -1,6 +1,6 @@
 //! Lanes and sessions of a core: how they begin and end.
 
-use crate::caller::{Peer, peer_of, user_of};
+use crate::caller::{Peer, user_of};
 use crate::complaints;
 use crate::core::{Core, LANE_BELL_TOKENS, Protocol, REFUSING, REFUSING_TOLD};
 use crate::grants::Served;
@@ -107,8 +107,7 @@ impl Core {
         self.statistics.lanes.fetch_add(1, Ordering::Relaxed);
         let peer = match &greeted {
             Some((_, peer)) => peer.clone(),
-            None if self.shared.identity => peer_of(&link, self.shared.squash_root),
-            None => None,
+            None => self.callers.peer_of(&link),
         };
         self.lanes[index] = Some(Lane::new(link, self.statistics.clone(), peer));
         self.ticking = true;

@@ -32,6 +32,7 @@ mod messages;
 mod native;
 mod nbd;
 mod offload;
+mod owner;
 mod pools;
 mod priority;
 mod prometheus;
