@@ -17,7 +17,7 @@ use towline_client::{Client, File, Lock, Options, Transport};
 use towline_net::address::Address;
 use towline_server::{EngineWish, Export, ExportKind, Server};
 use towline_wire::hello::resumed;
-use towline_wire::request::lock;
+use towline_wire::request::{lock, write_flag};
 use towline_wire::{Errno, Header, Hello, Kind, Request, Welcome};
 
 /// Enough that some always wait for their turn.
@@ -29,6 +29,8 @@ const MOVES: u64 = 16;
 const IDLE: usize = 30;
 /// What a peer does before it goes to the other processor.
 const ACTS: usize = 200;
+/// One of so many acts is in a hurry.
+const HURRY: usize = 100;
 /// Long enough to be lent.
 const LENT: usize = 32 * 1024;
 const LOCK: Lock =
@@ -69,29 +71,59 @@ impl Peer {
 
     /// Writes the next record.
     fn write(&mut self) {
-        self.sequence += 1;
         let offset = self.written * RECORD as u64;
-        let write = Request::Write { handle: self.handle, offset, length: RECORD as u32, flags: 0 };
-        let body = towline_wire::request::encode_compound(&[write]);
-        let header = Header::new(Kind::Request, 0, self.sequence);
-        self.raw.send(&message(header, &body, &self.written.to_le_bytes()));
+        let write = self.next_record(offset, 0);
+        self.raw.send(&write);
         answer(&mut self.raw).unwrap();
-        self.written += 1;
     }
 
-    /// Goes on with its session over a new connection.
-    fn return_again(&mut self, port: u16) {
-        self.raw = Raw::connect(port);
+    /// Appends the next record. If the peer `hurries`, it does not wait for the answer, but goes on over a new connection
+    /// and asks there again.
+    fn append(&mut self, hurries: Option<u16>) {
+        let append = self.next_record(0, write_flag::APPEND);
+        self.raw.send(&append);
+        if let Some(port) = hurries {
+            let mut before = self.return_again(port);
+            self.raw.send(&append);
+            assert!(before.thrown_out(), "the old connection is still there");
+        }
+        answer(&mut self.raw).unwrap();
+    }
+
+    /// A request that writes the next record.
+    fn next_record(&mut self, offset: u64, flags: u32) -> Vec<u8> {
+        self.sequence += 1;
+        let write = Request::Write { handle: self.handle, offset, length: RECORD as u32, flags };
+        let body = towline_wire::request::encode_compound(&[write]);
+        let header = Header::new(Kind::Request, 0, self.sequence);
+        let record = self.written.to_le_bytes();
+        self.written += 1;
+        message(header, &body, &record)
+    }
+
+    /// Goes on with its session over a new connection. Returns the old one.
+    fn return_again(&mut self, port: u16) -> Raw {
+        let before = std::mem::replace(&mut self.raw, Raw::connect(port));
         let Welcome { session, secret, .. } = self.welcome;
         self.raw.send(&hello_message(&Hello { session, secret, ..hello() }));
         let (_, body) = self.raw.receive().unwrap();
         let welcome = Welcome::parse(&body).unwrap();
         assert_eq!((welcome.session, welcome.resumed), (session, resumed::JOINED));
+        before
     }
 }
 
 fn name(number: usize) -> Vec<u8> {
     format!("file{number}").into_bytes()
+}
+
+/// Fails unless a file consists of these records, once each and in order.
+fn assert_written(root: &File, name: &[u8], records: u64) {
+    let length = records as usize * RECORD;
+    let mut bytes = vec![0; length + 1];
+    assert_eq!(root.read_path(name, 0, &mut bytes).unwrap(), length);
+    let expected: Vec<u8> = (0..records).flat_map(u64::to_le_bytes).collect();
+    assert!(bytes[..length] == expected, "the records of {}", name.escape_ascii());
 }
 
 /// A client that says on which processor it runs, with an open file that it has locked.
@@ -166,11 +198,7 @@ fn who_moves_keeps_files_and_locks_and_is_found_again() {
         let attached = ask(&mut stranger, 1, &[Request::Attach { name: b"mem" }]).unwrap();
         for (number, peer) in peers.iter_mut().enumerate() {
             let name = name(number);
-            let length = peer.written as usize * RECORD;
-            let mut bytes = vec![0; length + 1];
-            assert_eq!(root.read_path(&name, 0, &mut bytes).unwrap(), length);
-            let expected: Vec<u8> = (0..peer.written).flat_map(u64::to_le_bytes).collect();
-            assert!(bytes[..length] == expected, "the records of {number}");
+            assert_written(&root, &name, peer.written);
 
             let open = Request::Open { base: attached, flags: 2, mode: 0, path: &name };
             let sequence = 2 + 4 * number as u32;
@@ -182,12 +210,33 @@ fn who_moves_keeps_files_and_locks_and_is_found_again() {
                 ask(&mut stranger, sequence + more, &[lock])
             };
             assert_eq!(lock(1), Err(Errno::EAGAIN), "{number} has lost its lock");
-            peer.return_again(setup.port());
+            drop(peer.return_again(setup.port()));
             peer.write();
             assert_eq!(lock(2), Err(Errno::EAGAIN), "{number} has lost its lock on its way");
             peer.ask(&[Request::Close { handle: peer.handle }]).unwrap();
             lock(3).unwrap();
         }
+    }
+}
+
+#[test]
+fn who_moves_and_does_not_wait_for_answers_appends_each_record_once() {
+    let Some(processors) = processors() else {
+        return skipped("connections that move between cores: there is one processor");
+    };
+    for engine in [EngineWish::Automatic, EngineWish::Epoll] {
+        let setup = setup(engine);
+        let port = setup.port();
+        let begin = |number: usize| Peer::new(port, &name(number));
+        let act = |peer: &mut Peer, which| peer.append((which % HURRY == 0).then_some(port));
+        let peers = peers_that_moved(&setup, &processors, begin, act);
+        let client = setup.client();
+        let root = client.attach(b"mem").unwrap();
+        for (number, peer) in peers.iter().enumerate() {
+            assert_written(&root, &name(number), peer.written);
+        }
+        drop(peers);
+        eventually("the connections have ended", || counter(&client, "lanes") == 1);
     }
 }
 
