@@ -348,6 +348,51 @@ fn a_family_whose_sessions_all_ended_has_its_own_files_again() {
     server.stop();
 }
 
+/// Like two programs on different machines, one of which holds locks while its network is down for longer than its
+/// sessions last.
+#[test]
+fn locks_that_others_have_had_since_a_family_lost_them_are_not_taken_again() {
+    let mut setup = setup(EngineWish::Automatic);
+    let server = setup.server.take().unwrap();
+    let Transport::Unix(socket) = &setup.transports[1] else { panic!("no socket") };
+    let away = socket.with_extension("away");
+    let client = member(&setup.transports[1]);
+    let root = client.attach(b"dir").unwrap();
+    let names = [b"a", b"b", b"c", b"d"];
+    let kinds = [(FLOCK, 0), (FLOCK, 0), (PROCESS, 7), (PROCESS, 7)].map(|(f, o)| whole(f, o));
+    let files = names.map(|name| root.open(name, CREATE, 0o600).unwrap());
+    for (file, wanted) in files.iter().zip(&kinds) {
+        file.lock(wanted, false).unwrap();
+        file.write_at(b"0", 0).unwrap();
+    }
+
+    std::fs::rename(socket, &away).unwrap();
+    rustix::net::shutdown(client.fd().unwrap(), rustix::net::Shutdown::Both).unwrap();
+    let other = setup.client();
+    let others = other.attach(b"dir").unwrap();
+    let theirs = names.map(|name| others.open(name, CREATE, 0o600).unwrap());
+    for number in [0, 2] {
+        let wanted = Lock { owner: 1, ..kinds[number] };
+        theirs[number].lock(&wanted, true).unwrap();
+        theirs[number].write_at(b"1", 0).unwrap();
+        theirs[number].lock(&Lock { kind: UNLOCK, ..wanted }, false).unwrap();
+    }
+    std::fs::rename(&away, socket).unwrap();
+
+    for (number, file) in files.iter().enumerate() {
+        let written = file.write_at(b"2", 0).map_err(|error| error.errno());
+        let wanted = Lock { owner: 1, ..kinds[number] };
+        let locked = theirs[number].lock(&wanted, false).map_err(|error| error.errno());
+        if number % 2 == 0 {
+            assert_eq!((written, locked.is_ok()), (Err(Errno::ESTALE), true), "file {number}");
+        } else {
+            assert_eq!((written, locked), (Ok(1), Err(Errno::EAGAIN)), "file {number}");
+        }
+    }
+    drop((files, root, theirs, others));
+    server.stop();
+}
+
 /// Like a process that was stopped until its session ended, while others of its `towline run` went
 /// on.
 #[test]

@@ -3,7 +3,10 @@
 //! Families of locks do not see each other, as on Linux, except that process locks and open-file locks
 //! conflict with one another ("Open file description locks", fcntl(2)).
 
+mod lost;
+
 use crate::held::HeldLocks;
+use lost::LostLocks;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use towline_wire::Errno;
@@ -82,6 +85,8 @@ pub struct Locks {
     /// Sessions and families that had locks before the restart and are not back yet, and when they were first
     /// missed, in seconds.
     awaited: HashMap<u64, u32>,
+    /// What others may have locked since it was released although its owner may come back.
+    lost: LostLocks,
 }
 
 /// Requests that no longer wait because locks were released.
@@ -150,6 +155,7 @@ impl Locks {
             log::warn!("{} clients with locks did not return in time", awaited.len());
         }
         self.processes.retain(|owner, _| !awaited.contains(&owner.session));
+        self.remember_lost(|owner| awaited.contains(&owner.session));
         // Nobody waits as one of these owners without being back.
         self.release_all(|owner| awaited.contains(&owner.session)).granted
     }
@@ -158,7 +164,8 @@ impl Locks {
     /// that already waits, and is made again, waits only once.
     ///
     /// # Errors
-    /// `EAGAIN` when the lock is held by another owner and `peer` is `None`; `EDEADLK` when waiting
+    /// `EAGAIN` when the lock is held by another owner and `peer` is `None`, or when it is asked for
+    /// [again](Waiter::is_again) and others have had it since its owner lost it; `EDEADLK` when waiting
     /// would never end; `ENOLCK` when the session speaks for too many processes, or has locked too many
     /// ranges of the file.
     pub fn lock(
@@ -179,19 +186,24 @@ impl Locks {
         if unlocks {
             waiter.range.apply(waiter.owner, &mut locks.held);
             locks.note(waiter.owner);
-            let granted = locks.grant();
+            let granted = locks.grant(file, &mut self.lost);
             self.keep(file, granted.iter().chain([&waiter]));
             self.tidy(file);
             return Ok(Locked::Done(granted));
         }
         if locks.conflict(waiter.owner, &waiter.range).is_none() {
+            if waiter.is_again && self.lost.was_taken(file, waiter.owner, &waiter.range) {
+                self.tidy(file);
+                return Err(Errno::EAGAIN);
+            }
+            self.lost.note_held(file, waiter.owner, &waiter.range);
             waiter.range.apply(waiter.owner, &mut locks.held);
             match waiter.is_again {
                 true => locks.note(waiter.owner),
                 false => locks.latest = Some(waiter.owner.session),
             }
             // Downgrading an exclusive lock to a shared one can let others in.
-            let granted = locks.grant();
+            let granted = locks.grant(file, &mut self.lost);
             self.keep(file, granted.iter().chain([&waiter]));
             return Ok(Locked::Done(granted));
         }
@@ -225,7 +237,7 @@ impl Locks {
         }
         Range { kind: lock::UNLOCK, ..waiter.range }.apply(waiter.owner, &mut locks.held);
         locks.note(waiter.owner);
-        let granted = locks.grant();
+        let granted = locks.grant(file, &mut self.lost);
         self.keep(file, granted.iter().chain([waiter]));
         granted
     }
@@ -273,11 +285,24 @@ impl Locks {
         if let Some(gone) = files {
             self.returned(gone);
             self.processes.retain(|owner, _| owner.session != gone);
+            // A client without a family comes back with another number.
+            if gone != session {
+                self.remember_lost(|owner| owner.session == gone);
+            }
         }
         self.withdraw(session);
         // No requests of other sessions are orphaned: those would speak for the processes, or belong to
         // the family.
         self.release_all(|owner| ended.contains(owner) || Some(owner.session) == files).granted
+    }
+
+    /// Remembers the locks of owners that are about to lose them and may come back.
+    fn remember_lost(&mut self, loses: impl Fn(&Owner) -> bool) {
+        for (file, locks) in &self.files {
+            for (owner, range) in locks.held.iter().filter(|(owner, _)| loses(owner)) {
+                self.lost.remember(*file, *owner, *range);
+            }
+        }
     }
 
     /// Stops the waiting of a session that lost its lane, because it cannot be told when its requests
@@ -293,6 +318,7 @@ impl Locks {
     /// waiting. No session speaks for the process any more.
     pub fn release(&mut self, owner: Owner) -> Released {
         self.processes.remove(&owner);
+        self.lost.forget(owner);
         self.release_all(|other| *other == owner)
     }
 
@@ -307,7 +333,7 @@ impl Locks {
             released.orphaned.extend(orphaned.map(|(waiter, _)| waiter));
             if !ended.is_empty() {
                 ended.iter().for_each(|owner| locks.note(*owner));
-                let granted = locks.grant();
+                let granted = locks.grant(*file, &mut self.lost);
                 if let Some(kept) = &mut self.kept {
                     ended.iter().for_each(|owner| kept.clear(*file, *owner));
                     granted.iter().for_each(|waiter| locks.keep(kept, *file, waiter));
@@ -370,24 +396,20 @@ impl Locks {
     }
 }
 
+/// Returns true if two owners cannot have these locks together.
+fn exclude(one: &Range, other: &Range) -> bool {
+    one.overlaps(other) && [one, other].iter().any(|range| range.kind == lock::EXCLUSIVE)
+}
+
 impl FileLocks {
     /// Returns the first held lock that conflicts with this one.
     fn conflict(&self, owner: Owner, range: &Range) -> Option<(Owner, Range)> {
-        let exclusive = |r: &Range| r.kind == lock::EXCLUSIVE;
-        self.held
-            .iter()
-            .find(|(other, held)| {
-                *other != owner && held.overlaps(range) && (exclusive(held) || exclusive(range))
-            })
-            .copied()
+        self.held.iter().find(|(other, held)| *other != owner && exclude(held, range)).copied()
     }
 
     /// Returns the owners of all held locks that conflict with this one.
     fn blockers(&self, owner: Owner, range: &Range) -> Vec<Owner> {
-        let exclusive = |r: &Range| r.kind == lock::EXCLUSIVE;
-        let in_the_way = |(other, held): &&(Owner, Range)| {
-            *other != owner && held.overlaps(range) && (exclusive(held) || exclusive(range))
-        };
+        let in_the_way = |(other, held): &&(Owner, Range)| *other != owner && exclude(held, range);
         self.held.iter().filter(in_the_way).map(|(other, _)| *other).collect()
     }
 
@@ -418,7 +440,7 @@ impl FileLocks {
 
     /// Grants waiting requests their locks, first come first served, and returns them. Drops requests
     /// whose connection is gone.
-    fn grant(&mut self) -> Vec<Waiter> {
+    fn grant(&mut self, file: FileKey, lost: &mut LostLocks) -> Vec<Waiter> {
         let mut granted = Vec::new();
         let mut still = Vec::new();
         for (waiter, peer) in std::mem::take(&mut self.waiting) {
@@ -426,6 +448,7 @@ impl FileLocks {
                 still.push((waiter, peer));
             } else if peer.is_there() {
                 waiter.range.apply(waiter.owner, &mut self.held);
+                lost.note_held(file, waiter.owner, &waiter.range);
                 self.note(waiter.owner);
                 granted.push(waiter);
             }

@@ -313,6 +313,27 @@ fn locks_outlast_a_restart_until_their_owners_stay_away() {
 }
 
 #[test]
+fn who_stays_away_after_a_restart_locks_again_what_nobody_else_has_locked() {
+    use crate::state::tests::{create, file, open};
+    let state = file();
+    let mut locks = Locks::keeping(HeldLocks::load(create(&state), 1));
+    let of = |session, start, is_again| {
+        let owner = Owner { session, ..owner(session) };
+        Waiter { session, owner, is_again, ..waiter(1, lock::EXCLUSIVE, start, 10) }
+    };
+    for start in [0, 20] {
+        locks.lock(FILE, of(1, start, false), None).unwrap();
+    }
+    drop(locks);
+    let mut locks = Locks::keeping(HeldLocks::load(open(&state), 10));
+    locks.lock(FILE, of(2, 20, false), here()).unwrap();
+    assert_eq!(locks.end_awaited(11), [of(2, 20, false)]);
+    assert!(locks.release(of(2, 20, false).owner).granted.is_empty());
+    let again = [0, 20].map(|start| locks.lock(FILE, of(1, start, true), None));
+    assert_eq!(again, [Ok(Locked::Done(vec![])), Err(Errno::EAGAIN)]);
+}
+
+#[test]
 fn nobody_who_is_gone_gets_a_lock() {
     let mut locks = Locks::default();
     let gone = Arc::new(End(true.into()));
@@ -359,4 +380,45 @@ fn a_session_cannot_speak_for_everybody() {
     let more = owner(PROCESSES_MAX as u64);
     assert_eq!(locks.test(1, FILE, more, &range), Err(Errno::ENOLCK));
     assert_eq!(locks.test(2, FILE, more, &range), Ok(None));
+}
+
+#[test]
+fn a_family_locks_again_what_nobody_else_has_locked_in_between() {
+    let mut locks = Locks::default();
+    let family = 1 << 63;
+    let of = |session, id, kind, start, is_again| Waiter {
+        session,
+        owner: Owner { session, ..owner(id) },
+        is_again,
+        ..waiter(id, kind, start, 10)
+    };
+    let lost = [(1, lock::EXCLUSIVE, 0), (2, lock::SHARED, 20), (3, lock::EXCLUSIVE, 40)];
+    for (id, kind, start) in lost {
+        locks.lock(FILE, of(family, id, kind, start, false), None).unwrap();
+    }
+    locks.lock(FILE, of(9, 1, lock::EXCLUSIVE, 5, false), here()).unwrap();
+    let again = |locks: &mut Locks, id, kind, start| {
+        locks.lock(FILE, of(family, id, kind, start, true), None).is_ok()
+    };
+    let granted = locks.leave(1, Some(family), false);
+    assert_eq!(granted, [of(9, 1, lock::EXCLUSIVE, 5, false)]);
+    for (kind, start) in [(lock::UNLOCK, 5), (lock::SHARED, 20), (lock::UNLOCK, 20)] {
+        locks.lock(FILE, of(9, 1, kind, start, false), None).unwrap();
+    }
+    let again_all = |locks: &mut Locks| lost.map(|(id, kind, start)| again(locks, id, kind, start));
+    assert_eq!(again_all(&mut locks), [false, true, true]);
+    assert_eq!(again_all(&mut locks), [false, true, true], "asked again");
+    // It knows now, and locks anew.
+    locks.lock(FILE, of(family, 1, lock::EXCLUSIVE, 0, false), None).unwrap();
+    assert_eq!(again_all(&mut locks), [true; 3]);
+    locks.leave(1, Some(family), false);
+    assert_eq!(again_all(&mut locks), [true; 3]);
+    // Nothing is remembered of who is known to have ended.
+    locks.leave(1, Some(family), false);
+    for id in 1..4 {
+        assert!(locks.release(Owner { session: family, ..owner(id) }).granted.is_empty());
+    }
+    locks.lock(FILE, of(9, 1, lock::EXCLUSIVE, 0, false), None).unwrap();
+    locks.leave(9, Some(9), false);
+    assert_eq!(again_all(&mut locks), [true; 3]);
 }
