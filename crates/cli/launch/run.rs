@@ -9,8 +9,8 @@ use crate::layout::{
 use crate::loader::memory;
 use crate::system::{
     CLOCK_GETTIME, CLOEXEC, CLONE, EXECVE, FACCESSAT, FGETXATTR, FLOCK, FSTATAT, FTRUNCATE, GETCWD,
-    GETRANDOM, HERE, MKDIRAT, OPENAT, PIDFD_OPEN, PRCTL, PWRITE, RT_SIGPROCMASK, SETSID, STATFS,
-    UNLINKAT, call, close, complain, exit, missing_streams, open, process, read, user,
+    GETRANDOM, HERE, MKDIRAT, OPENAT, PIDFD_OPEN, PRCTL, PRLIMIT, PWRITE, RT_SIGPROCMASK, SETSID,
+    STATFS, UNLINKAT, call, close, complain, exit, missing_streams, open, process, read, user,
 };
 use crate::text::{INTERPRETER, Text, decimal, elf, string};
 
@@ -73,7 +73,7 @@ struct Begun {
 /// Prepares the run. Returns `None` if anything is unusual or fails.
 fn begin(beginning: &Beginning, line: &Line) -> Option<Begun> {
     let (prefix, url) = prefix_and_url(line.at)?;
-    if missing_streams().contains(&true) || !fits(beginning) {
+    if missing_streams().contains(&true) || !fits(beginning) || !may_make_state() {
         return None;
     }
     let home = home(beginning)?;
@@ -131,6 +131,16 @@ fn prefix_and_url(at: &[u8]) -> Option<(&[u8], &[u8])> {
 fn fits(beginning: &Beginning) -> bool {
     let others = beginning.variable(PRELOAD).unwrap_or_default();
     beginning.environment().count() + 3 <= VARIABLES && others.len() + PATH + 16 <= NAMES
+}
+
+/// Returns false if the limit on file sizes forbids a file as long as the state: making it would end this process by
+/// `SIGXFSZ`.
+fn may_make_state() -> bool {
+    const FILE_BYTES: usize = 1;
+    let mut limit = [0u64; 2];
+    // SAFETY: `limit` is as long as the kernel's structure.
+    let asked = unsafe { call(PRLIMIT, [0, FILE_BYTES, 0, limit.as_mut_ptr() as usize]) };
+    asked.is_none() || limit[0] >= STATE_BYTES as u64
 }
 
 /// Memory laid out as `struct stat`.

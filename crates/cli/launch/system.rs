@@ -32,6 +32,7 @@ mod numbers {
     pub(crate) const UNLINKAT: usize = 263;
     pub(crate) const FACCESSAT: usize = 269;
     pub(crate) const PPOLL: usize = 271;
+    pub(crate) const PRLIMIT: usize = 302;
     pub(crate) const GETRANDOM: usize = 318;
     pub(crate) const PIDFD_OPEN: usize = 434;
 }
@@ -65,6 +66,7 @@ mod numbers {
     pub(crate) const CLONE: usize = 220;
     pub(crate) const EXECVE: usize = 221;
     pub(crate) const MMAP: usize = 222;
+    pub(crate) const PRLIMIT: usize = 261;
     pub(crate) const GETRANDOM: usize = 278;
     pub(crate) const PIDFD_OPEN: usize = 434;
 }

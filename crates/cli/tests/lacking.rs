@@ -104,6 +104,43 @@ fn a_program_without_room_for_the_run_does_not_begin() {
     assert_eq!((output.status.code(), output.stdout.len()), (Some(125), 0), "{said}");
 }
 
+/// Beyond the limit on file sizes the kernel ends a process by a signal, although it may not want to write anything.
+#[test]
+fn a_limit_on_file_sizes_ends_neither_a_run_nor_its_programs() {
+    let world = World::new();
+    fs::write(world.local("served/file"), b"12345").unwrap();
+    let runtime = world.local("runtime");
+    fs::DirBuilder::new().mode(0o700).create(&runtime).unwrap();
+    let limited = |limit: &str, arguments: &[&str]| {
+        let script = format!("ulimit -f {limit}; exec \"$0\" run \"$@\"");
+        let mut command = Command::new("sh");
+        command.args(["-c", &script, TOWLINE]).args(arguments);
+        command.stdin(Stdio::null()).env("XDG_RUNTIME_DIR", &runtime).output().unwrap()
+    };
+    let at = format!("/towline-lacking={}", world.url("dir"));
+    for more in [&[][..], &["--report"]] {
+        let output = limited("100", &[more, &["--at", &at, "--", "true"]].concat());
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(125), "{said}");
+        assert!(said.contains("ulimit -f"), "{said}");
+        assert!(fs::read_dir(&runtime).unwrap().next().is_none());
+    }
+    if !have("python3") {
+        return println!("SKIPPED: python3 is not installed");
+    }
+    let script = "import errno, mmap, signal
+signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+file = open('/towline-lacking/file')
+print(mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE, mmap.PROT_READ)[:])
+try:
+    mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+except OSError as error:
+    print(errno.errorcode[error.errno])";
+    let output = limited("1000000", &["--at", &at, "--", "python3", "-c", script]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "b'12345'\nEFBIG\n", "{said}");
+}
+
 /// Requests are served without more threads, and the log says so once.
 #[test]
 fn a_lack_of_threads_and_processes_is_told() {

@@ -22,4 +22,4 @@ pub(crate) const BETWEEN_AT: usize = 44;
 /// Offset of the configuration.
 pub(crate) const CONFIG_AT: usize = 3192;
 /// Length of the mapped file.
-pub(crate) const STATE_BYTES: usize = 69_271_552;
+pub const STATE_BYTES: usize = 69_271_552;

@@ -39,7 +39,7 @@ use keeper::Keeper;
 use program::Command;
 use reach::Reach;
 use ready::Ready;
-use rustix::process::Pid;
+use rustix::process::{Pid, Resource, getrlimit};
 use rustix::thread::set_thread_groups;
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -52,7 +52,9 @@ use summary::Format;
 use towline_client::{Client, File, Options, Transport, Url};
 use towline_instance::behind::Queue;
 use towline_instance::program::LINKER;
-use towline_instance::{Config, DEVICE_MAJOR, MOUNTS_MAX, Mount, Prepared, Root, State, VARIABLE};
+use towline_instance::{
+    Config, DEVICE_MAJOR, MOUNTS_MAX, Mount, Prepared, Root, STATE_BYTES, State, VARIABLE,
+};
 use towline_net::address::Address;
 use towline_server::{Config as ServerConfig, Export, ExportKind, Server};
 
@@ -154,6 +156,7 @@ pub(crate) fn run(args: &Args) -> u8 {
 
 /// Prepares the run and splits off the keeper, which does not return.
 fn start(args: &Args) -> Outcome<u8> {
+    check_file_size_limit()?;
     let directory = RunDirectory::new()?;
     let own = args.serve.as_ref().map(|_| &directory);
     let mut prefixes =
@@ -219,6 +222,18 @@ fn start(args: &Args) -> Outcome<u8> {
             drop(library);
             std::process::exit(0);
         }
+    }
+}
+
+/// Fails where the limit on file sizes forbids a file as long as the state, the longest that is made here: writing
+/// beyond it would end this process by `SIGXFSZ`.
+fn check_file_size_limit() -> Outcome<()> {
+    match getrlimit(Resource::Fsize).current {
+        Some(limit) if limit < STATE_BYTES as u64 => Err(Failure::new(format!(
+            "the limit on file sizes leaves no room for the state of the run; raise it (ulimit -f) to {} KiB",
+            STATE_BYTES.div_ceil(1024)
+        ))),
+        _ => Ok(()),
     }
 }
 

@@ -8,7 +8,7 @@ use super::handle::Handle;
 use super::maps::{Which, page_bytes, plain, which};
 use crate::descriptors::{Open, Own};
 use crate::guard::checked;
-use crate::{common, own, remote};
+use crate::{common, limits, own, remote};
 use libc::{c_int, c_void, off64_t, size_t};
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicI32, Ordering};
@@ -260,7 +260,9 @@ impl Shared {
 
     fn make_room(&self, offset: off64_t, length: usize, is_new: bool) -> Result<(), i32> {
         let end = (offset as usize).checked_add(length).ok_or(libc::EOVERFLOW)?;
-        if end > LENGTH_MAX {
+        // Going beyond the limit would raise `SIGXFSZ`, in a program that may only read.
+        let is_allowed = limits::file_bytes().is_none_or(|limit| (PAGES_AT + end) as u64 <= limit);
+        if end > LENGTH_MAX || !is_allowed {
             return Err(libc::EFBIG);
         }
         // What a killed process has left is written back by whoever comes to it first.
