@@ -57,6 +57,8 @@ pub struct Event {
 #[derive(Debug)]
 pub struct Reactor {
     inner: Inner,
+    /// See [`Reactor::take_refusal`].
+    refusal: Option<io::Error>,
     waits: u64,
     guess: guess::Guess,
 }
@@ -74,15 +76,24 @@ impl Reactor {
     /// # Errors
     /// The engine asked for is not available: `EPERM` or `ENOSYS` where io_uring is disabled.
     pub fn new(wish: Option<Engine>) -> io::Result<Self> {
+        let mut refusal = None;
         let inner = match wish {
             Some(Engine::Epoll) => Inner::Epoll(epoll::Epoll::new()?),
             Some(Engine::Uring) => Inner::Uring(Box::new(uring::Uring::new()?)),
             None => match uring::Uring::new() {
                 Ok(ring) => Inner::Uring(Box::new(ring)),
-                Err(_) => Inner::Epoll(epoll::Epoll::new()?),
+                Err(error) => {
+                    refusal = Some(error);
+                    Inner::Epoll(epoll::Epoll::new()?)
+                }
             },
         };
-        Ok(Self { inner, waits: 0, guess: guess::Guess::default() })
+        Ok(Self { inner, refusal, waits: 0, guess: guess::Guess::default() })
+    }
+
+    /// Takes the error with which the kernel refused io_uring to a loop without a wish.
+    pub fn take_refusal(&mut self) -> Option<io::Error> {
+        self.refusal.take()
     }
 
     /// Returns the engine in use.

@@ -48,6 +48,8 @@ pub struct Server {
     threads: Vec<JoinHandle<()>>,
     watch: Option<Watch>,
     engine: Engine,
+    /// See [`Server::no_ring`].
+    no_ring: Option<io::Error>,
     keeping: Option<Keeping>,
     /// Held so that no other server uses the directory.
     _directory: Option<StateDirectory>,
@@ -87,7 +89,8 @@ impl fmt::Display for StartError {
                  everyone on that network may read and write the exports"
             ),
             Self::Engine(error) => {
-                write!(f, "event loop: io_uring is not available: {error}; try --engine epoll")
+                let why = refusal(error);
+                write!(f, "event loop: io_uring is not available: {why}; try --engine epoll")
             }
             Self::State(directory, what) => {
                 write!(f, "state directory {}: {what}", directory.display())
@@ -104,6 +107,16 @@ impl fmt::Display for StartError {
             ),
             Self::System(error) => write!(f, "cannot start: {error}"),
         }
+    }
+}
+
+/// Explains the error of making a ring.
+fn refusal(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::OutOfMemory => format!(
+            "{error}; without privileges rings count as locked memory (ulimit -l), some 100 KiB for each thread"
+        ),
+        _ => error.to_string(),
     }
 }
 
@@ -233,7 +246,8 @@ impl Server {
             nbd_addresses,
             threads: Vec::new(),
             watch: None,
-            engine: Engine::Epoll,
+            engine: Engine::Uring,
+            no_ring: None,
             keeping,
             _directory: directory,
         };
@@ -258,18 +272,18 @@ impl Server {
             let (started, outcome) = std::sync::mpsc::channel();
             let body = move || {
                 // A ring belongs to the thread that created it.
-                let reactor = match Reactor::new(wish) {
+                let mut reactor = match Reactor::new(wish) {
                     Ok(reactor) => reactor,
                     Err(error) => return drop(started.send(Err(StartError::Engine(error)))),
                 };
-                let engine = reactor.engine();
+                let (engine, refused) = (reactor.engine(), reactor.take_refusal());
                 if engine != Engine::Uring {
                     make_no_ring();
                 }
                 match Core::new(index, shared.clone(), core_statistics, reactor, pool, limits) {
                     Ok(core) => {
                         // Fails only if the start was given up.
-                        let _ = started.send(Ok(engine));
+                        let _ = started.send(Ok((engine, refused)));
                         work_of_core(&shared, index, || core.run());
                     }
                     Err(error) => drop(started.send(Err(StartError::System(error)))),
@@ -280,7 +294,12 @@ impl Server {
                 std::thread::Builder::new().name(name).spawn(body).map_err(StartError::Threads)?;
             server.threads.push(thread);
             let gone = || Err(StartError::System(io::ErrorKind::Other.into()));
-            server.engine = outcome.recv().unwrap_or_else(|_| gone())?;
+            let (engine, refused) = outcome.recv().unwrap_or_else(|_| gone())?;
+            // A limit may have left rings to the first cores only.
+            if engine != Engine::Uring {
+                server.engine = engine;
+            }
+            server.no_ring = server.no_ring.take().or(refused);
         }
         server.watch = Some(Watch::start(shared)?);
         *statistics.engine.lock() = match server.engine {
@@ -322,6 +341,12 @@ impl Server {
     #[must_use]
     pub fn engine(&self) -> &'static str {
         *self.statistics.engine.lock()
+    }
+
+    /// Returns why the server uses epoll, although it was to use io_uring where that is available.
+    #[must_use]
+    pub fn no_ring(&self) -> Option<String> {
+        self.no_ring.as_ref().map(refusal)
     }
 
     /// Replaces the exports and disks. Unchanged ones keep their contents, open files and connections. Disks

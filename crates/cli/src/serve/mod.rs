@@ -396,10 +396,10 @@ fn serve(args: &Args) -> Result<(), Refusal> {
     for address in server.nbd_addresses() {
         note(format_args!("towline: listening for NBD on {address} ({how})"));
     }
-    if server.engine() == "epoll" && config.engine == EngineWish::Automatic {
-        note(
-            "towline: io_uring is not available here; using epoll, which is slower with many clients",
-        );
+    if let Some(why) = server.no_ring() {
+        note(format_args!(
+            "towline: io_uring is not available here; using epoll, which is slower with many clients: {why}"
+        ));
     }
     let (ask, asked) = std::sync::mpsc::channel();
     let (args, replace) = (args.clone(), server.replacing());

@@ -212,6 +212,35 @@ fn where_rings_are_forbidden_the_server_uses_epoll_and_says_so() {
     }
 }
 
+/// As for ordinary users, whose rings count as locked memory.
+#[test]
+fn a_lack_of_locked_memory_for_rings_is_told() {
+    let is_root = rustix::process::geteuid().is_root();
+    if is_root && !have("setpriv") {
+        return;
+    }
+    let unprivileged = if is_root { "setpriv --bounding-set=-ipc_lock" } else { "" };
+    let script = format!("ulimit -l 0; exec {unprivileged} \"$@\"");
+    let serve = |more: &[&str]| {
+        let mut command = Command::new("sh");
+        command.args(["-c", &script, "sh", TOWLINE, "serve", "--mem", "m=1M"]).stdin(Stdio::null());
+        command.args(["--listen", "tcp://127.0.0.1:0"]).args(more);
+        command
+    };
+    let mut server = Serving::new(&mut serve(&[]));
+    if server.says("listening on tcp://").contains(" (io_uring, ") {
+        println!("SKIPPED: this kernel does not count rings as locked memory");
+        server.end();
+        return;
+    }
+    let said = server.says("io_uring is not available here; using epoll");
+    assert!(said.contains("annot allocate memory") && said.contains("ulimit -l"), "{said}");
+    server.end();
+    let refused = serve(&["--engine", "uring"]).output().unwrap();
+    let complaint = String::from_utf8_lossy(&refused.stderr);
+    assert!(complaint.contains("ulimit -l"), "{complaint}");
+}
+
 #[test]
 fn a_configuration_file_is_read_and_read_again() {
     let directory = TempDir::new().unwrap();
