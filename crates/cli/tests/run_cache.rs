@@ -120,12 +120,23 @@ fn cksum(data: &[u8]) -> String {
 /// Also what is read page by page, as the program touches it.
 #[test]
 fn mapped_files_are_kept() {
+    let contents = noise(1 << 20, 1);
+    mapped_is_kept(&contents);
+}
+
+/// Of short files all is read when the mapping is made.
+#[test]
+fn short_mapped_files_are_kept() {
+    let contents = noise(200_000, 1);
+    mapped_is_kept(&contents);
+}
+
+fn mapped_is_kept(contents: &[u8]) {
     if !support::have("python3") {
         return;
     }
     let world = World::new();
-    let contents = noise(1 << 20, 1);
-    world.store.put("f", &contents);
+    world.store.put("f", contents);
     let script = "python3 -c 'import mmap, sys; file = open(sys.argv[1], \"rb\"); \
                   sys.stdout.buffer.write(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)[:])' $AT/f";
     let read = || {

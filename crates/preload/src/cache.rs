@@ -154,10 +154,43 @@ pub(crate) fn read_at(open: Open, target: &mut [u8], offset: u64) -> Result<usiz
     if offset >= cached.size() {
         return ahead::read_at(open, target, offset);
     }
-    let mut done = cached.read_at(target, offset);
+    let done = cached.read_at(target, offset);
     if done > 0 && !asked.is_younger(VALID) && !confirm(open, mount, cached.version()) {
         return ahead::read_at(open, target, offset);
     }
+    complete(open, &cached, (target, done), offset, ahead::read_at)
+}
+
+/// Reads an open file into the memory of its shared mappings, which note what version their pages have: what is kept
+/// counts only if the server has told its version after `since`, and nothing counts that was read ahead.
+pub(crate) fn read_to_share(
+    open: Open,
+    target: &mut [u8],
+    offset: u64,
+    since: Instant,
+) -> Result<usize, i32> {
+    let read = |open, part: &mut [u8], at| remote::with(open, |file| file.read_at(part, at));
+    let mount = open.entry.mount.load(Ordering::Relaxed) as usize;
+    let found = if ahead::is_followed(open) { find(mount, open.handle) } else { None };
+    let Some((cached, asked)) = found else { return read(open, target, offset) };
+    if offset >= cached.size() {
+        return read(open, target, offset);
+    }
+    let done = cached.read_at(target, offset);
+    if done > 0 && asked.when < since && !confirm(open, mount, cached.version()) {
+        return read(open, target, offset);
+    }
+    complete(open, &cached, (target, done), offset, read)
+}
+
+/// Reads the rest of `target`, of which so many bytes were kept, and keeps it.
+fn complete(
+    open: Open,
+    cached: &Cached,
+    (target, done): (&mut [u8], usize),
+    offset: u64,
+    read: impl FnOnce(Open, &mut [u8], u64) -> Result<usize, i32>,
+) -> Result<usize, i32> {
     if let Some(state) = start::state() {
         state.from_cache().fetch_add(done as u64, Ordering::Relaxed);
     }
@@ -165,11 +198,11 @@ pub(crate) fn read_at(open: Open, target: &mut [u8], offset: u64) -> Result<usiz
     if done == target.len() || at == cached.size() {
         return Ok(done);
     }
-    match ahead::read_at(open, &mut target[done..], at) {
+    match read(open, &mut target[done..], at) {
         Ok(count) => {
-            keep(open, mount, &cached, &target[done..done + count], at);
-            done += count;
-            Ok(done)
+            let mount = open.entry.mount.load(Ordering::Relaxed) as usize;
+            keep(open, mount, cached, &target[done..done + count], at);
+            Ok(done + count)
         }
         Err(_) if done > 0 => Ok(done),
         Err(error) => Err(error),

@@ -8,11 +8,12 @@ use super::handle::Handle;
 use super::maps::{Which, page_bytes, plain, which};
 use crate::descriptors::{Open, Own};
 use crate::guard::checked;
-use crate::{common, limits, own, remote};
+use crate::{cache, common, limits, own, remote};
 use libc::{c_int, c_void, off64_t, size_t};
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Mutex, MutexGuard};
+use std::time::Instant;
 use towline_client::File;
 use towline_instance::memory::{self, AT_ONCE, Access, Turn, runs};
 
@@ -176,6 +177,7 @@ impl Shared {
     ) -> Result<(), i32> {
         let _turn = self.turn()?;
         self.prepare(open, (offset, length), is_new)?;
+        let prepared = Instant::now();
         let keeps = memory::is_set(self, memory::KEEPS_AT)?;
         let first = offset as usize / page_bytes();
         let known = self.known(first, length.div_ceil(page_bytes()))?;
@@ -192,7 +194,9 @@ impl Shared {
                     self.punch(part + at, bytes.len())?;
                 }
             } else {
-                let read = read(open, bytes, at)?;
+                let read = memory::read_up_to_end(bytes, |part, done| {
+                    cache::read_to_share(open, part, at as u64 + done, prepared)
+                })?;
                 is_at_end = read < bytes.len();
                 bytes[read..].fill(0);
                 self.put((PAGES_AT + at) as u64, bytes)?;
