@@ -202,7 +202,12 @@ fn access_control_lists_are_kept_with_the_mode() {
     let list = access_list();
     let set = |path: &Path, name| rustix::fs::lsetxattr(path, name, &list, XattrFlags::empty());
     fs::create_dir_all(tree.join("below")).unwrap();
+    let is_root = rustix::process::geteuid().is_root();
+    if !is_root {
+        println!("SKIPPED: the list of a directory that only root can enter then");
+    }
     let files = ["small", "middle", "large", "fifo", "."];
+    let files = &files[..if is_root { 5 } else { 4 }];
     for (file, size) in files.iter().zip([10, 100_000, 5 << 20]) {
         fs::write(tree.join(file), noise(size, 3)).unwrap();
     }
@@ -322,6 +327,9 @@ fn rights(top: &Path) -> Vec<(PathBuf, u32, Vec<u8>, Vec<u8>)> {
 /// A copy has the rights of its source, or of what it replaces, not those that its directory hands down: as with `cp`.
 #[test]
 fn lists_that_a_directory_hands_down_do_not_stay() {
+    if !rustix::process::geteuid().is_root() {
+        return println!("SKIPPED: only root can enter a directory with this list");
+    }
     let world = World::new();
     let list = access_list();
     let make_source = |tree: &Path| {

@@ -272,11 +272,12 @@ fn runs_begin_without_a_queue_of_events() {
         return;
     }
     let world = World::new();
-    fs::File::create(world.local("served/huge")).unwrap().set_len(1 << 36).unwrap();
+    let huge = if support::maps_on_demand() { 1u64 << 36 } else { 1 << 13 };
+    fs::File::create(world.local("served/huge")).unwrap().set_len(huge).unwrap();
     let script = "cd /towline-lacking
 python3 -c 'import mmap
 with open(\"huge\") as f:
-    print(mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ)[1 << 35])'
+    print(mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ)[-1])'
 (flock 9) 9>>lock; flock -n lock true || echo held
 echo 128 >\"$0\"
 for i in $(seq 100); do (flock 9) 9>>lock$i; flock -n lock$i echo free && break; sleep 0.1; done";

@@ -200,11 +200,17 @@ fn streams_behave() {
 
 #[test]
 fn large_mappings_that_are_stored_to_behave() {
+    if !support::maps_on_demand() {
+        return;
+    }
     same(Libc::Shared, "stored.c", &[]);
 }
 
 #[test]
 fn large_mappings_behave() {
+    if !support::maps_on_demand() {
+        return;
+    }
     same(Libc::Shared, "mapped.c", &[]);
 }
 

@@ -26,12 +26,7 @@ fn possible() -> bool {
         println!("SKIPPED: python3 is not installed");
         return false;
     }
-    let found: serde_json::Value = serde_json::from_str(&text(&["doctor", "--json"])).unwrap();
-    let usable = found["userfaultfd"]["ok"].as_bool().unwrap();
-    if !usable {
-        println!("SKIPPED: no userfaultfd here: {}", found["userfaultfd"]["found"]);
-    }
-    usable
+    support::maps_on_demand()
 }
 
 /// Creates a file of 1 GiB with a few marks and holes.

@@ -141,7 +141,9 @@ pub(crate) fn listening(
 impl Drop for World {
     fn drop(&mut self) {
         self.stop();
-        fs::remove_dir_all(&self.path).unwrap();
+        let removed = fs::remove_dir_all(&self.path);
+        // A second panic would end all tests.
+        assert!(std::thread::panicking() || removed.is_ok(), "{removed:?}");
     }
 }
 
@@ -220,6 +222,18 @@ pub(crate) fn have(program: &str) -> bool {
         eprintln!("SKIPPED: {program} is not installed (tests/run installs it)");
     }
     found
+}
+
+/// Returns whether large mappings are read when they are touched, which ordinary users can rarely have. If not, prints
+/// that the test is skipped.
+pub(crate) fn maps_on_demand() -> bool {
+    let found = text(&["doctor"]);
+    let line = found.lines().find(|line| line.contains("userfaultfd")).unwrap();
+    let usable = line.starts_with("ok");
+    if !usable {
+        println!("SKIPPED: {line}");
+    }
+    usable
 }
 
 /// Runs a script under `run` on the served directory.

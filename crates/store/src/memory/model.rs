@@ -384,6 +384,8 @@ impl Pair {
                 let whole = regular(from) && regular(to);
                 self.real.exact || !whole || appends(&self.files, *to)
             }
+            // The caller here may do everything, in a real directory only root.
+            Op::Chmod(_, mode) => mode & 0o700 != 0o700 && !rustix::process::geteuid().is_root(),
             _ => false,
         }
     }
