@@ -7,6 +7,7 @@ use super::pieces::Plan;
 use super::stream::Output;
 use super::transfer::{Earlier, Source, Target, Transfer};
 use super::verify;
+use crate::interrupt::Interrupt;
 use crate::progress::Progress;
 use crate::remote::Remotes;
 use crate::report::{Failure, Outcome, Report};
@@ -57,9 +58,21 @@ pub(super) struct Args {
     target: OsString,
 }
 
-/// Runs the command.
+/// Runs the command. If a signal interrupts it, ends the process as the signal would have done.
 pub(super) fn run(args: &Args, remotes: &Remotes, report: &Report) -> Outcome<String> {
     check(args)?;
+    let interrupt = Interrupt::new("towline: disk: stopped: the copy is not complete");
+    match copy(args, remotes, report, &interrupt) {
+        Err(failure) if interrupt.came() => {
+            report.check(args.target.display(), Err::<(), _>(failure));
+            interrupt.end();
+            Ok(String::new())
+        }
+        copied => copied,
+    }
+}
+
+fn copy(args: &Args, remotes: &Remotes, report: &Report, interrupt: &Interrupt) -> Outcome<String> {
     let started = Instant::now();
     let progress = Progress::new(args.progress, args.quiet);
     if let Some(bar) = progress.bar() {
@@ -83,7 +96,7 @@ pub(super) fn run(args: &Args, remotes: &Remotes, report: &Report) -> Outcome<St
     };
     let mut transfer = Transfer::new(from, target, journal, earlier, &progress);
     let resumes = transfer.has_journal();
-    let done = transfer.run(args.jobs.into());
+    let done = transfer.run(args.jobs.into(), interrupt);
     let sums = match done {
         Ok(sums) => sums,
         Err(failure) => {

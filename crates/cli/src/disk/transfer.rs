@@ -5,6 +5,7 @@ use super::journal::{Journal, write_journal};
 use super::noted::Piece;
 use super::pieces::{PIECE_BYTES, Plan, is_zero, runs};
 use super::stream::{self, Output};
+use crate::interrupt::Interrupt;
 use crate::progress::Progress;
 use crate::report::{Failure, Outcome};
 use crate::workers::together;
@@ -92,6 +93,14 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Fails once the copy should stop.
+fn go_on(interrupt: &Interrupt) -> Outcome<()> {
+    if interrupt.came() {
+        return Err(Failure::new("interrupted; the copy is not complete"));
+    }
+    Ok(())
+}
+
 impl<'a> Transfer<'a> {
     /// Prepares a copy that may take over pieces of an earlier one.
     pub(super) fn new(
@@ -139,8 +148,8 @@ impl<'a> Transfer<'a> {
     }
 
     /// Copies with this many threads. Returns all pieces in order.
-    pub(super) fn run(&mut self, jobs: usize) -> Outcome<Vec<Piece>> {
-        together(jobs, || self.work());
+    pub(super) fn run(&mut self, jobs: usize, interrupt: &Interrupt) -> Outcome<Vec<Piece>> {
+        together(jobs, || self.work(interrupt));
         let failure = locked(&self.state).failure.take();
         if let Some(failure) = failure {
             // Finished pieces are worth keeping, but a failed target may fail again.
@@ -152,14 +161,16 @@ impl<'a> Transfer<'a> {
         if let Target::Disk { end, .. } = &self.target {
             end.flush()?;
         }
+        // Whoever wrote the stream may have been interrupted, too, and what looked like its end was not.
+        go_on(interrupt)?;
         let mut done = std::mem::take(&mut locked(&self.state).done);
         done.sort_unstable_by_key(|piece| piece.offset);
         Ok(done)
     }
 
-    fn work(&self) {
+    fn work(&self, interrupt: &Interrupt) {
         let mut buffer = Vec::with_capacity(PIECE_BYTES as usize);
-        let result = self.pieces(&mut buffer);
+        let result = self.pieces(&mut buffer, interrupt);
         if let Err(failure) = result {
             locked(&self.state).failure.get_or_insert(failure);
             if let Target::Output(output) = &self.target {
@@ -168,9 +179,10 @@ impl<'a> Transfer<'a> {
         }
     }
 
-    fn pieces(&self, buffer: &mut Vec<u8>) -> Outcome<()> {
+    fn pieces(&self, buffer: &mut Vec<u8>, interrupt: &Interrupt) -> Outcome<()> {
         while locked(&self.state).failure.is_none() {
             let Some((range, holds_data)) = self.next(buffer)? else { return Ok(()) };
+            go_on(interrupt)?;
             let length = range.end - range.start;
             let piece = match holds_data {
                 true => self.data(range, buffer)?,

@@ -6,6 +6,7 @@ use serde_json::Value;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::unix::fs::FileExt;
+use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Stdio};
 
 #[test]
@@ -55,6 +56,30 @@ fn a_copy_that_was_killed_goes_on() {
     let done = place.copy(&["--resume", &from, &target]);
     assert_eq!(done["from_earlier"], 0, "{done}");
     assert!(same(&served, &target));
+}
+
+#[test]
+fn a_copy_that_a_signal_ends_says_what_it_leaves() {
+    use rustix::process::{Pid, Signal, kill_process};
+    let place = Place::new();
+    let served = place.full("served", 48 * MIB);
+    let _server = place.serve(&[format!("slow={served}:bandwidth=12M")]);
+    for (target, advice) in [(place.path("target"), true), ("-".to_owned(), false)] {
+        let mut command = place.command(&["copy", "--progress", &place.nbd("slow"), &target]);
+        command.stdout(Stdio::null()).stderr(Stdio::piped());
+        let mut child = Running(command.spawn().unwrap());
+        let mut said = child.0.stderr.take().unwrap();
+        // The first line of the progress.
+        said.read_exact(&mut [0]).unwrap();
+        kill_process(Pid::from_child(&child.0), Signal::INT).unwrap();
+        let mut complaint = String::new();
+        said.read_to_string(&mut complaint).unwrap();
+        let status = child.0.wait().unwrap();
+        assert_eq!(status.signal(), Some(libc::SIGINT), "{complaint}");
+        let told = format!("towline: disk: {target}: interrupted; the copy is not complete");
+        assert!(complaint.contains(&told), "{complaint}");
+        assert_eq!(complaint.contains("repeat with --resume to continue"), advice, "{complaint}");
+    }
 }
 
 #[test]
