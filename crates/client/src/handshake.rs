@@ -125,7 +125,9 @@ fn greet_in_time(
     let greeted = greet_on(link, wants, client, session, secret, options);
     let greeted = greeted.map_err(|failure| match failure {
         Failure::Io(error) if error.kind() == io::ErrorKind::WouldBlock => {
-            let what = format!("no answer within {:?}", options.greeting);
+            let silent = options.greeting;
+            let what =
+                format!("no answer within {silent:?}; it may be stopped, or no Towline server");
             io::Error::new(io::ErrorKind::TimedOut, what).into()
         }
         other => other,

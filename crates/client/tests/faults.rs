@@ -371,6 +371,7 @@ fn a_server_that_says_nothing_is_not_waited_for_for_ever() {
     let at = tcp(silent.local_addr().unwrap().port());
     let Err(error) = Client::connect(&at, options) else { panic!("nobody had answered") };
     assert!(error.to_string().contains("no answer within 50ms"), "{error}");
+    assert!(error.to_string().contains("no Towline server"), "{error}");
     assert_eq!(error.errno(), Errno::ETIMEDOUT);
 }
 
