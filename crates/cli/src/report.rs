@@ -5,6 +5,7 @@ use indicatif::ProgressBar;
 use rustix::fs::OFlags;
 use std::fmt::{self, Display};
 use std::io::{self, Write};
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -64,6 +65,12 @@ impl Failure {
     fn explained(self) -> Self {
         if self.errno == Some(Errno::EXDEV) && self.text == Errno::EXDEV.to_string() {
             return self.with("a symbolic link or \"..\" leads out of the export");
+        }
+        // There, files that are open are changed or opened again by name.
+        let is_missing =
+            self.errno == Some(Errno::ENOENT) && self.text == Errno::ENOENT.to_string();
+        if is_missing && !Path::new("/proc/self/fd").exists() {
+            return self.with("the proc file system is not mounted at /proc");
         }
         self
     }

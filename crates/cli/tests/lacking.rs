@@ -42,6 +42,19 @@ fn a_server_without_proc_says_so() {
     assert!(uring.contains("not tried") && !uring.contains("epoll"), "{said}");
 }
 
+#[test]
+fn copies_that_need_proc_say_so() {
+    let world = World::new();
+    fs::write(world.local("served/file"), noise(2 << 20, 1)).unwrap();
+    let script = "mount -t tmpfs none /proc && exec \"$0\" cp \"$1\" \"$2\"";
+    let target = world.local("copy");
+    let arguments = [world.url("dir/file"), target.display().to_string()];
+    let Some((status, said)) = apart(script, &arguments.each_ref().map(|a| &**a)) else { return };
+    assert_eq!(status, 1, "{said}");
+    assert!(said.contains("not mounted at /proc"), "{said}");
+    assert!(!target.exists());
+}
+
 /// Comments in the user database are often in an older encoding.
 #[test]
 fn owners_have_names_although_the_user_database_is_not_text() {
