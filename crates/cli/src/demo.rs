@@ -58,12 +58,15 @@ pub(crate) struct Scratch {
 }
 
 impl Scratch {
-    /// Creates the directory, in memory if possible.
-    pub(crate) fn new(purpose: &str) -> Outcome<Self> {
+    /// Creates the directory, in memory if possible and there is room for so many bytes.
+    pub(crate) fn new(purpose: &str, bytes: u64) -> Outcome<Self> {
         let name = format!("towline-{purpose}-{}-{:x}", std::process::id(), nanoseconds());
         let memory = Path::new("/dev/shm");
+        let has_room = rustix::fs::statvfs(memory)
+            .is_ok_and(|found| found.f_bavail.saturating_mul(found.f_frsize) >= bytes);
         let mut result = Err(Failure::from(Errno::ENOENT));
-        for parent in [memory, &std::env::temp_dir()] {
+        for parent in has_room.then(|| memory.to_owned()).into_iter().chain([std::env::temp_dir()])
+        {
             let path = parent.join(&name);
             result = match fs::DirBuilder::new().mode(0o700).create(&path) {
                 Ok(()) => Ok(Self { path }),
@@ -130,7 +133,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
 }
 
 fn tour(args: &Args, report: &Report) -> Outcome<()> {
-    let scratch = Scratch::new("demo")?;
+    let scratch = Scratch::new("demo", if args.dir.is_none() { sample::BYTES } else { 0 })?;
     scratch.remove_on_signals()?;
     let say = |text: String| {
         let said = writeln!(io::stdout(), "{text}").and_then(|()| writable());
@@ -283,9 +286,16 @@ fn milliseconds(duration: Duration) -> f64 {
 mod tests {
     use super::*;
 
+    /// In containers it often has 64 MiB.
+    #[test]
+    fn where_memory_has_no_room_the_scratch_directory_is_elsewhere() {
+        let scratch = Scratch::new("room", u64::MAX).unwrap();
+        assert_eq!(scratch.path.parent().unwrap(), std::env::temp_dir());
+    }
+
     #[test]
     fn a_scratch_directory_goes_away() {
-        let scratch = Scratch::new("test").unwrap();
+        let scratch = Scratch::new("test", 0).unwrap();
         let path = scratch.path.clone();
         fs::write(scratch.socket(), b"x").unwrap();
         assert!(path.is_dir());

@@ -160,7 +160,7 @@ fn trial(scratch: Option<&Scratch>, engine: EngineWish) -> Config {
 /// Opens a session over shared memory with a trial server.
 fn shared_memory() -> Finding {
     let tried = || -> Outcome<()> {
-        let scratch = Scratch::new("doctor")?;
+        let scratch = Scratch::new("doctor", 0)?;
         let config = trial(Some(&scratch), EngineWish::Automatic);
         let server =
             start_server(&config).map_err(|e| crate::report::Failure::new(e.to_string()))?;

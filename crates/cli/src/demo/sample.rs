@@ -9,6 +9,8 @@ const DIRECTORIES: usize = 20;
 const FILES: usize = 100;
 const FILE_BYTES: usize = 4096;
 const LARGE_BYTES: usize = 64 << 20;
+/// What the sample tree occupies.
+pub(super) const BYTES: u64 = (DIRECTORIES * FILES * FILE_BYTES + LARGE_BYTES) as u64;
 /// A survey, and so the measured scan, ends after this many entries.
 const ENTRIES_MAX: usize = 20_000;
 /// Maximum number of different files, which are used in turn.
@@ -90,7 +92,7 @@ mod tests {
 
     #[test]
     fn a_survey_finds_what_is_there() {
-        let scratch = super::super::Scratch::new("survey").unwrap();
+        let scratch = super::super::Scratch::new("survey", 0).unwrap();
         let top = scratch.path.join("top");
         fs::create_dir_all(top.join("a/b")).unwrap();
         assert!(survey(&top).is_err(), "nothing to read");
