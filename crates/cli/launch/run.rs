@@ -4,7 +4,8 @@
 
 use crate::Beginning;
 use crate::layout::{
-    BETWEEN_AT, CONFIG_AT, DEVICE_MAJOR, MAGIC, PLACEHOLDERS, STATE, STATE_BYTES, VARIABLE,
+    BETWEEN_AT, CONFIG_AT, DEVICE_MAJOR, FOLDER_BYTES_MAX, MAGIC, NOT_IN_FOLDER, PLACEHOLDERS,
+    STATE, STATE_BYTES, VARIABLE,
 };
 use crate::loader::memory;
 use crate::system::{
@@ -214,9 +215,13 @@ fn home(beginning: &Beginning) -> Option<Path> {
     let parent = parents.into_iter().find(is_usable)?;
     let (user, _) = user();
     let path = Path::of(&[parent, b"/towline-", decimal(user).get(), b"\0"])?;
+    let folder = path.get().strip_suffix(b"\0")?;
+    if folder.len() > FOLDER_BYTES_MAX || folder.iter().any(|byte| NOT_IN_FOLDER.contains(byte)) {
+        return None;
+    }
     let found = Status::of_path(&path)?;
     let is_good = found.is(DIRECTORY) && found.user() == user && found.mode() & 0o022 == 0;
-    Path::of(&[path.get().strip_suffix(b"\0")?]).filter(|_| is_good)
+    Path::of(&[folder]).filter(|_| is_good)
 }
 
 /// Returns true for a folder where nothing may be executed, so that the library could not be mapped.

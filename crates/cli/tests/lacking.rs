@@ -117,6 +117,35 @@ fn a_program_without_room_for_the_run_does_not_begin() {
     assert_eq!((output.status.code(), output.stdout.len()), (Some(125), 0), "{said}");
 }
 
+/// The dynamic linker would not find the library there, and programs would then take local files for remote ones.
+#[test]
+fn folders_whose_names_cannot_be_used_are_not_used() {
+    let world = World::new();
+    fs::write(world.local("served/file"), b"12345").unwrap();
+    let at = format!("/towline-lacking={}", world.url("dir"));
+    for name in ["a b", "a:b", "$LIB", &"long".repeat(30)] {
+        let runtime = world.local(name);
+        fs::DirBuilder::new().mode(0o700).create(&runtime).unwrap();
+        for more in [&[][..], &["--report"]] {
+            let mut command = Command::new(TOWLINE);
+            command.arg("run").args(more).args(["--at", &at, "--", "cat", "/towline-lacking/file"]);
+            command.env("XDG_RUNTIME_DIR", &runtime).stdin(Stdio::null());
+            let output = command.output().unwrap();
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(output.stdout, b"12345", "{name}: {said}");
+            assert!(!said.contains("ld.so") && !said.contains("WARN"), "{name}: {said}");
+        }
+        assert!(fs::read_dir(&runtime).unwrap().next().is_none(), "{name}");
+    }
+    let script =
+        "mount -t tmpfs -o ro none /dev/shm && mkdir '/mnt/a b' && export TMPDIR='/mnt/a b'
+exec \"$0\" run --at \"$1\" -- true";
+    let script = format!("mount -t tmpfs none /mnt && {script}");
+    let Some((status, said)) = apart(&script, &[&at]) else { return };
+    assert_eq!(status, 125, "{said}");
+    assert!(said.contains("a space, : or $") && said.contains("XDG_RUNTIME_DIR"), "{said}");
+}
+
 /// Beyond the limit on file sizes the kernel ends a process by a signal, although it may not want to write anything.
 #[test]
 fn a_limit_on_file_sizes_ends_neither_a_run_nor_its_programs() {

@@ -7,6 +7,11 @@ pub const VARIABLE: &str = "TOWLINE_RUN";
 pub const PLACEHOLDERS: &str = "d";
 /// Name of the mapped file.
 pub const STATE: &str = "state";
+/// Longest path of a user's folder for runs: that of a socket in the directory of a run has at most 107 bytes.
+pub const FOLDER_BYTES_MAX: usize = 107 - b"/run-4194304-0/keeper".len();
+/// Bytes that its path cannot have: for `ld.so(8)` the first two end a name in `LD_PRELOAD`, and what follows the last
+/// one stands for something else.
+pub const NOT_IN_FOLDER: &[u8] = b" :$";
 /// The dynamic linker of glibc at the path that the machine's ABI fixes, with a zero byte.
 #[cfg(target_arch = "x86_64")]
 pub(crate) const LINKER: &[u8] = b"/lib64/ld-linux-x86-64.so.2\0";

@@ -31,7 +31,9 @@ pub mod watches;
 
 pub use config::{Config, Mount, Root};
 pub use entry::{Entry, Taken};
-pub use layout::{DEVICE_MAJOR, PLACEHOLDERS, STATE, STATE_BYTES, VARIABLE};
+pub use layout::{
+    DEVICE_MAJOR, FOLDER_BYTES_MAX, NOT_IN_FOLDER, PLACEHOLDERS, STATE, STATE_BYTES, VARIABLE,
+};
 pub use lock::{Holder, Locked};
 pub use state::{Prepared, State, pid_namespace};
 pub use trap::{can_host, has_thread_registers, has_trap};

@@ -6,11 +6,13 @@ use rustix::io::Errno;
 use std::fs::{self, DirBuilder, File, Metadata, OpenOptions};
 use std::io::{self, Write};
 use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 use towline_instance::{
-    KEEPER, MAPPINGS, PAGER, PLACEHOLDERS, PROGRAMS, SERVER, SOCKETS, STATE, WORKING,
+    FOLDER_BYTES_MAX, KEEPER, MAPPINGS, NOT_IN_FOLDER, PAGER, PLACEHOLDERS, PROGRAMS, SERVER,
+    SOCKETS, STATE, WORKING,
 };
 
 /// The preloaded library.
@@ -138,6 +140,10 @@ fn home() -> Outcome<PathBuf> {
     let mut last = Failure::new("cannot create a folder for the run");
     for parent in parents.filter(|parent| parent.is_absolute()) {
         let path = parent.join(&name);
+        if let Some(why) = unusable(path.as_os_str().as_bytes()) {
+            last = Failure::new(why).about(path.display());
+            continue;
+        }
         // Neither the library nor copies of programs could be mapped there.
         let flags = rustix::fs::statvfs(&parent).map(|found| found.f_flag);
         if flags.is_ok_and(|flags| flags.contains(rustix::fs::StatVfsMountFlags::NOEXEC)) {
@@ -159,6 +165,14 @@ fn home() -> Outcome<PathBuf> {
             Failure::new("belongs to another user or is writable by others").about(path.display());
     }
     Err(last)
+}
+
+/// Returns why programs could not use what is in a folder of this name, or `None` if they can.
+fn unusable(folder: &[u8]) -> Option<&'static str> {
+    if folder.iter().any(|byte| NOT_IN_FOLDER.contains(byte)) {
+        return Some("no library can be preloaded from a folder with a space, : or $ in its name");
+    }
+    (folder.len() > FOLDER_BYTES_MAX).then_some("the name is too long for sockets in it")
 }
 
 /// A library is removed if no run has used it for this long: users with two versions of the program use them
