@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{CREATE, Process, Raw, eventually, hello, hello_message, request};
+use common::{CREATE, Process, Raw, counter, eventually, hello, hello_message, request};
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
@@ -104,6 +104,34 @@ fn hold_for_a_family(transport: usize) {
             taken(at).is_ok()
         });
     }
+}
+
+/// The sessions of a family come back one by one, and some end at once.
+#[test]
+fn locks_of_a_family_outlast_a_member_that_leaves_before_their_owner_is_back() {
+    let directory = TempDir::new().unwrap();
+    let mut server = Process::start_with(directory.path(), true, GRACE);
+    let transport = server.tcp();
+    let member = || {
+        let mut options = Options::default();
+        options.family = 0x5eed;
+        Client::connect(&transport, options).unwrap()
+    };
+    let open = |client: &Client| client.attach(b"dir").unwrap().open(b"a", CREATE, 0o600).unwrap();
+    let stranger = Client::connect(&transport, Options::default()).unwrap();
+    let (file, other) = (open(&member()), open(&stranger));
+    let flock = Lock { family: lock::FLOCK, ..exclusive() };
+    file.lock(&flock, false).unwrap();
+    let taken = || other.lock(&flock, false).map_err(|error| error.errno());
+    server.kill();
+    server.restart();
+    drop(member());
+    eventually("it has left", || counter(&stranger, "sessions") == 1);
+    assert_eq!(taken(), Err(Errno::EAGAIN), "before its owner is back");
+    file.stat().unwrap();
+    assert_eq!(taken(), Err(Errno::EAGAIN));
+    file.lock(&Lock { kind: lock::UNLOCK, ..flock }, false).unwrap();
+    assert_eq!(taken(), Ok(()));
 }
 
 /// The keeper closes a file that another process has opened, and the server is killed before it answers.

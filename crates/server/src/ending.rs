@@ -2,6 +2,7 @@
 //! released only when all of that is carried out.
 
 use crate::core::Core;
+use crate::lanes::seconds;
 use crate::mailbox::Mail;
 use std::io;
 use std::sync::Arc;
@@ -124,9 +125,20 @@ impl Core {
             self.close_bound(&served.session);
         }
         let owner = files.map(|files| files.lock().owner);
-        let granted = self.shared.locks.lock().leave(id, owner, are_reported);
+        let mut locks = self.shared.locks.lock();
+        if let Some(family) = owner.filter(|_| served.session.family && self.awaits_others()) {
+            locks.step_out(id, family, seconds());
+            return true;
+        }
+        let granted = locks.leave(id, owner, are_reported);
+        drop(locks);
         self.shared.notify(granted);
         true
+    }
+
+    /// Returns true if sessions from before a restart may still come back: those of a family do one by one.
+    fn awaits_others(&self) -> bool {
+        self.shared.state.as_ref().is_some_and(|state| state.has_unclaimed())
     }
 
     /// Closes the files of a family that were to be closed at the end of this session of it.

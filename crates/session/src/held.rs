@@ -113,11 +113,11 @@ impl HeldLocks {
         owners
     }
 
-    /// Notes that a session or family is back.
-    pub(crate) fn returned(&self, session: u64) {
+    /// Notes since when a session or family is missed; 0: it is back.
+    pub(crate) fn missed_since(&self, session: u64, since: u32) {
         for ((_, owner), places) in &self.places {
             for (place, _) in places.iter().filter(|_| owner.session == session) {
-                self.missed(*place).store(0, Ordering::Relaxed);
+                self.missed(*place).store(since.to_le(), Ordering::Relaxed);
             }
         }
     }

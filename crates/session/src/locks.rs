@@ -135,7 +135,7 @@ impl Locks {
         if self.awaited.remove(&owner).is_some()
             && let Some(kept) = &self.kept
         {
-            kept.returned(owner);
+            kept.missed_since(owner, 0);
         }
     }
 
@@ -294,6 +294,22 @@ impl Locks {
         // No requests of other sessions are orphaned: those would speak for the processes, or belong to
         // the family.
         self.release_all(|owner| ended.contains(owner) || Some(owner.session) == files).granted
+    }
+
+    /// Ends the last session of a family that is there, while others may still come back after a restart, as of
+    /// now, in seconds as for [`HeldLocks::load`]: the family keeps its locks for them, and is missed again.
+    pub fn step_out(&mut self, session: u64, family: u64, now: u32) {
+        self.withdraw(session);
+        for sessions in self.processes.values_mut() {
+            sessions.retain(|other| *other != session);
+        }
+        let has = |locks: &FileLocks| locks.held.iter().any(|(owner, _)| owner.session == family);
+        if self.files.values().any(has) {
+            self.awaited.insert(family, now);
+            if let Some(kept) = &self.kept {
+                kept.missed_since(family, now);
+            }
+        }
     }
 
     /// Remembers the locks of owners that are about to lose them and may come back.

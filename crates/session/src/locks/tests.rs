@@ -334,6 +334,32 @@ fn who_stays_away_after_a_restart_locks_again_what_nobody_else_has_locked() {
 }
 
 #[test]
+fn a_family_keeps_its_locks_for_those_who_are_not_back_yet() {
+    use crate::state::tests::{create, file, open};
+    let (state, family) = (file(), 1 << 63);
+    let mut locks = Locks::keeping(HeldLocks::load(create(&state), 1));
+    let of = |session, start, process| {
+        let owner = Owner { process, ..Owner { session: family, ..owner(session) } };
+        Waiter { session, owner, ..waiter(1, lock::EXCLUSIVE, start, 10) }
+    };
+    for (start, process) in [(0, false), (20, true)] {
+        locks.lock(FILE, of(1, start, process), None).unwrap();
+    }
+    drop(locks);
+    let mut locks = Locks::keeping(HeldLocks::load(open(&state), 10));
+    locks.returned(family);
+    assert!(!locks.awaits());
+    locks.step_out(2, family, 15);
+    assert!(locks.awaits() && locks.end_awaited(15).is_empty());
+    assert_eq!(locks.files[&FILE].held.len(), 2);
+    // They are missed since then, also by the next server.
+    drop(locks);
+    let mut locks = Locks::keeping(HeldLocks::load(open(&state), 20));
+    assert!(locks.end_awaited(15).is_empty() && locks.awaits());
+    assert!(locks.end_awaited(21).is_empty() && locks.files.is_empty());
+}
+
+#[test]
 fn nobody_who_is_gone_gets_a_lock() {
     let mut locks = Locks::default();
     let gone = Arc::new(End(true.into()));
