@@ -68,12 +68,10 @@ impl Scratch {
         for parent in has_room.then(|| memory.to_owned()).into_iter().chain([std::env::temp_dir()])
         {
             let path = parent.join(&name);
-            result = match fs::DirBuilder::new().mode(0o700).create(&path) {
-                Ok(()) => Ok(Self { path }),
-                Err(error) => Err(Failure::from(error)
-                    .about(path.display())
-                    .with("set TMPDIR to use another directory")),
-            };
+            result = Self::at(path.clone()).map_err(|error| {
+                let failure = Failure::from(error).about(path.display());
+                failure.with("set TMPDIR to use another directory")
+            });
             if result.is_ok() {
                 break;
             }
@@ -81,8 +79,19 @@ impl Scratch {
         result
     }
 
+    /// Creates the directory at this path.
+    pub(crate) fn at(path: PathBuf) -> io::Result<Self> {
+        fs::DirBuilder::new().mode(0o700).create(&path)?;
+        Ok(Self { path })
+    }
+
+    /// Returns the path of a file in the directory.
+    pub(crate) fn join(&self, name: &str) -> PathBuf {
+        self.path.join(name)
+    }
+
     /// Removes the directory also when a signal ends this process.
-    fn remove_on_signals(&self) -> io::Result<()> {
+    pub(crate) fn remove_on_signals(&self) -> io::Result<()> {
         let mut signals = Signals::new([SIGHUP, SIGINT, SIGTERM])?;
         let path = self.path.clone();
         let wait = move || {
@@ -97,7 +106,7 @@ impl Scratch {
 
     /// The path of a socket in the directory.
     pub(crate) fn socket(&self) -> PathBuf {
-        self.path.join("socket")
+        self.join("socket")
     }
 
     /// The address of that socket.

@@ -278,6 +278,27 @@ impl Drop for Running {
 }
 
 #[test]
+fn experiments_that_a_signal_ends_leave_no_files() {
+    use std::os::unix::process::ExitStatusExt;
+    let directory = tempfile::tempdir().unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_towline"));
+    command.args(["bench", "disk", "--paper", "--span", "16M", "--dir"]).arg(directory.path());
+    command.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null());
+    let mut child = Running(command.spawn().unwrap());
+    let entries =
+        || std::fs::read_dir(directory.path()).unwrap().map(|entry| entry.unwrap().path());
+    // Signals are caught before the first file is made.
+    while !entries().any(|made| made.join("plain").exists()) {
+        assert_eq!(child.0.try_wait().unwrap(), None);
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    let pid = rustix::process::Pid::from_child(&child.0);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    assert_eq!(child.0.wait().unwrap().signal(), Some(15));
+    assert_eq!(entries().count(), 0);
+}
+
+#[test]
 fn lengths_of_fragments_are_swept() {
     let directory = tempfile::tempdir().unwrap();
     let json = directory.path().join("json");

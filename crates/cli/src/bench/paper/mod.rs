@@ -21,6 +21,7 @@ mod plot;
 mod server;
 mod table;
 
+use crate::demo::Scratch;
 use crate::report::say;
 use crate::serve::parse_bytes;
 use serde::Serialize;
@@ -116,17 +117,16 @@ pub(super) struct Figures {
     pub(super) interference: Vec<Interference>,
 }
 
-/// The test files, removed when dropped.
-pub(super) struct Files {
-    directory: PathBuf,
-}
+/// The test files, removed when dropped or when a signal ends this process.
+pub(super) struct Files(Scratch);
 
 impl Files {
     fn new(args: &Args) -> Result<Self, String> {
         let directory = args.dir.join(format!(".towline-paper-{}", std::process::id()));
         let failed = |error: std::io::Error| format!("{}: {error}", directory.display());
-        std::fs::create_dir(&directory).map_err(failed)?;
-        let files = Self { directory: directory.clone() };
+        let scratch = Scratch::at(directory.clone()).map_err(failed)?;
+        scratch.remove_on_signals().map_err(failed)?;
+        let files = Self(scratch);
         local::make(&files.plain(), args.span).map_err(failed)?;
         for member in files.members() {
             local::make(&member, args.span / 2).map_err(failed)?;
@@ -135,23 +135,17 @@ impl Files {
     }
 
     pub(super) fn plain(&self) -> PathBuf {
-        self.directory.join("plain")
+        self.0.join("plain")
     }
 
     pub(super) fn members(&self) -> [PathBuf; 2] {
-        ["even", "odd"].map(|name| self.directory.join(name))
+        ["even", "odd"].map(|name| self.0.join(name))
     }
 
     /// Drops all files from the page cache.
     pub(super) fn forget(&self) -> std::io::Result<()> {
         let all = [[self.plain()].as_slice(), &self.members()].concat();
         all.iter().try_for_each(|path| local::forget(path))
-    }
-}
-
-impl Drop for Files {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.directory);
     }
 }
 
