@@ -5,13 +5,14 @@
 
 mod support;
 
-use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
-use rustix::process::{Pid, Resource, Rlimit, Uid, getrlimit, prlimit};
+use rustix::net::sockopt::set_socket_linger;
+use rustix::net::{AddressFamily, SendFlags, SocketType, bind, connect, send, socket};
+use rustix::process::{Pid, Resource, Rlimit, Signal, Uid, getrlimit, kill_process, prlimit};
 use rustix::thread::set_thread_res_uid;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
-use std::os::unix::fs::{PermissionsExt, chown};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
@@ -19,7 +20,7 @@ use support::{TOWLINE, have};
 use tempfile::TempDir;
 use towline_wire::hello::{MAGIC, VERSION};
 use towline_wire::limits::HEADER_BYTES;
-use towline_wire::request::{encode_compound, lock};
+use towline_wire::request::{CURRENT, encode_compound, lock};
 use towline_wire::{Header, Hello, Kind, Request};
 
 const USER: &str = "54321";
@@ -223,6 +224,54 @@ fn an_address_of_the_machine_makes_nobody_another_user() {
         let direct = std::mem::replace(&mut served.port, port);
         assert!(!served.read("tcp", "own", ""), "{from}");
         served.port = direct;
+    }
+}
+
+/// A connection that is reset before the server has accepted it has ends no more, but what was sent can still be read.
+#[test]
+fn who_is_gone_before_the_server_comes_to_it_acts_as_nobody() {
+    if !is_possible(&["setpriv"]) {
+        return;
+    }
+    let served = Served::start(TempDir::new().unwrap(), &[], &[]);
+    fs::set_permissions(served.path("data"), fs::Permissions::from_mode(0o777)).unwrap();
+    // The server knows the user's groups from now on.
+    assert!(!served.read("tcp", "group", ""));
+    let pid = Pid::from_child(&served.server);
+    kill_process(pid, Signal::STOP).unwrap();
+    let port = served.port.clone();
+    let begin = move || {
+        let user = Uid::from_raw(54322);
+        set_thread_res_uid(user, user, user).unwrap();
+        let mut stream = TcpStream::connect(format!("127.0.0.1:{port}")).unwrap();
+        let mut hello = Vec::new();
+        Hello { magic: MAGIC, version: VERSION, client: 1, ..Hello::default() }.encode(&mut hello);
+        let attach = Request::Attach { name: b"d" };
+        let open = Request::Open { base: CURRENT, flags: 0o101, mode: 0o600, path: b"new" };
+        for (kind, body) in
+            [(Kind::Hello, hello), (Kind::Request, encode_compound(&[attach, open]))]
+        {
+            let mut header = Header::new(kind, 0, 1);
+            header.body_bytes = body.len() as u32;
+            if kind == Kind::Request {
+                // As whom it would act.
+                header.word_a = USER.parse().unwrap();
+            }
+            stream.write_all(&[&header.to_bytes()[..], &body].concat()).unwrap();
+            if kind == Kind::Hello {
+                // The server reads no further at once than to a byte out of band.
+                send(&stream, b"!", SendFlags::OOB).unwrap();
+            }
+        }
+        // Sends a reset when it is closed.
+        set_socket_linger(&stream, Some(Duration::ZERO)).unwrap();
+    };
+    std::thread::spawn(begin).join().unwrap();
+    kill_process(pid, Signal::CONT).unwrap();
+    // Connections are served in the order in which they come.
+    assert!(!served.read("tcp", "group", ""));
+    if let Ok(made) = fs::metadata(served.path("data/new")) {
+        assert_eq!(made.uid(), 65534);
     }
 }
 

@@ -378,29 +378,32 @@ fn connect_local(address: &SocketAddrUnix, limit: Duration) -> io::Result<UnixSt
 /// True when both ends of a TCP connection are on this machine.
 #[must_use]
 pub fn is_same_host(link: &Link) -> bool {
-    ends_on_this_host(link).is_some()
+    matches!(ends_on_this_host(link), Ok(Some(_)))
 }
 
 /// Returns the near and the far end of a TCP connection if both are on this machine, whatever addresses of the
 /// machine the client has chosen. IPv4 addresses are returned as IPv4, also for IPv6 sockets.
-#[must_use]
-pub fn ends_on_this_host(link: &Link) -> Option<(SocketAddr, SocketAddr)> {
-    let fd = link.fd().filter(|_| link.kind() == LinkKind::Tcp)?;
+///
+/// # Errors
+/// `NotConnected` if nobody knows any more where the far end was: a connection that was reset has none, though what was sent
+/// before can still be read.
+pub fn ends_on_this_host(link: &Link) -> io::Result<Option<(SocketAddr, SocketAddr)>> {
+    let Some(fd) = link.fd().filter(|_| link.kind() == LinkKind::Tcp) else { return Ok(None) };
     let (near, far) = ends(fd)?;
     let is_here = is_within_machine(plain(near), plain(far)) || is_own(far);
-    is_here.then_some((plain(near), plain(far)))
+    Ok(is_here.then_some((plain(near), plain(far))))
 }
 
 /// Returns both ends if their addresses alone tell that they are on this machine.
 fn ends_within_machine(socket: impl AsFd) -> Option<(SocketAddr, SocketAddr)> {
-    let (near, far) = ends(socket)?;
+    let (near, far) = ends(socket).ok()?;
     Some((plain(near), plain(far))).filter(|(near, far)| is_within_machine(*near, *far))
 }
 
-fn ends(socket: impl AsFd) -> Option<(SocketAddr, SocketAddr)> {
-    let near = SocketAddr::try_from(rustix::net::getsockname(&socket).ok()?).ok()?;
-    let far = SocketAddr::try_from(rustix::net::getpeername(&socket).ok()??).ok()?;
-    Some((near, far))
+fn ends(socket: impl AsFd) -> io::Result<(SocketAddr, SocketAddr)> {
+    let near = SocketAddr::try_from(rustix::net::getsockname(&socket)?)?;
+    let far = rustix::net::getpeername(&socket)?.ok_or(io::ErrorKind::NotConnected)?;
+    Ok((near, SocketAddr::try_from(far)?))
 }
 
 fn plain(end: SocketAddr) -> SocketAddr {
@@ -467,7 +470,7 @@ mod tests {
         client.bind(&SocketAddr::new(own.ip(), 0).into()).unwrap();
         client.connect(&listener.local_addr().unwrap().into()).unwrap();
         let link = Link::Socket(listener.accept().unwrap().0.into(), LinkKind::Tcp);
-        let (near, far) = ends_on_this_host(&link).unwrap();
+        let (near, far) = ends_on_this_host(&link).unwrap().unwrap();
         assert!(near.ip().is_loopback() && far.ip() == own.ip(), "{near} {far}");
     }
 

@@ -96,9 +96,13 @@ impl Callers {
         let owners = self.owners.as_ref()?;
         let fd = link.fd()?;
         if link.kind() == LinkKind::Tcp {
-            let (near, far) = ends_on_this_host(link)?;
+            let owner = match ends_on_this_host(link) {
+                Ok(None) => return None,
+                Ok(Some((near, far))) => owners.owner(far, near),
+                Err(_) => None,
+            };
             // A peer whose owner cannot be found is trusted with nothing.
-            return match owners.owner(far, near) {
+            return match owner {
                 Some(0) => None,
                 Some(uid) => Some(Peer::User(uid)),
                 None => Some(Peer::Process(Arc::new(nobody()))),
