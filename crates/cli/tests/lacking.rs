@@ -146,6 +146,26 @@ exec \"$0\" run --at \"$1\" -- true";
     assert!(said.contains("a space, : or $") && said.contains("XDG_RUNTIME_DIR"), "{said}");
 }
 
+/// The kernel's socket that stands for a remote one has a longer name than those of the run itself.
+#[test]
+fn remote_sockets_have_room_where_the_path_of_the_folder_is_long() {
+    if !have("python3") {
+        return println!("SKIPPED: python3 is not installed");
+    }
+    let world = World::new();
+    let user = rustix::process::geteuid().as_raw();
+    let own = world.local("").display().to_string().trim_end_matches('/').len();
+    let runtime = world.local(&"r".repeat(85 - own - format!("/towline-{user}").len()));
+    fs::DirBuilder::new().mode(0o700).create(&runtime).unwrap();
+    let mut command = Command::new(TOWLINE);
+    command.args(["run", "--at", &format!("/towline-lacking={}", world.url("dir"))]);
+    let script = "import socket; socket.socket(socket.AF_UNIX).bind('/towline-lacking/socket')";
+    command.args(["--", "python3", "-c", script]).env("XDG_RUNTIME_DIR", &runtime);
+    let output = command.stdin(Stdio::null()).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(world.local("served/socket").symlink_metadata().is_ok());
+}
+
 /// Beyond the limit on file sizes the kernel ends a process by a signal, although it may not want to write anything.
 #[test]
 fn a_limit_on_file_sizes_ends_neither_a_run_nor_its_programs() {

@@ -7,8 +7,9 @@ pub const VARIABLE: &str = "TOWLINE_RUN";
 pub const PLACEHOLDERS: &str = "d";
 /// Name of the mapped file.
 pub const STATE: &str = "state";
-/// Longest path of a user's folder for runs: that of a socket in the directory of a run has at most 107 bytes.
-pub const FOLDER_BYTES_MAX: usize = 107 - b"/run-4194304-0/keeper".len();
+/// Longest path of a user's folder for runs: that of a socket in the directory of a run has at most 107 bytes, also if it stands
+/// for a remote one, with the number of its inode.
+pub const FOLDER_BYTES_MAX: usize = 107 - b"/run-4194304-0/s/15-18446744073709551615".len();
 /// Bytes that its path cannot have: for `ld.so(8)` the first two end a name in `LD_PRELOAD`, and what follows the last
 /// one stands for something else.
 pub const NOT_IN_FOLDER: &[u8] = b" :$";
