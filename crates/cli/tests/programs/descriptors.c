@@ -126,6 +126,9 @@ static void numbers_are_the_lowest_free(void) {
     say("%d %d", ends[0], ends[1]);
     SAY(close(fds[2]));
     SAY(open(".", O_RDONLY | O_DIRECTORY));
+    /* Bits that mean nothing are ignored. */
+    SAY(open(".", O_RDONLY | INT_MIN));
+    SAY(open(".", O_RDONLY | 1 << 30));
 }
 
 static void limits(void) {

@@ -48,10 +48,10 @@ pub mod open_flag {
     #[cfg(not(any(target_arch = "aarch64", target_arch = "arm")))]
     const MOVED: &[(u32, u32)] = &[];
 
-    /// Converts flags of `open(2)` on this machine to those of the protocol.
+    /// Converts flags of `open(2)` on this machine to those of the protocol, without [`AGAIN`]: `open(2)` ignores that bit.
     #[must_use]
     pub const fn of_this_machine(flags: i32) -> u32 {
-        let flags = flags as u32;
+        let flags = flags as u32 & !AGAIN;
         let (mut left, mut moved, mut number) = (flags, 0, 0);
         while number < MOVED.len() {
             let (here, there) = MOVED[number];
@@ -177,6 +177,7 @@ mod tests {
         // Access mode, O_CREAT, O_EXCL, O_TRUNC, O_APPEND, O_DSYNC, O_NOATIME, O_PATH.
         let alike = 0o11_013_302;
         assert_eq!(sent(alike), alike as u32);
+        assert_eq!(sent(alike | i32::MIN), alike as u32);
         let moved = if cfg!(target_arch = "aarch64") {
             [0o40_000, 0o100_000, 0o200_000, 0o400_000]
         } else {
