@@ -6,6 +6,7 @@ use signal_hook::iterator::Signals;
 use signal_hook::low_level::emulate_default_handler;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
 /// How long a command may take to stop; it may, for example, wait for a server that does not answer.
@@ -23,8 +24,11 @@ impl Interrupt {
     pub(crate) fn new(left: &'static str) -> Self {
         let came = Arc::new(AtomicI32::new(0));
         let told = came.clone();
+        let (ready, is_ready) = channel();
         // Without the thread, signals have their default effect.
-        let _ = std::thread::Builder::new().spawn(move || wait(&told, left));
+        let _ = std::thread::Builder::new().spawn(move || wait(&told, left, ready));
+        // Fails if nothing is caught.
+        let _ = is_ready.recv();
         Self(came)
     }
 
@@ -43,11 +47,13 @@ impl Interrupt {
     }
 }
 
-/// Waits for the first signal and records it. Ends the process on the next one, or after [`PATIENCE`].
-fn wait(told: &AtomicI32, left: &str) {
+/// Waits for the first signal and records it; `ready`: from now on. Ends the process on the next one, or after
+/// [`PATIENCE`].
+fn wait(told: &AtomicI32, left: &str, ready: Sender<()>) {
     let Some(ignored) = ignored() else { return };
     let wanted = [SIGHUP, SIGINT, SIGTERM].into_iter().filter(|n| ignored >> (n - 1) & 1 == 0);
     let Ok(mut signals) = Signals::new(wanted) else { return };
+    let _ = ready.send(());
     let Some(first) = signals.forever().next() else { return };
     told.store(first, Ordering::Relaxed);
     let end = Instant::now() + PATIENCE;

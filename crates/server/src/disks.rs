@@ -151,18 +151,27 @@ impl Disks {
     pub(crate) fn replace(&self, NextDisks(mut next): NextDisks) {
         let mut active = self.active.write();
         for new in &mut next {
-            let old = active.iter().find(|old| old.export.name == new.export.name);
+            let name = &new.export.name;
+            let old = active.iter().find(|old| old.export.name == *name);
             if let Some(old) = old {
                 tell_replaced(old, new);
-                if is_in_two_modes(old, new) {
+            }
+            if let Some(used) = active.iter().find(|used| is_in_two_modes(used, new)) {
+                let danger = "clients that use its file could then write parts of one page in two modes, which \
+                              loses data";
+                if let Some(old) = old.filter(|old| old.export.name == used.export.name) {
                     log::warn!(
-                        "disk \"{}\": clients use it and could then write parts of one page in two modes, which \
-                         loses data; it keeps its mode and its other options until the next SIGHUP that finds no \
-                         clients connected to it",
-                        new.export.name
+                        "disk \"{name}\": {danger}; it keeps its mode and its other options until the next \
+                         SIGHUP that finds no clients connected to it"
                     );
-                    let export = DiskExport { limit: new.export.limit, ..old.export.clone() };
+                    let DiskExport { limit, is_default, .. } = new.export;
+                    let export = DiskExport { limit, is_default, ..old.export.clone() };
                     *new = Active { export, ..old.clone() };
+                } else {
+                    let used = &used.export.name;
+                    log::warn!(
+                        "disk \"{name}\": {danger}; end the clients of its former name \"{used}\""
+                    );
                 }
             }
             new.disk.forgive();

@@ -156,6 +156,15 @@ impl Arena {
         self.resident.load(Ordering::Relaxed) * page_bytes()
     }
 
+    /// Changes which pages of a block have memory.
+    fn note_resident(&self, present: &mut u16, change: impl FnOnce(u16) -> u16) {
+        let before = present.count_ones();
+        *present = change(*present);
+        // Wraps where there are fewer than before.
+        let more = u64::from(present.count_ones()).wrapping_sub(u64::from(before));
+        self.resident.fetch_add(more, Ordering::Relaxed);
+    }
+
     /// Counts a new inode, or one that is gone.
     pub(super) fn count_inode(&self, born: bool) {
         if born {
@@ -251,17 +260,8 @@ impl Block {
             self.arena.memory.copy_in(start, bytes);
         }
         if absent {
-            self.set_present(self.present | pages);
+            self.arena.note_resident(&mut self.present, |present| present | pages);
         }
-    }
-
-    /// Notes which pages have memory.
-    fn set_present(&mut self, pages: u16) {
-        let (old, new) = (self.present.count_ones(), pages.count_ones());
-        self.present = pages;
-        // Wraps where there are fewer than before.
-        let change = u64::from(new).wrapping_sub(u64::from(old));
-        self.arena.resident.fetch_add(change, Ordering::Relaxed);
     }
 
     /// Copies the pages of the mask from another block to the same place in this one.
@@ -291,7 +291,7 @@ impl Block {
         if let Some(block) = Arc::get_mut(this)
             && block.arena.memory.punch(block.start() + offset, length).is_ok()
         {
-            block.set_present(block.present & !pages);
+            block.arena.note_resident(&mut block.present, |present| present & !pages);
         }
     }
 }
@@ -305,15 +305,15 @@ impl Drop for Block {
             return;
         }
         if !*self.lent.get_mut() && free.warm.len() + free.warm_out < self.arena.warm_max {
+            // Before others can take it.
+            self.arena.note_resident(&mut self.present, |_| all_pages());
             free.warm.push(self.index);
-            drop(free);
-            self.set_present(all_pages());
             return;
         }
         drop(free);
         // A block that cannot be punched is never reused: the network may still send its pages.
         if self.arena.memory.punch(self.start(), BLOCK_BYTES as usize).is_ok() {
-            self.set_present(0);
+            self.arena.note_resident(&mut self.present, |_| 0);
             self.arena.free.lock().cold.push(self.index);
         }
     }
