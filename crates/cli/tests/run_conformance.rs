@@ -300,14 +300,19 @@ fn files_are_made_as_the_user_for_files() {
     assert_eq!(said, "1 2, 1 2\n", "{}", String::from_utf8_lossy(&output.stderr));
 }
 
+/// Returns whether Python can become other users. If not, prints that the test is skipped.
+fn can_change_users() -> bool {
+    if !rustix::process::geteuid().is_root() {
+        println!("SKIPPED: only root becomes another user");
+        return false;
+    }
+    have("python3")
+}
+
 /// Also if the connection was made anew by one of them: to move to shared memory, or since the server had restarted.
 #[test]
 fn files_are_made_as_each_of_several_users_of_one_process() {
-    if !rustix::process::geteuid().is_root() {
-        println!("SKIPPED: only root has files of other users made");
-        return;
-    }
-    if !have("python3") {
+    if !can_change_users() {
         return;
     }
     let script = "if 1:
@@ -419,11 +424,7 @@ fn other_users_have_their_rights_where_the_run_serves() {
 /// A descriptor may write, whatever its user may do with the file by now.
 #[test]
 fn files_are_mapped_with_the_rights_of_their_descriptors() {
-    if !rustix::process::geteuid().is_root() {
-        println!("SKIPPED: only root becomes another user");
-        return;
-    }
-    if !have("python3") {
+    if !can_change_users() {
         return;
     }
     let world = World::new();

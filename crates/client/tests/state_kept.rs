@@ -9,7 +9,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
 use tempfile::TempDir;
-use towline_client::{Client, Errno, File, Lock, Options};
+use towline_client::{Client, Errno, File, Lock, Options, Transport};
 use towline_wire::hello::resumed;
 use towline_wire::request::{CURRENT, lock};
 use towline_wire::{Hello, Request, Welcome};
@@ -26,6 +26,13 @@ const TEMPORARY: u32 = 0o20_200_002;
 
 fn exclusive() -> Lock {
     Lock { family: lock::OPEN_FILE, kind: lock::EXCLUSIVE, owner: 0, start: 0, length: 0 }
+}
+
+/// A client of a family.
+fn member(transport: &Transport) -> Client {
+    let mut options = Options::default();
+    options.family = 0x5eed;
+    Client::connect(transport, options).unwrap()
 }
 
 #[test]
@@ -112,11 +119,7 @@ fn locks_of_a_family_outlast_a_member_that_leaves_before_their_owner_is_back() {
     let directory = TempDir::new().unwrap();
     let mut server = Process::start_with(directory.path(), true, GRACE);
     let transport = server.tcp();
-    let member = || {
-        let mut options = Options::default();
-        options.family = 0x5eed;
-        Client::connect(&transport, options).unwrap()
-    };
+    let member = || member(&transport);
     let open = |client: &Client| client.attach(b"dir").unwrap().open(b"a", CREATE, 0o600).unwrap();
     let stranger = Client::connect(&transport, Options::default()).unwrap();
     let (file, other) = (open(&member()), open(&stranger));
@@ -140,11 +143,7 @@ fn a_lock_ends_with_a_close_that_was_under_way() {
     let directory = TempDir::new().unwrap();
     let mut server = Process::start_with(directory.path(), true, GRACE);
     let transport = server.tcp();
-    let member = || {
-        let mut options = Options::default();
-        options.family = 0x5eed;
-        Client::connect(&transport, options).unwrap()
-    };
+    let member = || member(&transport);
     let (keeper, program) = (member(), member());
     let open = |client: &Client| client.attach(b"dir").unwrap().open(b"a", CREATE, 0o600).unwrap();
     let stranger = Client::connect(&transport, Options::default()).unwrap();
@@ -239,11 +238,7 @@ fn members_of_a_family_come_back_one_after_the_other() {
     let directory = TempDir::new().unwrap();
     let mut server = Process::start_with(directory.path(), false, Duration::ZERO);
     let transport = server.tcp();
-    let member = || {
-        let mut options = Options::default();
-        options.family = 0x5eed;
-        Client::connect(&transport, options).unwrap()
-    };
+    let member = || member(&transport);
     let first = member();
     let root = first.attach(b"dir").unwrap();
     let open = |root: &File, name: String| root.open(name.as_bytes(), CREATE, 0o600).unwrap();
