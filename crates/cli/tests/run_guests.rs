@@ -1,5 +1,5 @@
 //! `towline run`: programs with their own libc, or none, are hosted. They print and leave the same on a local
-//! and on a remote directory, as others do (`run_conformance.rs`).
+//! and on a remote directory, as others do (`run_conformance/main.rs`).
 
 #![allow(clippy::unwrap_used)] // a test that cannot go on should say where
 

@@ -1,4 +1,4 @@
-//! `towline run`: programs that watch remote files see what others do to them. `run_conformance.rs` and
+//! `towline run`: programs that watch remote files see what others do to them. `run_conformance/main.rs` and
 //! `run_guests.rs` compare the events of their own actions with a local directory.
 
 #![allow(clippy::unwrap_used)] // a test that cannot go on should say where
@@ -172,7 +172,7 @@ fn what_others_do_in_an_export_in_memory_is_told() {
     watcher.ends();
 }
 
-/// `run_conformance.rs` checks the same for an exported directory.
+/// `run_conformance/main.rs` checks the same for an exported directory.
 #[test]
 fn a_program_in_an_export_in_memory_is_told_what_it_is_told_locally() {
     let world = World::new();
