@@ -63,13 +63,12 @@ impl Failure {
     /// Explains an error number whose usual message would mislead, unless the message has been extended
     /// already.
     fn explained(self) -> Self {
-        if self.errno == Some(Errno::EXDEV) && self.text == Errno::EXDEV.to_string() {
+        let says_only = |errno: Errno| self.errno == Some(errno) && self.text == errno.to_string();
+        if says_only(Errno::EXDEV) {
             return self.with("a symbolic link or \"..\" leads out of the export");
         }
         // There, files that are open are changed or opened again by name.
-        let is_missing =
-            self.errno == Some(Errno::ENOENT) && self.text == Errno::ENOENT.to_string();
-        if is_missing && !Path::new("/proc/self/fd").exists() {
+        if says_only(Errno::ENOENT) && !Path::new("/proc/self/fd").exists() {
             return self.with("the proc file system is not mounted at /proc");
         }
         self

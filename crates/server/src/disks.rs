@@ -156,23 +156,19 @@ impl Disks {
             if let Some(old) = old {
                 tell_replaced(old, new);
             }
-            if let Some(used) = active.iter().find(|used| is_in_two_modes(used, new)) {
-                let danger = "clients that use its file could then write parts of one page in two modes, which \
-                              loses data";
-                if let Some(old) = old.filter(|old| old.export.name == used.export.name) {
-                    log::warn!(
-                        "disk \"{name}\": {danger}; it keeps its mode and its other options until the next \
-                         SIGHUP that finds no clients connected to it"
-                    );
-                    let DiskExport { limit, is_default, .. } = new.export;
-                    let export = DiskExport { limit, is_default, ..old.export.clone() };
-                    *new = Active { export, ..old.clone() };
-                } else {
-                    let used = &used.export.name;
-                    log::warn!(
-                        "disk \"{name}\": {danger}; end the clients of its former name \"{used}\""
-                    );
-                }
+            let danger = "clients that use its file could then write parts of one page in two modes, which \
+                          loses data";
+            if let Some(old) = old.filter(|old| is_in_two_modes(old, new)) {
+                log::warn!(
+                    "disk \"{name}\": {danger}; it keeps its mode and its other options until the next SIGHUP \
+                     that finds no clients connected to it"
+                );
+                let DiskExport { limit, is_default, .. } = new.export;
+                let export = DiskExport { limit, is_default, ..old.export.clone() };
+                *new = Active { export, ..old.clone() };
+            } else if let Some(used) = active.iter().find(|used| is_in_two_modes(used, new)) {
+                let used = &used.export.name;
+                log::warn!("disk \"{name}\": {danger}; end the clients of disk \"{used}\"");
             }
             new.disk.forgive();
             new.disk.set_limit(new.export.limit);
@@ -491,6 +487,19 @@ mod tests {
         );
         drop(used);
         assert!(becomes(&direct));
+    }
+
+    #[test]
+    fn the_mode_of_a_disk_stays_though_its_file_is_used_by_another_name_too() {
+        let place = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+        let image = place.path().join("image");
+        std::fs::write(&image, [0; 4096]).unwrap();
+        let export = |name, mode| DiskExport::new(name, DiskKind::File(image.clone(), mode));
+        let [one, two] = ["one", "two"].map(|name| export(name, CacheMode::Cached));
+        let disks = Disks::new(&[one.clone(), two], 4096, None).unwrap();
+        let used = ["one", "two"].map(|name| disks.disk(name.as_bytes()).unwrap());
+        disks.replace(disks.prepare(&[one, export("two", CacheMode::Direct)]).unwrap());
+        assert!(Arc::ptr_eq(&used[1], &disks.disk(b"two").unwrap()));
     }
 
     /// For example a second disk of the file, read-only, from which backups are made.

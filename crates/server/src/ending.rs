@@ -125,8 +125,9 @@ impl Core {
             self.close_bound(&served.session);
         }
         let owner = files.map(|files| files.lock().owner);
+        let family = owner.filter(|_| served.session.family && self.awaits_others());
         let mut locks = self.shared.locks.lock();
-        if let Some(family) = owner.filter(|_| served.session.family && self.awaits_others()) {
+        if let Some(family) = family {
             locks.step_out(id, family, seconds());
             return true;
         }

@@ -7,10 +7,18 @@ use std::io::Write;
 use std::os::unix::fs::MetadataExt;
 use std::process::{Command, Stdio};
 
+/// Returns whether this process may act for other users. If not, prints that the test is skipped.
+fn is_root() -> bool {
+    let is_root = rustix::process::geteuid().is_root();
+    if !is_root {
+        println!("SKIPPED: only root acts for other users");
+    }
+    is_root
+}
+
 #[test]
 fn files_are_made_as_the_user_for_files() {
-    if !rustix::process::geteuid().is_root() {
-        println!("SKIPPED: only a server of root makes files as other users");
+    if !is_root() {
         return;
     }
     let world = World::new();
@@ -42,19 +50,10 @@ fn files_are_made_as_the_user_for_files() {
     assert_eq!(said, "1 2, 1 2\n", "{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// Returns whether Python can become other users. If not, prints that the test is skipped.
-fn can_change_users() -> bool {
-    if !rustix::process::geteuid().is_root() {
-        println!("SKIPPED: only root becomes another user");
-        return false;
-    }
-    have("python3")
-}
-
 /// Also if the connection was made anew by one of them: to move to shared memory, or since the server had restarted.
 #[test]
 fn files_are_made_as_each_of_several_users_of_one_process() {
-    if !can_change_users() {
+    if !is_root() || !have("python3") {
         return;
     }
     let script = "if 1:
@@ -128,8 +127,7 @@ fn files_are_made_as_each_of_several_users_of_one_process() {
 /// With the run's own server, which is root's but gives other users their own rights.
 #[test]
 fn other_users_have_their_rights_where_the_run_serves() {
-    if !rustix::process::geteuid().is_root() {
-        println!("SKIPPED: only root becomes another user");
+    if !is_root() {
         return;
     }
     let world = World::new();
@@ -166,7 +164,7 @@ fn other_users_have_their_rights_where_the_run_serves() {
 /// A descriptor may write, whatever its user may do with the file by now.
 #[test]
 fn files_are_mapped_with_the_rights_of_their_descriptors() {
-    if !can_change_users() {
+    if !is_root() || !have("python3") {
         return;
     }
     let world = World::new();
