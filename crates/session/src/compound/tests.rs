@@ -380,14 +380,13 @@ fn errors_of_names_are_the_same_with_and_without_a_state() {
 /// The client has the file open again when it repeats the request.
 #[test]
 fn a_file_that_a_recorded_request_closed_is_closed_again() {
-    let mut world = World::new(DirectoryStore::new(&std::env::temp_dir(), false).unwrap(), false);
     let directory = tempfile::tempdir().unwrap();
-    let name = directory.path().file_name().unwrap().as_encoded_bytes();
-    let mut path = name.to_vec();
-    path.extend_from_slice(b"/f");
+    std::fs::create_dir(directory.path().join("name")).unwrap();
+    let mut world = World::new(DirectoryStore::new(directory.path(), false).unwrap(), false);
+    let (name, path, made) = (b"name", b"name/f", b"name/d");
     let (memory, state) = Memory::new();
     let journal = state.begin(5, 50).unwrap();
-    let open = |world: &mut World| world.open(&path, READ_WRITE | open_flag::CREATE).handle();
+    let open = |world: &mut World| world.open(path, READ_WRITE | open_flag::CREATE).handle();
     let before = open(&mut world);
     let inode = world.files.lock().find(before).unwrap().file.stat().unwrap().identity();
     let requests = [
@@ -396,18 +395,15 @@ fn a_file_that_a_recorded_request_closed_is_closed_again() {
     ];
     // The first operation fails, so that nothing is recorded as done.
     assert_eq!(world.ask_kept(&journal, false, 1, &requests).failed(), Some(Errno::EEXIST));
-    let mut made = name.to_vec();
-    made.extend_from_slice(b"/d");
     let requests = [
-        Request::MakeDir { base: world.root, mode: 0o700, path: &made },
+        Request::MakeDir { base: world.root, mode: 0o700, path: made },
         Request::Close { handle: before },
     ];
     assert_eq!(world.ask_kept(&journal, false, 2, &requests).failed(), None);
     drop((journal, state));
 
     let mut session = memory.restarted();
-    let again =
-        Request::Reclaim { handle: before, flags: READ_WRITE, inode, export: b"x", path: &path };
+    let again = Request::Reclaim { handle: before, flags: READ_WRITE, inode, export: b"x", path };
     let retaken = Request::Lock {
         handle: before,
         owner: 0,
