@@ -445,6 +445,32 @@ fn locks_of_a_process_that_ended_are_not_taken_again() {
     others.lock(&lock(1), false).unwrap();
 }
 
+/// A client that is back first, after a restart without `--state`, gets locks that another one still believes to have.
+#[test]
+fn locks_that_others_have_had_since_a_restart_are_not_taken_again() {
+    let directory = TempDir::new().unwrap();
+    let mut server = Process::start(directory.path());
+    let connect = || Client::connect(&server.tcp(), Options::default()).unwrap();
+    let (client, other) = (connect(), connect());
+    let open = |client: &Client| {
+        let root = client.attach(b"dir").unwrap();
+        [b"a", b"b"].map(|name| root.open(name, CREATE | 2, 0o600).unwrap())
+    };
+    let (files, others) = (open(&client), open(&other));
+    let exclusive =
+        Lock { family: lock::FLOCK, kind: lock::EXCLUSIVE, owner: 0, start: 0, length: 0 };
+    for file in &files {
+        file.lock(&exclusive, false).unwrap();
+    }
+    server.kill();
+    server.restart();
+    others[0].lock(&exclusive, false).unwrap();
+    others[0].lock(&Lock { kind: lock::UNLOCK, ..exclusive }, false).unwrap();
+    assert_eq!(files[0].write_at(b"line", 0).unwrap_err().errno(), Errno::ESTALE);
+    assert_eq!(files[1].write_at(b"line", 0).unwrap(), 4);
+    assert_eq!(others[1].lock(&exclusive, false).unwrap_err().errno(), Errno::EAGAIN);
+}
+
 #[test]
 fn a_client_may_wait_for_its_server_for_ever() {
     let directory = TempDir::new().unwrap();

@@ -6,7 +6,8 @@ mod common;
 
 use common::brittle::{Brittle, Gate, answer, ask, config_of, greeted_on, peer_on};
 use common::{
-    CREATE, Raw, ShmRaw, eventually, hello, hello_message, message, pattern, request, setup,
+    CREATE, Raw, ShmRaw, counter, eventually, hello, hello_message, message, pattern, request,
+    setup,
 };
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -16,8 +17,9 @@ use towline_client::Transport;
 use towline_net::address::Address;
 use towline_server::{EngineWish, Export, ExportKind, OwnStore, Server};
 use towline_store::FileStore;
+use towline_wire::reply::parse_results;
 use towline_wire::request::{CURRENT, lock, open_flag};
-use towline_wire::{Errno, Header, Hello, Kind, Request, Welcome};
+use towline_wire::{Errno, Header, Hello, Kind, Reply, Request, Welcome};
 
 /// The number of the process that ends.
 const PROCESS: u64 = 7;
@@ -295,4 +297,71 @@ fn what_a_killed_process_has_sent_behind_long_reads_is_carried_out() {
             eventually(&format!("{name} is created"), || setup.data.join(name).exists());
         }
     }
+}
+
+/// A client without a family whose session has ended, as it does in an outage of 90 s, comes back with another one.
+#[test]
+fn locks_that_others_have_had_since_a_session_ended_are_not_taken_again() {
+    const PATHS: [&[u8]; 4] = [b"a", b"b", b"c", b"d"];
+    const FAMILIES: [u8; 4] = [lock::FLOCK, lock::FLOCK, lock::PROCESS, lock::PROCESS];
+    let mut setup = setup(EngineWish::Automatic);
+    let begin = |session, secret| {
+        let mut peer = Raw::connect(setup.port());
+        peer.send(&hello_message(&Hello { session, secret, ..hello() }));
+        let (_, body) = peer.receive().unwrap();
+        (peer, Welcome::parse(&body).unwrap())
+    };
+    let open_all = |peer: &mut Raw| {
+        let open = |path| Request::Open { base: CURRENT, flags: CREATE, mode: 0o600, path };
+        [0, 1, 2, 3].map(|number| {
+            let compound = [Request::Attach { name: b"dir" }, open(PATHS[number])];
+            peer.send(&request(number as u16, 1, &compound, 0));
+            let (_, body) = peer.receive().unwrap();
+            match parse_results(&body).unwrap().pop() {
+                Some(Reply::Opened { handle, attr }) => (handle, attr.identity()),
+                other => panic!("{other:?}"),
+            }
+        })
+    };
+    let locking = |number: usize, handle, kind, wait| {
+        let (family, owner, start, length) = (FAMILIES[number], PROCESS, 0, 0);
+        Request::Lock { handle, owner, family, kind, wait, start, length }
+    };
+    let (mut client, before) = begin(0, 0);
+    let (mut other, _) = begin(0, 0);
+    let (own, theirs) = (open_all(&mut client), open_all(&mut other));
+    let exclusive = lock::EXCLUSIVE;
+    for (number, (handle, _)) in own.into_iter().enumerate() {
+        let locks = [locking(number, handle, exclusive, 0)];
+        assert_eq!(ask(&mut client, number as u32 + 2, &locks), Ok(0));
+    }
+    let watcher = setup.client();
+    let end = |mut peer: Raw| {
+        peer.send(&message(Header::new(Kind::Goodbye, 0, 0), &[], &[]));
+        drop(peer);
+        eventually("the session ends", || counter(&watcher, "sessions") == 2);
+    };
+    end(client);
+    for (sequence, number) in [(2, 0), (3, 2)] {
+        let handle = theirs[number].0;
+        let both = [exclusive, lock::UNLOCK].map(|kind| locking(number, handle, kind, 0));
+        assert_eq!(ask(&mut other, sequence, &both), Ok(0));
+    }
+    // Others know the number of the session, but not its secret.
+    end(begin(before.session, before.secret ^ 1).0);
+    // As if it had lost the first new session before it could do more.
+    for _ in 0..2 {
+        let (mut client, after) = begin(before.session, before.secret);
+        assert_ne!(after.session, before.session);
+        let again = [0, 1, 2, 3].map(|number| {
+            let ((handle, inode), path) = (own[number], PATHS[number]);
+            let open = Request::Reclaim { handle, flags: CREATE, inode, export: b"dir", path };
+            let lock = locking(number, handle, exclusive, lock::AGAIN);
+            ask(&mut client, number as u32 + 1, &[open, lock]).map(drop)
+        });
+        assert_eq!(again, [Err(Errno::EAGAIN), Ok(()), Err(Errno::EAGAIN), Ok(())]);
+        end(client);
+    }
+    drop(watcher);
+    setup.server.take().unwrap().stop();
 }

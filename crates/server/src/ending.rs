@@ -2,6 +2,7 @@
 //! released only when all of that is carried out.
 
 use crate::core::Core;
+use crate::families::name_of_lost;
 use crate::lanes::seconds;
 use crate::mailbox::Mail;
 use std::io;
@@ -132,6 +133,9 @@ impl Core {
             return true;
         }
         let granted = locks.leave(id, owner, are_reported);
+        let Session { secret, before, .. } = served.session;
+        let names = [secret, before].into_iter().filter(|secret| *secret != 0).map(name_of_lost);
+        locks.lost_as(id, &names.collect::<Vec<_>>());
         drop(locks);
         self.shared.notify(granted);
         true

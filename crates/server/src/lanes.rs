@@ -3,6 +3,7 @@
 use crate::caller::{Peer, user_of};
 use crate::complaints;
 use crate::core::{Core, LANE_BELL_TOKENS, Protocol, REFUSING, REFUSING_TOLD};
+use crate::families::name_of_lost;
 use crate::grants::Served;
 use crate::handshake::{self, Rings};
 use crate::lane::Lane;
@@ -212,6 +213,10 @@ impl Core {
             let secret = random();
             let mut session = Session::new(id, secret, self.shared.families.epoch());
             session.journal = self.shared.state.as_ref().and_then(|s| s.begin(id, secret));
+            if hello.session != 0 {
+                session.before = hello.secret;
+                self.shared.locks.lock().came_back(name_of_lost(hello.secret), id);
+            }
             self.begin_session(session, hello, index, &mut welcome)
         };
         if let Some(served) = self.sessions.get(session).filter(|served| served.session.family) {
@@ -404,8 +409,12 @@ impl Core {
     fn end_unclaimed(&self) -> bool {
         let Some(state) = &self.shared.state else { return false };
         let running = u32::try_from(self.shared.started.elapsed().as_secs()).unwrap_or(u32::MAX);
-        state.end_unclaimed(running, SESSION_LEASE_SECONDS as u32);
+        let ended = state.end_unclaimed(running, SESSION_LEASE_SECONDS as u32);
         let mut locks = self.shared.locks.lock();
+        for (session, secret) in ended {
+            self.shared.notify(locks.leave(session, Some(session), false));
+            locks.lost_as(session, &[name_of_lost(secret)]);
+        }
         if locks.awaits() {
             let grace = u32::try_from(self.shared.lock_grace.as_secs()).unwrap_or(u32::MAX);
             let now = seconds();

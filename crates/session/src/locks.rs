@@ -3,9 +3,11 @@
 //! Families of locks do not see each other, as on Linux, except that process locks and open-file locks
 //! conflict with one another ("Open file description locks", fcntl(2)).
 
+mod had;
 mod lost;
 
 use crate::held::HeldLocks;
+use had::HadLocks;
 use lost::LostLocks;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -85,8 +87,15 @@ pub struct Locks {
     /// Sessions and families that had locks before the restart and are not back yet, and when they were first
     /// missed, in seconds.
     awaited: HashMap<u64, u32>,
+    past: Past,
+}
+
+/// What tells an owner that comes back whether others have had its locks.
+#[derive(Default)]
+struct Past {
     /// What others may have locked since it was released although its owner may come back.
     lost: LostLocks,
+    had: HadLocks,
 }
 
 /// Requests that no longer wait because locks were released.
@@ -186,24 +195,24 @@ impl Locks {
         if unlocks {
             waiter.range.apply(waiter.owner, &mut locks.held);
             locks.note(waiter.owner);
-            let granted = locks.grant(file, &mut self.lost);
+            let granted = locks.grant(file, &mut self.past);
             self.keep(file, granted.iter().chain([&waiter]));
             self.tidy(file);
             return Ok(Locked::Done(granted));
         }
         if locks.conflict(waiter.owner, &waiter.range).is_none() {
-            if waiter.is_again && self.lost.was_taken(file, waiter.owner, &waiter.range) {
+            if waiter.is_again && !locks.holds(&waiter) && self.past.was_taken(file, &waiter) {
                 self.tidy(file);
                 return Err(Errno::EAGAIN);
             }
-            self.lost.note_held(file, waiter.owner, &waiter.range);
+            self.past.note_held(file, &waiter);
             waiter.range.apply(waiter.owner, &mut locks.held);
             match waiter.is_again {
                 true => locks.note(waiter.owner),
                 false => locks.latest = Some(waiter.owner.session),
             }
             // Downgrading an exclusive lock to a shared one can let others in.
-            let granted = locks.grant(file, &mut self.lost);
+            let granted = locks.grant(file, &mut self.past);
             self.keep(file, granted.iter().chain([&waiter]));
             return Ok(Locked::Done(granted));
         }
@@ -237,7 +246,7 @@ impl Locks {
         }
         Range { kind: lock::UNLOCK, ..waiter.range }.apply(waiter.owner, &mut locks.held);
         locks.note(waiter.owner);
-        let granted = locks.grant(file, &mut self.lost);
+        let granted = locks.grant(file, &mut self.past);
         self.keep(file, granted.iter().chain([waiter]));
         granted
     }
@@ -285,10 +294,7 @@ impl Locks {
         if let Some(gone) = files {
             self.returned(gone);
             self.processes.retain(|owner, _| owner.session != gone);
-            // A client without a family comes back with another number.
-            if gone != session {
-                self.remember_lost(|owner| owner.session == gone);
-            }
+            self.remember_lost(|owner| owner.session == gone);
         }
         self.withdraw(session);
         // No requests of other sessions are orphaned: those would speak for the processes, or belong to
@@ -316,9 +322,20 @@ impl Locks {
     fn remember_lost(&mut self, loses: impl Fn(&Owner) -> bool) {
         for (file, locks) in &self.files {
             for (owner, range) in locks.held.iter().filter(|(owner, _)| loses(owner)) {
-                self.lost.remember(*file, *owner, *range);
+                self.past.lost.remember(*file, *owner, *range);
             }
         }
+    }
+
+    /// Remembers the locks that a session without a family has lost under these names: its client comes back with
+    /// another session.
+    pub fn lost_as(&mut self, session: u64, names: &[u64]) {
+        self.past.lost.leave(session, names);
+    }
+
+    /// Notes with which session a client is back that has lost, or is about to lose, locks under this name.
+    pub fn came_back(&mut self, name: u64, session: u64) {
+        self.past.lost.come_back(name, session);
     }
 
     /// Stops the waiting of a session that lost its lane, because it cannot be told when its requests
@@ -334,7 +351,7 @@ impl Locks {
     /// waiting. No session speaks for the process any more.
     pub fn release(&mut self, owner: Owner) -> Released {
         self.processes.remove(&owner);
-        self.lost.forget(owner);
+        self.past.lost.forget(owner);
         self.release_all(|other| *other == owner)
     }
 
@@ -349,7 +366,7 @@ impl Locks {
             released.orphaned.extend(orphaned.map(|(waiter, _)| waiter));
             if !ended.is_empty() {
                 ended.iter().for_each(|owner| locks.note(*owner));
-                let granted = locks.grant(*file, &mut self.lost);
+                let granted = locks.grant(*file, &mut self.past);
                 if let Some(kept) = &mut self.kept {
                     ended.iter().for_each(|owner| kept.clear(*file, *owner));
                     granted.iter().for_each(|waiter| locks.keep(kept, *file, waiter));
@@ -417,6 +434,21 @@ fn exclude(one: &Range, other: &Range) -> bool {
     one.overlaps(other) && [one, other].iter().any(|range| range.kind == lock::EXCLUSIVE)
 }
 
+impl Past {
+    /// Notes that this requester has its lock from now on.
+    fn note_held(&mut self, file: FileKey, waiter: &Waiter) {
+        self.lost.note_held(file, waiter.owner, &waiter.range);
+        self.had.note_held(file, waiter.owner, &waiter.range);
+    }
+
+    /// Returns true if others may have had the lock since this requester had it.
+    fn was_taken(&self, file: FileKey, waiter: &Waiter) -> bool {
+        let (owner, range) = (waiter.owner, &waiter.range);
+        let taken = self.lost.was_taken(file, owner, range);
+        taken.unwrap_or_else(|| self.had.others_may_have_had(file, owner, range))
+    }
+}
+
 impl FileLocks {
     /// Returns the first held lock that conflicts with this one.
     fn conflict(&self, owner: Owner, range: &Range) -> Option<(Owner, Range)> {
@@ -449,6 +481,17 @@ impl FileLocks {
         self.held.iter().any(|(other, held)| *other == owner && around(held))
     }
 
+    /// Returns true if this requester has its lock already.
+    fn holds(&self, waiter: &Waiter) -> bool {
+        let is_its = |(owner, held): &(Owner, Range)| {
+            *owner == waiter.owner
+                && held.kind == waiter.range.kind
+                && held.start <= waiter.range.start
+                && waiter.range.last <= held.last
+        };
+        self.held.iter().any(is_its)
+    }
+
     /// Returns the number of ranges that the owners of a session or family hold.
     fn held_by(&self, session: u64) -> usize {
         self.held.iter().filter(|(owner, _)| owner.session == session).count()
@@ -456,7 +499,7 @@ impl FileLocks {
 
     /// Grants waiting requests their locks, first come first served, and returns them. Drops requests
     /// whose connection is gone.
-    fn grant(&mut self, file: FileKey, lost: &mut LostLocks) -> Vec<Waiter> {
+    fn grant(&mut self, file: FileKey, past: &mut Past) -> Vec<Waiter> {
         let mut granted = Vec::new();
         let mut still = Vec::new();
         for (waiter, peer) in std::mem::take(&mut self.waiting) {
@@ -464,7 +507,7 @@ impl FileLocks {
                 still.push((waiter, peer));
             } else if peer.is_there() {
                 waiter.range.apply(waiter.owner, &mut self.held);
-                lost.note_held(file, waiter.owner, &waiter.range);
+                past.note_held(file, &waiter);
                 self.note(waiter.owner);
                 granted.push(waiter);
             }

@@ -328,22 +328,23 @@ impl State {
     /// Forgets the sessions from before the restart whose clients have been away for `limit` seconds, the last
     /// `running` of them while this server ran. The time of servers that were killed before counts, but not the
     /// time without a server. A client that comes back at this moment either keeps its session or finds it
-    /// unknown.
-    pub fn end_unclaimed(&self, running: u32, limit: u32) {
+    /// unknown. Returns the numbers and secrets of the forgotten sessions.
+    pub fn end_unclaimed(&self, running: u32, limit: u32) -> Vec<(u64, u64)> {
         let mut table = self.table.lock();
         let mut ended = Vec::new();
         for (session, unclaimed) in &table.unclaimed {
             let away = unclaimed.away.saturating_add(running);
             if away >= limit {
-                ended.push(*session);
+                ended.push((*session, unclaimed.secret));
             } else if let Some(entry) = table.entries.get(session) {
                 self.away(*entry).store(away.to_le(), Ordering::Relaxed);
             }
         }
-        for session in ended {
-            table.unclaimed.remove(&session);
-            self.forget(&mut table, session);
+        for (session, _) in &ended {
+            table.unclaimed.remove(session);
+            self.forget(&mut table, *session);
         }
+        ended
     }
 
     fn forget(&self, table: &mut Table, session: u64) {

@@ -2,11 +2,12 @@
 //! the locks in between.
 
 use super::{FileKey, Owner, Range, exclude};
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 
 /// Most locks that are remembered. When there are more, the oldest are forgotten.
 const LOST_MAX: usize = 1024;
 
+#[derive(Clone, Copy)]
 struct Lost {
     file: FileKey,
     owner: Owner,
@@ -17,34 +18,74 @@ struct Lost {
 
 /// Locks that ended although their owners may come back.
 #[derive(Default)]
-pub(super) struct LostLocks(VecDeque<Lost>);
+pub(super) struct LostLocks {
+    lost: VecDeque<Lost>,
+    /// The sessions with which clients are back, by the names under which they have lost others.
+    back: HashMap<u64, u64>,
+}
 
 impl LostLocks {
     /// Remembers a lock that ends although its owner may come back.
     pub(super) fn remember(&mut self, file: FileKey, owner: Owner, range: Range) {
-        if self.0.len() == LOST_MAX {
-            self.0.pop_front();
+        self.push(Lost { file, owner, range, is_taken: false });
+    }
+
+    fn push(&mut self, lost: Lost) {
+        if self.lost.len() == LOST_MAX {
+            self.lost.pop_front();
         }
-        self.0.push_back(Lost { file, owner, range, is_taken: false });
+        self.lost.push_back(lost);
     }
 
     /// Notes that this owner has this lock from now on.
     pub(super) fn note_held(&mut self, file: FileKey, owner: Owner, range: &Range) {
-        self.0.retain(|lost| !(lost.is_of(file, owner) && lost.range.overlaps(range)));
-        for lost in self.0.iter_mut().filter(|lost| lost.file == file && lost.owner != owner) {
+        self.lost.retain(|lost| !(lost.is_of(file, owner) && lost.range.overlaps(range)));
+        for lost in self.lost.iter_mut().filter(|lost| lost.file == file && lost.owner != owner) {
             lost.is_taken |= exclude(&lost.range, range);
         }
     }
 
-    /// Returns true if this owner has lost a lock within the range, and others could lock it then.
-    pub(super) fn was_taken(&self, file: FileKey, owner: Owner, range: &Range) -> bool {
-        let mut own = self.0.iter().filter(|lost| lost.is_of(file, owner) && lost.is_taken);
-        own.any(|lost| lost.range.overlaps(range))
+    /// Returns whether others could lock what this owner has lost within the range; `None` if it has lost nothing
+    /// there, as far as is known.
+    pub(super) fn was_taken(&self, file: FileKey, owner: Owner, range: &Range) -> Option<bool> {
+        let is_meant = |lost: &&Lost| lost.is_of(file, owner) && lost.range.overlaps(range);
+        self.lost
+            .iter()
+            .filter(is_meant)
+            .map(|lost| lost.is_taken)
+            .reduce(|one, other| one || other)
+    }
+
+    /// Remembers what a session has lost under names, or for the sessions that have come back under them.
+    pub(super) fn leave(&mut self, session: u64, names: &[u64]) {
+        self.back.retain(|_, back| *back != session);
+        let to = names.iter().map(|name| *self.back.get(name).unwrap_or(name)).collect::<Vec<_>>();
+        self.pass_on(session, &to);
+    }
+
+    /// Gives a session what is remembered under a name, and what will be.
+    pub(super) fn come_back(&mut self, name: u64, session: u64) {
+        self.back.insert(name, session);
+        self.pass_on(name, &[session]);
+    }
+
+    fn pass_on(&mut self, from: u64, to: &[u64]) {
+        let is_from = |lost: &Lost| lost.owner.session == from;
+        if !self.lost.iter().any(is_from) {
+            return;
+        }
+        let (passed_on, others) = std::mem::take(&mut self.lost).into_iter().partition(is_from);
+        self.lost = others;
+        for lost in Vec::from(passed_on) {
+            for &session in to {
+                self.push(Lost { owner: Owner { session, ..lost.owner }, ..lost });
+            }
+        }
     }
 
     /// Forgets an owner that does not come back.
     pub(super) fn forget(&mut self, owner: Owner) {
-        self.0.retain(|lost| lost.owner != owner);
+        self.lost.retain(|lost| lost.owner != owner);
     }
 }
 
@@ -67,6 +108,6 @@ mod tests {
         (0..LOST_MAX as u64 + 1).for_each(|id| all.remember(file, owner(id), range));
         all.note_held(file, owner(u64::MAX), &Range { kind: lock::EXCLUSIVE, ..range });
         let was_taken = |id| all.was_taken(file, owner(id), &range);
-        assert_eq!([0, 1, LOST_MAX as u64].map(was_taken), [false, true, true]);
+        assert_eq!([0, 1, LOST_MAX as u64].map(was_taken), [None, Some(true), Some(true)]);
     }
 }

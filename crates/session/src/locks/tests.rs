@@ -439,12 +439,40 @@ fn a_family_locks_again_what_nobody_else_has_locked_in_between() {
     assert_eq!(again_all(&mut locks), [true; 3]);
     locks.leave(1, Some(family), false);
     assert_eq!(again_all(&mut locks), [true; 3]);
-    // Nothing is remembered of who is known to have ended.
+    // Of who is known to have ended it is not remembered when it had what others have had, too.
     locks.leave(1, Some(family), false);
     for id in 1..4 {
         assert!(locks.release(Owner { session: family, ..owner(id) }).granted.is_empty());
     }
-    locks.lock(FILE, of(9, 1, lock::EXCLUSIVE, 0, false), None).unwrap();
-    locks.leave(9, Some(9), false);
-    assert_eq!(again_all(&mut locks), [true; 3]);
+    assert_eq!(again_all(&mut locks), [false, true, true]);
+}
+
+#[test]
+fn after_a_restart_nobody_locks_again_what_others_have_had_since() {
+    let mut locks = Locks::default();
+    let of = |session, kind, start, is_again| Waiter {
+        session,
+        owner: Owner { session, ..owner(1) },
+        is_again,
+        ..waiter(1, kind, start, 10)
+    };
+    let mut again = |session, start| {
+        let waiter = of(session, lock::EXCLUSIVE, start, true);
+        locks.lock(FILE, waiter, None).map(drop)
+    };
+    assert_eq!((again(1, 0), again(2, 20)), (Ok(()), Ok(())), "nobody has had it");
+    assert_eq!(again(1, 0), Ok(()), "asked again");
+    for (start, kind) in [(20, lock::UNLOCK), (40, lock::EXCLUSIVE), (40, lock::UNLOCK)] {
+        locks.lock(FILE, of(2, kind, start, false), None).unwrap();
+    }
+    locks.lock(FILE, of(3, lock::EXCLUSIVE, 60, false), None).unwrap();
+    assert_eq!(locks.lock(FILE, of(4, lock::EXCLUSIVE, 60, false), here()), Ok(Locked::Waiting));
+    locks.lock(FILE, of(3, lock::UNLOCK, 60, false), None).unwrap();
+    locks.lock(FILE, of(4, lock::UNLOCK, 60, false), None).unwrap();
+    let refused = [20, 40, 60]
+        .map(|start| locks.lock(FILE, of(1, lock::EXCLUSIVE, start, true), None).map(drop));
+    assert_eq!(refused, [Err(Errno::EAGAIN); 3]);
+    locks.lock(FILE, of(1, lock::EXCLUSIVE, 20, false), None).unwrap();
+    let waiter = of(1, lock::EXCLUSIVE, 20, true);
+    assert_eq!(locks.lock(FILE, waiter, None), Ok(Locked::Done(Vec::new())), "it has it");
 }

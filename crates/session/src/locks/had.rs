@@ -1,0 +1,115 @@
+//! What has been locked since the server started. A client may come back with locks of which this server knows
+//! nothing, as they were held before a restart: it must learn if others have had them since.
+
+use super::{FileKey, Owner, Range, exclude};
+use std::collections::HashMap;
+use towline_wire::request::lock;
+
+/// Most files of which it is known what has been locked in them.
+const FILES_MAX: usize = 16 * 1024;
+
+/// Most ranges that are known of a file. If there are more, all of it counts as locked.
+const RANGES_MAX: usize = 64;
+
+struct Had {
+    range: Range,
+    /// `None`: several owners.
+    by: Option<Owner>,
+}
+
+/// Ranges that have been locked, and by whom.
+#[derive(Default)]
+pub(super) struct HadLocks {
+    files: HashMap<FileKey, Vec<Had>>,
+    /// Something may have been locked in any other file.
+    is_full: bool,
+}
+
+impl HadLocks {
+    /// Notes that this owner has this lock from now on.
+    pub(super) fn note_held(&mut self, file: FileKey, owner: Owner, range: &Range) {
+        if self.files.len() == FILES_MAX && !self.files.contains_key(&file) {
+            self.is_full = true;
+            return;
+        }
+        let had = self.files.entry(file).or_default();
+        if let Some(known) = had.iter_mut().find(|known| known.covers(range)) {
+            known.by = known.by.filter(|by| *by == owner);
+        } else if had.len() < RANGES_MAX {
+            had.push(Had { range: *range, by: Some(owner) });
+        } else {
+            let range = Range { kind: lock::EXCLUSIVE, start: 0, last: u64::MAX };
+            *had = vec![Had { range, by: None }];
+        }
+    }
+
+    /// Returns true if others may have had a lock that excludes this one of `owner`.
+    pub(super) fn others_may_have_had(&self, file: FileKey, owner: Owner, range: &Range) -> bool {
+        let is_theirs = |had: &Had| had.by != Some(owner) && exclude(&had.range, range);
+        self.files.get(&file).map_or(self.is_full, |had| had.iter().any(is_theirs))
+    }
+}
+
+impl Had {
+    /// Returns true if who had this lock had the other one, too.
+    fn covers(&self, other: &Range) -> bool {
+        (self.range.start..=self.range.last).contains(&other.start)
+            && other.last <= self.range.last
+            && [lock::EXCLUSIVE, other.kind].contains(&self.range.kind)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FILE: FileKey = (1, 2, false);
+
+    fn owner(id: u64) -> Owner {
+        Owner { session: id, id, process: false }
+    }
+
+    fn range(kind: u8, start: u64, length: u64) -> Range {
+        Range::new(kind, start, length).unwrap()
+    }
+
+    #[test]
+    fn what_others_have_had_is_known_by_range_and_kind() {
+        let (shared, exclusive) = (lock::SHARED, lock::EXCLUSIVE);
+        let mut had = HadLocks::default();
+        had.note_held(FILE, owner(1), &range(exclusive, 0, 10));
+        had.note_held(FILE, owner(2), &range(shared, 10, 10));
+        for (asks, kind, start, refused) in [
+            (1, exclusive, 5, false),
+            (2, shared, 5, true),
+            (1, shared, 10, false),
+            (1, exclusive, 10, true),
+            (2, exclusive, 10, false),
+            (3, exclusive, 20, false),
+        ] {
+            let found = had.others_may_have_had(FILE, owner(asks), &range(kind, start, 1));
+            assert_eq!(found, refused, "owner {asks}, kind {kind}, at {start}");
+        }
+        assert!(!had.others_may_have_had((1, 3, false), owner(3), &range(exclusive, 0, 0)));
+        // The same by another one.
+        had.note_held(FILE, owner(2), &range(exclusive, 3, 2));
+        assert!(had.others_may_have_had(FILE, owner(1), &range(shared, 3, 1)));
+    }
+
+    #[test]
+    fn what_is_not_known_may_have_been_had() {
+        let mut had = HadLocks::default();
+        let all = range(lock::SHARED, 0, 0);
+        for start in 0..=RANGES_MAX as u64 {
+            had.note_held(FILE, owner(1), &range(lock::SHARED, 2 * start, 1));
+        }
+        assert!(had.others_may_have_had(FILE, owner(1), &all));
+        let file = |number| (9, number, false);
+        for number in 1..=FILES_MAX as u64 {
+            assert!(!had.others_may_have_had(file(number), owner(1), &all));
+            had.note_held(file(number), owner(1), &all);
+        }
+        assert!(!had.others_may_have_had(file(1), owner(1), &all));
+        assert!(had.others_may_have_had(file(FILES_MAX as u64), owner(1), &all));
+    }
+}
