@@ -11,7 +11,8 @@ use crate::loader::memory;
 use crate::system::{
     CLOCK_GETTIME, CLOEXEC, CLONE, EXECVE, FACCESSAT, FGETXATTR, FLOCK, FSTATAT, FTRUNCATE, GETCWD,
     GETRANDOM, HERE, MKDIRAT, OPENAT, PIDFD_OPEN, PRCTL, PRLIMIT, PWRITE, RT_SIGPROCMASK, SETSID,
-    STATFS, UNLINKAT, call, close, complain, exit, missing_streams, open, process, read, user,
+    STATFS, UNLINKAT, call, close, complain, exit, missing_streams, open, process, read, umask,
+    user,
 };
 use crate::text::{INTERPRETER, Text, decimal, elf, string};
 
@@ -82,7 +83,10 @@ fn begin(beginning: &Beginning, line: &Line) -> Option<Begun> {
     let library = Path::of(&[home.get(), b"/", LIBRARY.as_bytes(), b"\0"])?;
     let seen = seen_by_orphans()?;
     let lock = library_is_there(&library);
+    // As in `run::start`: the user's umask is meant for files of the program.
+    let mask = umask(0o077);
     let made = lock.and_then(|_| directory(&home, &library, prefix, url));
+    umask(mask);
     let Some(directory) = made else {
         lock.into_iter().chain([seen]).for_each(close);
         return None;

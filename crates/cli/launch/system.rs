@@ -18,6 +18,7 @@ mod numbers {
     pub(crate) const FLOCK: usize = 73;
     pub(crate) const FTRUNCATE: usize = 77;
     pub(crate) const GETCWD: usize = 79;
+    pub(crate) const UMASK: usize = 95;
     pub(crate) const GETEUID: usize = 107;
     pub(crate) const GETEGID: usize = 108;
     pub(crate) const SETSID: usize = 112;
@@ -59,6 +60,7 @@ mod numbers {
     pub(crate) const CLOCK_GETTIME: usize = 113;
     pub(crate) const RT_SIGPROCMASK: usize = 135;
     pub(crate) const SETSID: usize = 157;
+    pub(crate) const UMASK: usize = 166;
     pub(crate) const PRCTL: usize = 167;
     pub(crate) const GETPID: usize = 172;
     pub(crate) const GETEUID: usize = 175;
@@ -117,6 +119,12 @@ pub(crate) unsafe fn call<const COUNT: usize>(
 fn number(of: usize) -> u32 {
     // SAFETY: these calls take no arguments and cannot fail.
     unsafe { call(of, []) }.unwrap_or(0) as u32
+}
+
+/// Sets the umask and returns the one before.
+pub(crate) fn umask(mask: u32) -> u32 {
+    // SAFETY: this call touches no memory, and cannot fail.
+    unsafe { call(UMASK, [mask as usize]) }.unwrap_or(0) as u32
 }
 
 /// Returns the number of this process.

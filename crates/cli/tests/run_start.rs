@@ -251,6 +251,32 @@ fn a_run_waits_for_a_server_that_is_slow() {
     assert_eq!(text(&running.wait_with_output().unwrap()), "12345");
 }
 
+/// The umask of the user is that of the program, but not of what is made for the run, which would be in the way of
+/// later ones.
+#[test]
+fn a_run_works_under_any_umask() {
+    use std::os::unix::fs::PermissionsExt;
+    let world = World::new();
+    let home = home(&world);
+    fs::write(world.local("served/file"), "12345").unwrap();
+    let at = format!("{PREFIX}={}", world.url("dir"));
+    // The first run makes the folder and the library, so the second one begins by the short way.
+    for (umask, option) in [("0777", ""), ("0777", ""), ("0377", "--report"), ("0022", "")] {
+        let run = format!("umask {umask}; exec \"$0\" run --at \"$1\" {option} -- sh -c \"$2\"");
+        let look = format!("umask; cd {PREFIX}; cat file; touch new; stat -c %a new; rm new");
+        let mut shell = Command::new("sh");
+        shell.args(["-c", &run, TOWLINE, &at, &look]).env("XDG_RUNTIME_DIR", &home);
+        let output = shell.output().unwrap();
+        let mode = 0o666 & !u32::from_str_radix(umask, 8).unwrap();
+        let expected = format!("{umask}\n12345{mode:o}\n");
+        assert_eq!(String::from_utf8_lossy(&output.stdout), expected, "{}", text(&output));
+        let folder = fs::read_dir(&home).unwrap().next().unwrap().unwrap();
+        assert_eq!(folder.metadata().unwrap().permissions().mode() & 0o777, 0o700, "{umask}");
+        let left = || support::names(&folder.path());
+        support::wait_until("the run is removed", || left().iter().all(|n| !n.starts_with("run-")));
+    }
+}
+
 /// A program finds the same standard streams open as without Towline, and `cat` of a remote file ends the
 /// same way.
 #[test]

@@ -111,7 +111,15 @@ impl Drop for RunDirectory {
 /// after the program: by then, other preloaded libraries (fakeroot) may have lost what their functions need.
 fn remove_all(parent: impl AsFd, path: impl rustix::path::Arg + Copy) -> rustix::io::Result<()> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let directory = rustix::fs::openat(&parent, path, flags, Mode::empty())?;
+    let open = || rustix::fs::openat(&parent, path, flags, Mode::empty());
+    let directory = match open() {
+        // A program has made it under a strange umask.
+        Err(Errno::ACCESS) => {
+            rustix::fs::chmodat(&parent, path, Mode::RWXU, AtFlags::empty())?;
+            open()?
+        }
+        opened => opened?,
+    };
     for entry in rustix::fs::Dir::read_from(&directory)? {
         let entry = entry?;
         let name = entry.file_name();

@@ -39,7 +39,8 @@ use keeper::Keeper;
 use program::Command;
 use reach::Reach;
 use ready::Ready;
-use rustix::process::{Pid, Resource, getrlimit};
+use rustix::fs::Mode;
+use rustix::process::{Pid, Resource, getrlimit, umask};
 use rustix::thread::set_thread_groups;
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -145,6 +146,9 @@ impl Args {
     }
 }
 
+/// The umask of all that is made for a run.
+const OWN_ONLY: Mode = Mode::RWXG.union(Mode::RWXO);
+
 /// Runs the command and returns the exit status. If the program only has to be started, this process becomes
 /// it.
 pub(crate) fn run(args: &Args) -> u8 {
@@ -157,6 +161,8 @@ pub(crate) fn run(args: &Args) -> u8 {
 /// Prepares the run and splits off the keeper, which does not return.
 fn start(args: &Args) -> Outcome<u8> {
     check_file_size_limit()?;
+    // What is made for the run is for this user, whatever the umask: that is meant for files of the program.
+    let mask = umask(OWN_ONLY);
     let directory = RunDirectory::new()?;
     let own = args.serve.as_ref().map(|_| &directory);
     let mut prefixes =
@@ -210,6 +216,7 @@ fn start(args: &Args) -> Outcome<u8> {
         fork::Side::Program => {
             // The keeper removes the directory.
             let directory = directory.leave();
+            umask(mask);
             execute(args, command, library.path(), &directory, reach)
         }
         fork::Side::Keeper(program) => {
@@ -261,6 +268,7 @@ pub(crate) fn keep(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
         return ExitCode::from(STATUS_OURS);
     };
     fork::let_go_of_inherited();
+    umask(OWN_ONLY);
     crate::log_to_standard_error(crate::LOGGED_OF_RUN);
     let urls = config.mounts.iter().map(|mount| Url::parse(&mount.url)).collect();
     let directory = RunDirectory::left(directory);
