@@ -8,8 +8,10 @@ use towline_wire::request::lock;
 /// Most files of which it is known what has been locked in them.
 const FILES_MAX: usize = 16 * 1024;
 
-/// Most ranges that are known of a file. If there are more, all of it counts as locked.
-const RANGES_MAX: usize = 64;
+/// Most ranges that are known of a file, and of all files together but for one of each. If there are more, all of the
+/// file counts as locked.
+const RANGES_MAX: usize = 1024;
+const ALL_RANGES_MAX: usize = 64 * 1024;
 
 struct Had {
     range: Range,
@@ -21,6 +23,8 @@ struct Had {
 #[derive(Default)]
 pub(super) struct HadLocks {
     files: HashMap<FileKey, Vec<Had>>,
+    /// The number of ranges in all files.
+    count: usize,
     /// Something may have been locked in any other file.
     is_full: bool,
 }
@@ -35,11 +39,14 @@ impl HadLocks {
         let had = self.files.entry(file).or_default();
         if let Some(known) = had.iter_mut().find(|known| known.covers(range)) {
             known.by = known.by.filter(|by| *by == owner);
-        } else if had.len() < RANGES_MAX {
+        } else if had.len() < RANGES_MAX && self.count < ALL_RANGES_MAX {
+            self.count += 1;
             had.push(Had { range: *range, by: Some(owner) });
         } else {
+            let is_one = had.iter().all(|had| had.by == Some(owner));
             let range = Range { kind: lock::EXCLUSIVE, start: 0, last: u64::MAX };
-            *had = vec![Had { range, by: None }];
+            self.count = self.count + 1 - had.len();
+            *had = vec![Had { range, by: is_one.then_some(owner) }];
         }
     }
 
@@ -100,16 +107,28 @@ mod tests {
     fn what_is_not_known_may_have_been_had() {
         let mut had = HadLocks::default();
         let all = range(lock::SHARED, 0, 0);
-        for start in 0..=RANGES_MAX as u64 {
-            had.note_held(FILE, owner(1), &range(lock::SHARED, 2 * start, 1));
-        }
+        let note = |had: &mut HadLocks, by| {
+            for start in 0..=RANGES_MAX as u64 {
+                had.note_held(FILE, owner(by), &range(lock::SHARED, 2 * start, 1));
+            }
+        };
+        note(&mut had, 1);
+        assert!(!had.others_may_have_had(FILE, owner(1), &all), "there are no others");
+        assert!(had.others_may_have_had(FILE, owner(2), &all));
+        had.note_held(FILE, owner(2), &all);
+        note(&mut had, 1);
         assert!(had.others_may_have_had(FILE, owner(1), &all));
         let file = |number| (9, number, false);
-        for number in 1..=FILES_MAX as u64 {
+        for number in 1..FILES_MAX as u64 {
             assert!(!had.others_may_have_had(file(number), owner(1), &all));
-            had.note_held(file(number), owner(1), &all);
+            (0..5).for_each(|start| had.note_held(file(number), owner(1), &range(1, 2 * start, 1)));
         }
-        assert!(!had.others_may_have_had(file(1), owner(1), &all));
-        assert!(had.others_may_have_had(file(FILES_MAX as u64), owner(1), &all));
+        assert!(had.count <= ALL_RANGES_MAX + FILES_MAX);
+        assert_eq!(had.count, had.files.values().map(Vec::len).sum());
+        let last = FILES_MAX as u64 - 1;
+        assert!(had.others_may_have_had(file(last), owner(2), &range(1, 90, 1)), "one too many");
+        assert!(!had.others_may_have_had(file(1), owner(2), &range(1, 90, 1)));
+        had.note_held(file(last + 1), owner(1), &all);
+        assert!(had.others_may_have_had(file(last + 2), owner(2), &all));
     }
 }
