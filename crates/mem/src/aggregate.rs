@@ -19,7 +19,7 @@ pub struct Slice {
 
 /// An ordered list of slices of segments; the unit that transfers move.
 ///
-/// No method copies payload except [`Aggregate::copy_to`], which says so.
+/// No method copies payload except [`Aggregate::copy_to`] and those that return a `Vec`, which say so.
 #[derive(Clone, Debug, Default)]
 pub struct Aggregate {
     /// Kept here so that an aggregate of one slice needs no allocation. If it is `None`, `others` is
@@ -170,6 +170,16 @@ impl Aggregate {
     /// # Errors
     /// Reading a file segment failed, or the file ends before the slice does (`UnexpectedEof`).
     pub fn copy_to(&self, target: &mut [u8]) -> io::Result<usize> {
+        let wanted = usize::try_from(self.length).unwrap_or(usize::MAX).min(target.len());
+        let done = self.copy_until_end(target)?;
+        if done < wanted {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        Ok(done)
+    }
+
+    /// The same, but stops where a file ends before its slice does.
+    fn copy_until_end(&self, target: &mut [u8]) -> io::Result<usize> {
         let mut done = 0;
         for slice in self.slices() {
             if done == target.len() {
@@ -185,7 +195,12 @@ impl Aggregate {
                     part.copy_from_slice(&buffer.bytes()[from..from + wanted]);
                 }
                 Segment::Shared(memory, _) => memory.copy_out(from, part),
-                Segment::File(file) => read_exact_at(file, part, slice.offset)?,
+                Segment::File(file) => {
+                    let count = read_until_end(file, part, slice.offset)?;
+                    if count < wanted {
+                        return Ok(done + count);
+                    }
+                }
             }
             done += wanted;
         }
@@ -201,21 +216,31 @@ impl Aggregate {
         self.copy_to(&mut bytes)?;
         Ok(bytes)
     }
+
+    /// Copies all bytes into one buffer, up to where a file ends that has become shorter.
+    ///
+    /// # Errors
+    /// Reading a file segment failed.
+    pub fn to_vec_until_end(&self) -> io::Result<Vec<u8>> {
+        let mut bytes = vec![0; usize::try_from(self.length).expect("aggregates fit into memory")];
+        let count = self.copy_until_end(&mut bytes)?;
+        bytes.truncate(count);
+        Ok(bytes)
+    }
 }
 
-fn read_exact_at(file: impl AsFd, mut target: &mut [u8], mut offset: u64) -> io::Result<()> {
-    while !target.is_empty() {
-        match rustix::io::pread(&file, &mut *target, offset) {
-            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-            Ok(count) => {
-                target = &mut target[count..];
-                offset += count as u64;
-            }
+/// Returns how many bytes there were.
+fn read_until_end(file: impl AsFd, target: &mut [u8], offset: u64) -> io::Result<usize> {
+    let mut done = 0;
+    while done < target.len() {
+        match rustix::io::pread(&file, &mut target[done..], offset + done as u64) {
+            Ok(0) => break,
+            Ok(count) => done += count,
             Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
     }
-    Ok(())
+    Ok(done)
 }
 
 #[cfg(test)]

@@ -122,12 +122,6 @@ impl SendQueue {
         }
     }
 
-    /// Adds a message; its beginning, a few hundred bytes at most, is copied.
-    pub fn push_begun(&mut self, beginning: [&[u8]; 2], rest: Aggregate, slot: u16, sequence: u32) {
-        self.copy(beginning);
-        self.push(rest, slot, sequence);
-    }
-
     /// Takes a message with little data in memory and copies it, if nothing else waits: a socket takes one piece
     /// in less time than two. Returns false if the message has to be added otherwise.
     pub fn push_small(&mut self, beginning: [&[u8]; 2], data: &mut Aggregate) -> bool {
@@ -154,8 +148,8 @@ impl SendQueue {
         true
     }
 
-    /// Like [`SendQueue::push_begun`], for a message whose protocol cannot report afterwards that bytes
-    /// could not be read. In that case the link breaks, with [`io::ErrorKind::UnexpectedEof`].
+    /// Adds a message; its beginning, a few hundred bytes at most, is copied. If bytes of it cannot be read, the link
+    /// breaks, with [`io::ErrorKind::UnexpectedEof`].
     pub fn push_promised(&mut self, beginning: [&[u8]; 2], rest: Aggregate) {
         self.copy(beginning);
         self.append(rest, Failure::Break);
@@ -516,7 +510,7 @@ mod tests {
                 let beginning = vec![fill ^ 0x5a; 30 + round as usize % 11];
                 sent.extend_from_slice(&[&beginning[..], &[fill; 7], &[fill; 900]].concat());
                 let rest = Aggregate::from_vec(vec![fill; 900]);
-                queue.push_begun([&beginning, &[fill; 7]], rest, 0, 0);
+                queue.push_promised([&beginning, &[fill; 7]], rest);
             } else {
                 let short = vec![fill; 40 + round as usize % 7];
                 sent.extend_from_slice(&short);

@@ -516,8 +516,8 @@ impl Core {
                 if error.kind() == io::ErrorKind::UnexpectedEof
                     && let Some(served) = session
                 {
-                    // The client sends the request again and can then get the error.
-                    served.data_first = true;
+                    // The client sends the request again, and can then be told how much there is, or the error.
+                    served.promise_broken = true;
                 }
                 self.failed.push((index, lane.link.clone(), error));
             }

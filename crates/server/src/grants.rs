@@ -166,9 +166,9 @@ pub(crate) struct Served {
     pub(crate) disks: SessionDisks,
     /// Advance grants of the client, in the order in which it learned of them.
     pub(crate) leaves: VecDeque<Leave>,
-    /// Pages of files go before replies, not with them, because a lane ended when pages behind a reply could
-    /// not be read.
-    pub(crate) data_first: bool,
+    /// A lane ended because pages that a message had promised could not be read. From then on pages of files are copied
+    /// before they are promised, and those of disks go before the reply.
+    pub(crate) promise_broken: bool,
     /// The session ends as soon as its requests under way allow it. Nobody can join it any more.
     pub(crate) has_ended: bool,
     /// One bit for each slot whose running request was sent again on this lane.
@@ -190,7 +190,7 @@ impl Served {
             meters: Vec::new(),
             disks,
             leaves: VecDeque::new(),
-            data_first: false,
+            promise_broken: false,
             has_ended: false,
             came_again: 0,
         }

@@ -1,7 +1,7 @@
 //! Sends a reply as messages: data that does not fit beside the results, then the results.
 
 use crate::lane::Lane;
-use towline_mem::{Aggregate, Segment};
+use towline_mem::Aggregate;
 use towline_net::LinkKind;
 use towline_session::slots::Slots;
 use towline_wire::limits::{LISTING_BYTES_MAX, READ_BYTES_MAX};
@@ -14,23 +14,16 @@ pub(crate) enum Carries {
     Listing,
     /// The last part of the data read.
     Read,
-    /// The same, but no pages of files. If those cannot be read, a message between data and reply can say so.
-    ReadOfMemory,
 }
 
 impl Carries {
     fn takes(self, data: &Aggregate) -> bool {
         let limit = match self {
             Self::Listing => LISTING_BYTES_MAX,
-            Self::Read | Self::ReadOfMemory => READ_BYTES_MAX,
+            Self::Read => READ_BYTES_MAX,
         };
-        let refused = matches!(self, Self::ReadOfMemory) && has_files(data);
-        data.len() <= limit as u64 && !refused
+        data.len() <= limit as u64
     }
-}
-
-fn has_files(data: &Aggregate) -> bool {
-    data.slices().any(|slice| matches!(slice.segment, Segment::File(_)))
 }
 
 /// Results of up to this many bytes are copied.
@@ -59,7 +52,8 @@ pub(crate) fn send_reply(
         head.payload_bytes = part.len() as u32;
         sent += part.len();
         if let Some(out) = &mut out {
-            out.push_begun([&head.to_bytes(), b""], part, slot, sequence);
+            // If it cannot be read, the lane ends and the client sends the request again (`Served::promise_broken`).
+            out.push_promised([&head.to_bytes(), b""], part);
         }
     }
     if sent > 0 {
@@ -76,7 +70,6 @@ pub(crate) fn send_reply(
     } else if data.is_empty() {
         out.push_short([&head, results]);
     } else if !(is_socket && out.push_small([&head, results], data)) {
-        // If it cannot be read, the lane ends and the client sends the request again (`Served::data_first`).
         out.push_promised([&head, results], std::mem::take(data));
     }
 }

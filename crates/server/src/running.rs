@@ -339,12 +339,7 @@ impl Core {
         {
             *data = Aggregate::new();
         }
-        let carries = match is_read {
-            false => Carries::Listing,
-            // A request that changes something must not have to be sent again because pages cannot be read.
-            true if modifies || served.data_first => Carries::ReadOfMemory,
-            true => Carries::Read,
-        };
+        let carries = if is_read { Carries::Read } else { Carries::Listing };
         let slots = &mut served.session.slots;
         send_reply(lane, slots, header, results, data, carries, remember);
         slots.note_left(slot, left);

@@ -282,6 +282,9 @@ impl Core {
         let mut running = spare.unwrap_or_else(|| Box::new(Running::new(caller, at)));
         let Header { slot, sequence, offset, .. } = *header;
         let only = running.compound.begin(slot, sequence, body, payload, offset)?;
+        if served.promise_broken {
+            running.compound.copy();
+        }
         let recorded = served.session.take_recorded(header.slot);
         if let Some(journal) = &served.session.journal
             && running.compound.keep(journal, recorded)

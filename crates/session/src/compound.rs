@@ -129,6 +129,8 @@ pub struct Compound {
     results: Vec<u8>,
     data: Aggregate,
     data_of_file: bool,
+    /// Pages of files are copied when they are read.
+    copies: bool,
     current: Option<u64>,
     modifies: bool,
     /// It contains a sync, whose reply has to be remembered: the kernel reports a failed write-back only
@@ -235,6 +237,8 @@ impl Compound {
         self.payload.extend_from_slice(payload);
         (self.slot, self.sequence) = (slot, sequence);
         (self.operations, self.modifies, self.syncs) = (operations, modifies, syncs);
+        // It must not have to be sent again because pages that were promised cannot be sent.
+        self.copies = self.modifies();
         (self.offered, self.reads, self.lists) = (offered, read.unwrap_or(0).into(), lists);
         Ok(last.filter(|_| operations == 1))
     }
@@ -252,6 +256,7 @@ impl Compound {
             results,
             data,
             data_of_file,
+            copies,
             current,
             modifies,
             syncs,
@@ -279,7 +284,8 @@ impl Compound {
         }
         (*index, *at, *after, *operations, *left_open) = (0, 0, 0, 0, 0);
         (*slot, *sequence, *offered, *reads, *current) = (0, 0, 0, 0, None);
-        (*data_of_file, *modifies, *failed, *undecided) = (false, false, false, false);
+        (*data_of_file, *copies, *modifies) = (false, false, false);
+        (*failed, *undecided) = (false, false);
         (*syncs, *lists, *shares) = (false, false, false);
         (*write, *pen, *elsewhere, *closed, *turn) = (None, None, None, None, None);
     }
@@ -300,6 +306,12 @@ impl Compound {
     /// handing it over.
     pub fn share(&mut self) {
         self.shares = true;
+    }
+
+    /// Has pages of files copied when they are read, instead of being referred to: then the reply tells how many bytes
+    /// there were, although the file may become shorter before it is sent.
+    pub fn copy(&mut self) {
+        self.copies = true;
     }
 
     /// True when its reply has to be remembered.

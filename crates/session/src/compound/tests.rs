@@ -602,6 +602,41 @@ fn a_listing_goes_to_another_thread_if_it_may_and_its_store_may_block() {
 }
 
 #[test]
+fn a_file_that_becomes_shorter_is_read_as_it_is_when_its_pages_are_copied() {
+    const LENGTH: u32 = 100_000;
+    const SHORTER: u32 = 50_001;
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("f");
+    std::fs::write(&path, b"").unwrap();
+    let mut world = World::new(DirectoryStore::new(directory.path(), false).unwrap(), false);
+    let (handle, base) = (world.open(b"f", 0).handle(), world.root);
+    for request in [
+        Request::Read { handle, offset: 0, length: LENGTH },
+        Request::ReadPath { base, flags: 0, length: LENGTH, path: b"f" },
+    ] {
+        std::fs::write(&path, [7; LENGTH as usize]).unwrap();
+        let mut compound = Compound::new(0, 1, &encode_compound(&[request]), &[], 0).unwrap();
+        compound.copy();
+        let (files, caller) = (world.files.clone(), caller());
+        let mut files = files.lock();
+        let files = Table::Held(&mut files);
+        let exports = &world.export;
+        let mut context = Context { files, exports, caller: &caller, session: 1 };
+        let Step::Block(_, work, bytes) = compound.run(None, &mut context) else {
+            panic!("the core copies");
+        };
+        assert_eq!(bytes, LENGTH.into());
+        std::fs::File::options().write(true).open(&path).unwrap().set_len(SHORTER.into()).unwrap();
+        compound.unblocked(work());
+        assert!(matches!(compound.run(None, &mut context), Step::Finished));
+        let (results, data, ..) = compound.reply();
+        let results = parse_results(results).unwrap();
+        assert_eq!(results[..], [Reply::Read { length: SHORTER, errno: 0 }]);
+        assert!(data.to_vec().unwrap() == [7; SHORTER as usize]);
+    }
+}
+
+#[test]
 fn what_is_freed_is_what_lies_beyond_the_new_end() {
     let freed = |size, blocks, new| super::freed(&Attr { size, blocks, ..Attr::default() }, new);
     // The size, the blocks of 512 bytes, the new size.
