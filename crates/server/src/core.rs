@@ -517,7 +517,7 @@ impl Core {
                     && let Some(served) = session
                 {
                     // The client sends the request again, and can then be told how much there is, or the error.
-                    served.promise_broken = true;
+                    served.promise_broken = Some(Instant::now());
                 }
                 self.failed.push((index, lane.link.clone(), error));
             }

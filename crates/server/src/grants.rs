@@ -28,6 +28,9 @@ const LEAVES_MAX: usize = 32;
 pub(crate) const GRANTS_SCARCE: usize = 2;
 /// Fragments on their way over one lane from which on its transfers get no more than that: 16 MiB in a round trip.
 const LANE_GRANTS_MAX: usize = 64;
+/// How long pages are copied for a session after a promise was broken: it takes longer, and hardly any file shrinks all
+/// the time.
+pub(crate) const COPIED_FOR: Duration = Duration::from_secs(60);
 
 /// A fragment that the client was told to send.
 pub(crate) struct Grant {
@@ -166,9 +169,9 @@ pub(crate) struct Served {
     pub(crate) disks: SessionDisks,
     /// Advance grants of the client, in the order in which it learned of them.
     pub(crate) leaves: VecDeque<Leave>,
-    /// A lane ended because pages that a message had promised could not be read. From then on pages of files are copied
-    /// before they are promised, and those of disks go before the reply.
-    pub(crate) promise_broken: bool,
+    /// When a lane ended because pages that a message had promised could not be read. Then pages of files are copied
+    /// before they are promised, for [`COPIED_FOR`], and those of disks go before the reply.
+    pub(crate) promise_broken: Option<Instant>,
     /// The session ends as soon as its requests under way allow it. Nobody can join it any more.
     pub(crate) has_ended: bool,
     /// One bit for each slot whose running request was sent again on this lane.
@@ -190,7 +193,7 @@ impl Served {
             meters: Vec::new(),
             disks,
             leaves: VecDeque::new(),
-            promise_broken: false,
+            promise_broken: None,
             has_ended: false,
             came_again: 0,
         }

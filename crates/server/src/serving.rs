@@ -1,7 +1,7 @@
 //! Handles each message that a core receives from a lane.
 
 use crate::core::{Core, elapsed_ns};
-use crate::grants::Running;
+use crate::grants::{COPIED_FOR, Running};
 use crate::guarded::guarded;
 use crate::handshake;
 use crate::lane::Lane;
@@ -282,7 +282,7 @@ impl Core {
         let mut running = spare.unwrap_or_else(|| Box::new(Running::new(caller, at)));
         let Header { slot, sequence, offset, .. } = *header;
         let only = running.compound.begin(slot, sequence, body, payload, offset)?;
-        if served.promise_broken {
+        if served.promise_broken.is_some_and(|since| at < since + COPIED_FOR) {
             running.compound.copy();
         }
         let recorded = served.session.take_recorded(header.slot);

@@ -68,7 +68,9 @@ impl Core {
             // This is all the data: it goes with the reply.
             Piece::Data(bytes) if rides => return self.finish_read(tag, bytes, last),
             Piece::Lent(bytes)
-                if rides && !served.promise_broken && bytes.len() <= READ_BYTES_MAX as u64 =>
+                if rides
+                    && served.promise_broken.is_none()
+                    && bytes.len() <= READ_BYTES_MAX as u64 =>
             {
                 return self.finish_read(tag, bytes, last);
             }
