@@ -398,7 +398,7 @@ impl Compound {
             };
             self.after = if only.is_some() { body.len() } else { reader.at() };
             let step = match self.recalled() {
-                Some(known) => self.repeat(request, &known, context),
+                Some(known) => self.repeat(request, &body[self.after..], &known, context),
                 None => self.execute(request, context),
             };
             if let Some(store) = self.elsewhere.take() {

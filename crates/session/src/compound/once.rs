@@ -165,10 +165,12 @@ impl Compound {
         (self.index < results).then(|| known.clone())
     }
 
-    /// Repeats an operation that was already done: does nothing except for open files.
+    /// Repeats an operation that was already done: does nothing except for open files. `rest` are the operations after
+    /// it.
     pub(super) fn repeat(
         &mut self,
         request: &Request<'_>,
+        rest: &[u8],
         known: &Record,
         context: &mut Context<'_>,
     ) -> Result<Option<Step>, Errno> {
@@ -189,6 +191,13 @@ impl Compound {
             {
                 return self.execute(request, context);
             }
+            // It may have another name by now.
+            (Request::Open { .. }, reply) if closes(rest, replies.len() - self.index - 1) => {
+                self.result(reply);
+            }
+            (Request::Close { handle: CURRENT }, reply) if self.current.is_none() => {
+                self.result(reply);
+            }
             (Request::Open { base, flags, path, .. }, Reply::Opened { attr, .. }) => {
                 let at = self.at(context, base)?.into_owned();
                 self.open_again(context, at, path, flags, attr.identity())?;
@@ -199,19 +208,7 @@ impl Compound {
                     done => return done,
                 }
             }
-            (
-                Request::Attach { .. }
-                | Request::Reclaim { .. }
-                | Request::Reclaimed {}
-                | Request::Close { .. }
-                | Request::Read { .. }
-                | Request::ReadDir { .. }
-                | Request::ReadPath { .. }
-                | Request::Inquire { .. }
-                | Request::Lock { .. }
-                | Request::TestLock { .. },
-                _,
-            ) => return self.execute(request, context),
+            (request, _) if is_done_again(&request) => return self.execute(&request, context),
             (_, reply) => self.result(reply),
         }
         Ok(None)
@@ -261,6 +258,30 @@ impl Compound {
             _ => Before::NotBegun,
         }
     }
+}
+
+/// True for operations on what does not outlive the server, and those whose data is not recorded.
+fn is_done_again(request: &Request<'_>) -> bool {
+    matches!(
+        request,
+        Request::Attach { .. }
+            | Request::Reclaim { .. }
+            | Request::Reclaimed {}
+            | Request::Open { .. }
+            | Request::Close { .. }
+            | Request::Read { .. }
+            | Request::ReadDir { .. }
+            | Request::ReadPath { .. }
+            | Request::Inquire { .. }
+            | Request::Lock { .. }
+            | Request::TestLock { .. }
+    )
+}
+
+/// True if the first `done` of these operations, which follow an open, close the file and do nothing again before.
+fn closes(operations: &[u8], done: usize) -> bool {
+    let mut done = Operations::of(operations).take(done).map_while(Result::ok);
+    matches!(done.find(is_done_again), Some(Request::Close { handle: CURRENT }))
 }
 
 /// Returns what became of an operation that was in progress when the server was killed. The caller has

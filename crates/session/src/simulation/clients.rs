@@ -18,7 +18,7 @@ const SHARED: [&str; 3] = ["s0", "sub/s1", "s2"];
 /// What a client requested.
 #[derive(Clone, Debug)]
 enum Asked {
-    /// Create a file of its own, possibly as a link to another one.
+    /// Create a file of its own, possibly by another name or as a link to another one.
     Make { name: String, of: Option<String> },
     /// The same, kept open.
     Keep { name: String },
@@ -105,7 +105,16 @@ impl Client {
                 data = vec![5; 1 + random.below(90) as usize];
                 let length = data.len() as u32;
                 let write = Request::Write { handle: CURRENT, offset: 0, length, flags: 0 };
-                let body = encode_compound(&[open(name.as_bytes()), write, close]);
+                let body = match random.below(2) {
+                    0 => encode_compound(&[open(name.as_bytes()), write, close]),
+                    _ => {
+                        let part = self.fresh();
+                        let (path, new_path) = (part.as_bytes(), name.as_bytes());
+                        let (flags, new_base) = (NO_REPLACE, base);
+                        let rename = Request::Rename { base, flags, path, new_base, new_path };
+                        encode_compound(&[open(path), write, close, rename])
+                    }
+                };
                 (Asked::Make { name, of: None }, body)
             }
             2 => {
