@@ -13,8 +13,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use towline_client::{Client, Error, File, Lock, Options, Transport};
 use towline_net::address::Address;
-use towline_server::{Config, Export, ExportKind, OwnStore, Server};
+use towline_server::{Config, DiskExport, DiskKind, Export, ExportKind, OwnStore, Server};
 use towline_store::FileStore;
+use towline_store::block::CacheMode;
 use towline_wire::event;
 use towline_wire::reply::parse_results;
 use towline_wire::request::{CURRENT, lock, open_flag, sync_kind, valid};
@@ -328,6 +329,30 @@ fn files_of_any_store_are_watched_as_far_as_it_can_tell() {
         drop(watching);
         server.stop();
     }
+}
+
+/// The thread that waits for the file system cannot be ended, and its process neither. What the server has claimed and
+/// locked is needed by the next one.
+#[test]
+fn a_server_that_ends_while_a_file_system_hangs_lets_go_of_its_disks() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    file.as_file().set_len(1 << 20).unwrap();
+    let store = Brittle { may_hang: true, ..Brittle::default() };
+    let gate = store.gate.clone();
+    let disk = DiskKind::File(file.path().to_owned(), CacheMode::Cached);
+    let (server, at) = served(|listen| Config {
+        disks: vec![DiskExport::new("d", disk)],
+        ..config_of(store, listen, 1)
+    });
+    assert!(file.as_file().try_lock().is_err(), "the disk is served");
+    let (mut raw, _) = Raw::greeted(at.port());
+    let base = ask(&mut raw, 1, &[Request::Attach { name: b"b" }]).unwrap();
+    let closed = gate.lock.lock().unwrap();
+    raw.send(&request(0, 2, &[Request::Stat { base, flags: 0, path: b"stuck" }], 0));
+    eventually("a thread waits", || gate.knocks.load(Ordering::Relaxed) > 0);
+    server.stop();
+    file.as_file().try_lock().unwrap();
+    drop(closed);
 }
 
 /// Like a process of a `towline run`, which does not wait for its last closes: files left open

@@ -31,6 +31,7 @@ struct Active {
 }
 
 /// Disks that can replace the current ones.
+#[derive(Default)]
 pub(crate) struct NextDisks(Vec<Active>);
 
 /// Disks by name. Connections keep the disk they use, whatever happens here.

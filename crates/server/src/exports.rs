@@ -35,6 +35,7 @@ struct Account {
 }
 
 /// Exports that can replace the current ones.
+#[derive(Default)]
 pub(crate) struct NextExports(Vec<Active>);
 
 /// Exports by name. Sessions keep the stores they have open, whatever happens here.

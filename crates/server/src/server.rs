@@ -2,8 +2,8 @@
 
 use crate::config::{CORE_BUFFER_BYTES_MIN, CORES_MAX, Config, DiskExport, EngineWish, Export};
 use crate::core::{Core, Homes, Protocol, Shared};
-use crate::disks::Disks;
-use crate::exports::Exports;
+use crate::disks::{Disks, NextDisks};
+use crate::exports::{Exports, NextExports};
 use crate::failure::{Failure, work_of_core};
 use crate::families::Families;
 use crate::kept::{Keeping, Kept};
@@ -404,6 +404,10 @@ impl Server {
                 log::error!("a thread of the server had failed before it was stopped");
             }
         }
+        // A thread that waits for a file system may outlive the server, and its process, with all that is shared.
+        // The next server needs the devices, which are claimed, and the memory.
+        self.shared.exports.replace(NextExports::default());
+        self.shared.disks.replace(NextDisks::default());
     }
 }
 
