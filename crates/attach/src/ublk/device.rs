@@ -193,14 +193,14 @@ impl Device {
     /// with each epoch that is reported.
     ///
     /// # Errors
-    /// If the device cannot start: a new device is then removed, and one that was taken over waits for
+    /// If the device cannot start, or `started` fails: a new device is then removed, and one that was taken over waits for
     /// the next process once this one ends. If a queue fails: the caller should end the process soon,
     /// because the requests of that queue wait for the next one, while the other queues go on.
     pub fn serve<F>(
         self,
         control: &mut Control,
         backend: F,
-        started: impl FnOnce(),
+        started: impl FnOnce() -> Result<(), Error>,
         epoch: impl FnMut(u64),
     ) -> Result<(), Error>
     where
@@ -210,7 +210,8 @@ impl Device {
         let (mut gates, mut threads) = (Vec::new(), Vec::new());
         let ready = self
             .spawn(&Arc::new(backend), &tell, &mut gates, &mut threads)
-            .and_then(|()| self.start(control, &events, gates));
+            .and_then(|()| self.start(control, &events, gates))
+            .and_then(|()| started());
         if let Err(error) = ready {
             if !self.taken_over {
                 let number = self.information.number;
@@ -219,7 +220,6 @@ impl Device {
             }
             return Err(error);
         }
-        started();
         attend(&events, threads, |bytes| self.resize(control, bytes), epoch)
     }
 

@@ -237,7 +237,13 @@ fn keep(
     claim: Claim,
     made: Option<Duration>,
 ) -> Outcome<()> {
-    announce(args, record, made);
+    if let Err(error) = announce(args, record, made) {
+        if made.is_some() {
+            let _ = Kernel::detach(record.number);
+            remove(claim, record);
+        }
+        return Err(failure(&error));
+    }
     // Connections of a device that is taken over may have died meanwhile.
     kernel.keep(made.is_none()).map_err(|error| failure(&error))?;
     remove(claim, record);
@@ -267,14 +273,19 @@ fn read_ahead(args: &Args, record: &Record, round_trip: Duration) {
 }
 
 /// Prints the name of the usable device. In the background, later messages go to a log.
-fn announce(args: &Args, record: &Record, made: Option<Duration>) {
+///
+/// # Errors
+/// If the command that started the process in the background was interrupted: its user knows of no device.
+fn announce(args: &Args, record: &Record, made: Option<Duration>) -> Result<(), Error> {
     if let Some(round_trip) = made {
         read_ahead(args, record, round_trip);
     }
-    // The reader may be gone, but the device exists.
     let mut out = std::io::stdout();
-    let _ = writeln!(out, "/dev/{}", record.name()).and_then(|()| out.flush());
+    let told = writeln!(out, "/dev/{}", record.name()).and_then(|()| out.flush());
     if args.background {
+        if told.is_err() {
+            return Err(Error::Refused("interrupted".to_owned()));
+        }
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::APPEND | OFlags::CLOEXEC;
         let log = rustix::fs::open(record.log(), flags, Mode::RUSR | Mode::WUSR)
             .or_else(|_| rustix::fs::open(Path::new("/dev/null"), OFlags::WRONLY, Mode::empty()));
@@ -283,6 +294,7 @@ fn announce(args: &Args, record: &Record, made: Option<Duration>) {
             let _ = rustix::stdio::dup2_stderr(&log);
         }
     }
+    Ok(())
 }
 
 #[cfg(test)]
