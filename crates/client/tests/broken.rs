@@ -283,6 +283,40 @@ fn a_sync_that_failed_is_told_though_its_answer_was_lost() {
     server.stop();
 }
 
+/// Such as NFS says only when a file is closed that there was no space for what was written to it.
+#[test]
+fn a_close_tells_what_could_not_be_stored_though_its_answer_was_lost() {
+    let (server, at) = served(|listen| config(true, listen, 1));
+    let (mut raw, welcome) = Raw::greeted(at.port());
+    let attach = Request::Attach { name: b"b" };
+    let open = Request::Open { base: CURRENT, flags: 2, mode: 0, path: b"unstored" };
+    raw.send(&request(0, 1, &[attach, open], 0));
+    let (_, body) = raw.receive().unwrap();
+    let Some(Reply::Opened { handle, .. }) = parse_results(&body).unwrap().pop() else { panic!() };
+    for _ in 0..3 {
+        raw.send(&request(0, 2, &[Request::Close { handle }], 0));
+        let (_, body) = raw.receive().unwrap();
+        let results = parse_results(&body).unwrap();
+        assert!(matches!(results[..], [Reply::Failed { errno: 28 }]), "{results:?}");
+        raw = Raw::connect(at.port());
+        let session = Hello { session: welcome.session, secret: welcome.secret, ..hello() };
+        raw.send(&hello_message(&session));
+        raw.receive().unwrap();
+    }
+    assert_eq!(ask(&mut raw, 3, &[Request::Close { handle }]), Err(Errno::EBADF), "it is closed");
+    // What only reads has stored nothing.
+    let root = ask(&mut raw, 4, &[attach]).unwrap();
+    let open = |flags| Request::Open { base: root, flags, mode: 0, path: b"unstored" };
+    let handle = ask(&mut raw, 5, &[open(0)]).unwrap();
+    assert_eq!(ask(&mut raw, 6, &[Request::Close { handle }]), Ok(0));
+    // Who asks before the close is told then.
+    let handle = ask(&mut raw, 7, &[open(1)]).unwrap();
+    let settle = Request::Sync { handle, kind: sync_kind::SETTLE };
+    assert_eq!(ask(&mut raw, 8, &[settle]), Err(Errno::ENOSPC));
+    assert_eq!(ask(&mut raw, 9, &[Request::Close { handle }]), Ok(0));
+    server.stop();
+}
+
 /// Also if threads that may wait do everything, and a thread of the store reports the events.
 #[test]
 fn files_of_any_store_are_watched_as_far_as_it_can_tell() {

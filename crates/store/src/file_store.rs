@@ -332,6 +332,12 @@ pub trait OpenFile: Send + Sync + Any {
     /// `fdatasync(2)`, or `fsync(2)` with `full`.
     fn sync(&self, full: bool) -> Result<(), Errno>;
 
+    /// Returns what `close(2)` would report. Some file systems, such as NFS and many of FUSE, say only then that
+    /// they could not store what was written. The file stays open.
+    fn settle(&self) -> Result<(), Errno> {
+        Ok(())
+    }
+
     /// `fallocate(2)` with the modes zero, `KEEP_SIZE` 1, `PUNCH_HOLE|KEEP_SIZE` 3 and `ZERO_RANGE`
     /// 16 (also with `KEEP_SIZE`). Others fail with `EOPNOTSUPP`.
     fn allocate(&self, mode: u32, offset: u64, length: u64) -> Result<(), Errno>;

@@ -5,7 +5,7 @@ use crate::codec::{Field, ProtocolError, Reader};
 /// First bytes of the body of a hello and a welcome, to recognize peers that speak another protocol.
 pub const MAGIC: u64 = 0x454e_494c_574f_5431; // "1TOWLINE" as little-endian bytes
 /// Version of the protocol. It changes with every change of the wire format, as there is no release yet.
-pub const VERSION: u16 = 15;
+pub const VERSION: u16 = 16;
 
 /// Features that a lane asks for.
 pub mod want {

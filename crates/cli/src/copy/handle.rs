@@ -157,7 +157,7 @@ impl Handle {
         match self {
             // The kernel asks the file system each time that one of the descriptors is closed.
             Self::Local(file) => Ok(closing::close(file.try_clone()?)?),
-            Self::Remote(_) => Ok(()),
+            Self::Remote(file) => Ok(file.sync(sync_kind::SETTLE)?),
         }
     }
 

@@ -272,6 +272,10 @@ impl OpenFile for Node {
         if self.unstored.swap(false, Ordering::Relaxed) { Err(Errno::EIO) } else { Ok(()) }
     }
 
+    fn settle(&self) -> Result<(), Errno> {
+        if self.unstored.swap(false, Ordering::Relaxed) { Err(Errno::ENOSPC) } else { Ok(()) }
+    }
+
     fn allocate(&self, _: u32, _: u64, _: u64) -> Result<(), Errno> {
         Err(Errno::EOPNOTSUPP)
     }

@@ -133,11 +133,20 @@ impl Compound {
                 // The file is closed when `opened` is dropped, unless another request still uses it.
                 let mut opened = context.files.with(|files| files.remove(handle))?;
                 let hold = opened.hold.take();
-                if !context.files.may_wait() && opened.flags & ACCESS_MODE == 0 {
+                let is_written = opened.flags & ACCESS_MODE != 0;
+                // Other file systems have nothing to say.
+                let settled = match is_written && opened.store.may_hang() {
+                    true => opened.file.settle(),
+                    false => Ok(()),
+                };
+                if !context.files.may_wait() && !is_written {
                     self.closed = Some(Closed::Handle(opened));
                 }
                 self.left_open -= usize::from(of_this);
-                self.result(&Reply::Done {});
+                match settled {
+                    Ok(()) => self.result(&Reply::Done {}),
+                    Err(errno) => self.fail(errno),
+                }
                 return Ok(hold.map(|hold| Step::ReleaseLocks(owner, Some(hold))));
             }
             Request::Stat { base, flags, path } => {
@@ -283,6 +292,7 @@ impl Compound {
                 return Ok(self.blocking(store, move || match kind {
                     sync_kind::DATA => opened.file.sync(false).map(|()| Value::Done),
                     sync_kind::FULL => opened.file.sync(true).map(|()| Value::Done),
+                    sync_kind::SETTLE => opened.file.settle().map(|()| Value::Done),
                     sync_kind::FILE_SYSTEM => {
                         opened.store.sync(&*opened.file).map(|()| Value::Done)
                     }

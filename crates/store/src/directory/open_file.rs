@@ -327,6 +327,12 @@ impl OpenFile for DirectoryFile {
         result.map_err(errno)
     }
 
+    fn settle(&self) -> Result<(), Errno> {
+        // The file system is asked with each descriptor that is closed.
+        let duplicate = rustix::io::fcntl_dupfd_cloexec(&self.fd, 0).map_err(errno)?;
+        system::close(duplicate).map_err(errno)
+    }
+
     fn allocate(&self, mode: u32, offset: u64, length: u64) -> Result<(), Errno> {
         let flags = FallocateFlags::from_bits_retain(mode);
         let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;

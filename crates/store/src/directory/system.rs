@@ -4,7 +4,7 @@
 use rustix::fs::Mode;
 use rustix::io::Errno;
 use std::cell::Cell;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, IntoRawFd, OwnedFd};
 use towline_wire::request::{UMASK_SHIFT, masked};
 
 /// Number of `cachestat(2)`, which is the same on all architectures, as for all newer system calls.
@@ -83,6 +83,16 @@ pub(super) fn truncate(path: &str, length: u64) -> Result<(), Errno> {
     let path = std::ffi::CString::new(path).map_err(|_| Errno::INVAL)?;
     // SAFETY: the path ends with a zero byte and lives through the call.
     let result = unsafe { libc::truncate(path.as_ptr(), length) };
+    if result == 0 { Ok(()) } else { Err(last_error()) }
+}
+
+/// `close(2)`, unlike dropping the descriptor, with its error.
+///
+/// # Errors
+/// Those of the system call. The descriptor is closed all the same.
+pub(super) fn close(fd: OwnedFd) -> Result<(), Errno> {
+    // SAFETY: the descriptor was this function's own, and nobody uses it afterwards.
+    let result = unsafe { libc::close(fd.into_raw_fd()) };
     if result == 0 { Ok(()) } else { Err(last_error()) }
 }
 

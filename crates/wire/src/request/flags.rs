@@ -135,6 +135,9 @@ pub mod sync_kind {
     pub const FULL: u32 = 1;
     /// The whole file system (`syncfs`).
     pub const FILE_SYSTEM: u32 = 2;
+    /// Nothing, but reports what closing the file would: some file systems say only then that they could not store
+    /// what was written.
+    pub const SETTLE: u32 = 3;
 }
 
 /// Values of `whence` in [`super::Request::Seek`].
