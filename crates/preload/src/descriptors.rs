@@ -166,6 +166,8 @@ pub(crate) struct New<'a> {
     /// [`towline_wire::Attr::identity`].
     pub(crate) inode: u64,
     pub(crate) mode: u32,
+    /// It is open for writing on a file system that says only at a close what it could not store.
+    pub(crate) settles: bool,
     pub(crate) flags: i32,
     pub(crate) path: &'a [u8],
 }
@@ -244,6 +246,7 @@ pub(crate) fn make(new: &New<'_>, reserved: Reserved) -> i32 {
     entry.handle.store(new.handle, Ordering::Release);
     entry.inode.store(new.inode, Ordering::Relaxed);
     entry.mode.store(new.mode, Ordering::Relaxed);
+    entry.settles.store(new.settles.into(), Ordering::Relaxed);
     entry.put_offset(0);
     entry.set_path(new.path);
     drop(filling);

@@ -93,6 +93,9 @@ pub mod attr_flag {
     /// these are written back, half a minute later. So contents that were read shortly after a change may be
     /// older or newer than its number.
     pub const QUIET: u32 = 2;
+    /// The file system may say only when the file is closed that it could not store what was written
+    /// ([`crate::request::sync_kind::SETTLE`]).
+    pub const SETTLES: u32 = 4;
 }
 
 /// See [`attr_flag::QUIET`].

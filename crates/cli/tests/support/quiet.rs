@@ -18,7 +18,10 @@ use towline_wire::{Attr, Errno, StatFs};
 /// Number of changes, and contents.
 type Contents = (u64, Arc<Vec<u8>>);
 
-/// A directory of files that can only be read.
+/// The name of a file that takes what is written to it, and says when it is closed that there was no space.
+pub(crate) const FULL: &str = "full";
+
+/// A directory of files that can only be read, but for [`FULL`].
 #[derive(Default)]
 pub(crate) struct Quiet {
     files: Mutex<BTreeMap<Vec<u8>, Contents>>,
@@ -69,6 +72,7 @@ impl Quiet {
         let files = self.files.lock().unwrap();
         let place = files.keys().position(|other| other == name).ok_or(Errno::ENOENT)?;
         let (change, contents) = &files[name];
+        let flags = flags | if name == FULL.as_bytes() { attr_flag::SETTLES } else { 0 };
         Ok(Attr {
             inode: 2 + place as u64,
             size: contents.len() as u64,
@@ -78,6 +82,12 @@ impl Quiet {
             flags,
             ..Attr::default()
         })
+    }
+}
+
+impl Node {
+    fn is_full(&self) -> bool {
+        self.name.as_deref() == Some(FULL.as_bytes())
     }
 }
 
@@ -214,8 +224,12 @@ impl OpenFile for Node {
         Ok(ReadOutcome::Ready(Aggregate::from_vec(part)))
     }
 
-    fn write(&self, _: u64, _: &[u8], _: bool) -> Result<(usize, u64), Errno> {
-        Err(Errno::EROFS)
+    fn write(&self, offset: u64, data: &[u8], _: bool) -> Result<(usize, u64), Errno> {
+        if self.is_full() { Ok((data.len(), offset)) } else { Err(Errno::EROFS) }
+    }
+
+    fn settle(&self) -> Result<(), Errno> {
+        if self.is_full() { Err(Errno::ENOSPC) } else { Ok(()) }
     }
 
     fn read_directory(&self, _: u64, _: bool, _: &mut dyn Listing) -> Result<bool, Errno> {

@@ -15,7 +15,8 @@ use std::ffi::CStr;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 use towline_client::{Attr, File};
-use towline_wire::request::open_flag;
+use towline_wire::attr::attr_flag;
+use towline_wire::request::{open_flag, sync_kind};
 
 /// What the server sends along with opening a file, in the same round trip.
 enum Comes {
@@ -122,6 +123,7 @@ pub(crate) fn open_remote(at: &At, flags: c_int, mode: mode_t) -> Result<c_int, 
         handle,
         inode: attr.identity(),
         mode: attr.mode,
+        settles: flags & libc::O_ACCMODE != libc::O_RDONLY && attr.flags & attr_flag::SETTLES != 0,
         flags,
         path: &path,
     };
@@ -231,7 +233,7 @@ pub(crate) unsafe fn close(fd: c_int) -> c_int {
         let settled = inside(|| match descriptors::last_of(fd) {
             Some(open) => {
                 pool::closing(open, fd);
-                behind::closing(open).and(fresh::closing(open))
+                behind::closing(open).and(fresh::closing(open)).and_then(|()| stored(open))
             }
             None => Ok(()),
         });
@@ -247,6 +249,14 @@ pub(crate) unsafe fn close(fd: c_int) -> c_int {
     }
     // SAFETY: the program passes valid arguments.
     unsafe { real::close(fd) }
+}
+
+/// Reports what the file system could not store, if it tells only when a file is closed.
+fn stored(open: Open) -> Result<(), i32> {
+    match open.entry.settles.load(Ordering::Relaxed) {
+        0 => Ok(()),
+        _ => remote::with(open, |file| file.sync(sync_kind::SETTLE)),
+    }
 }
 
 pub(crate) unsafe fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {

@@ -77,7 +77,9 @@ impl Tree {
         let file_system = file_system(identity_of(stat).0, self.device);
         let is_told = self.tells_changes && file_system == 0;
         let quiet = if is_told && is_quiet(stat) { attr_flag::QUIET } else { 0 };
-        Attr { flags: u32::from(file_system) << FILE_SYSTEM_SHIFT | quiet, ..attr_of(stat) }
+        let settles = if self.foreign.get().is_some() { attr_flag::SETTLES } else { 0 };
+        let flags = u32::from(file_system) << FILE_SYSTEM_SHIFT | quiet | settles;
+        Attr { flags, ..attr_of(stat) }
     }
 }
 
