@@ -255,10 +255,11 @@ fn remove(claim: Claim, record: &Record) {
     claim.remove();
 }
 
-/// Detaches a background process from the terminal, and from the working directory, whose file system could
-/// not be unmounted.
+/// Detaches a background process from the terminal, from the working directory, whose file system could not be
+/// unmounted, and from locks and pipes of whoever started it.
 fn settle(args: &Args) {
     if args.background {
+        crate::run::close_all_inherited();
         let _ = rustix::process::setsid();
         let _ = std::env::set_current_dir("/");
     }
