@@ -193,6 +193,7 @@ impl Compound {
             }
             // It may have another name by now.
             (Request::Open { .. }, reply) if closes(rest, replies.len() - self.index - 1) => {
+                self.current = None;
                 self.result(reply);
             }
             (Request::Close { handle: CURRENT }, reply) if self.current.is_none() => {

@@ -423,6 +423,27 @@ fn a_file_that_a_recorded_request_closed_is_closed_again() {
 }
 
 #[test]
+fn a_file_that_a_repeated_request_leaves_open_stays_open() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut world = World::new(DirectoryStore::new(directory.path(), false).unwrap(), false);
+    let (memory, state) = Memory::new();
+    let journal = state.begin(5, 50).unwrap();
+    let flags = READ_WRITE | open_flag::CREATE;
+    let open = |path| Request::Open { base: world.root, flags, mode: 0o600, path };
+    let requests = [open(b"stays"), open(b"closed"), Request::Close { handle: CURRENT }];
+    assert_eq!(world.ask_kept(&journal, false, 1, &requests).failed(), None);
+    drop((journal, state));
+
+    let mut session = memory.restarted();
+    let recorded = session.take_recorded(0);
+    let journal = session.journal.clone().unwrap();
+    let again = world.ask_kept(&journal, recorded, 1, &requests);
+    let results = parse_results(&again.results).unwrap();
+    let Reply::Opened { handle, .. } = results[0] else { panic!("{results:?}") };
+    assert!(world.files.lock().find(handle).is_ok());
+}
+
+#[test]
 fn results_that_were_too_long_to_keep_are_not_made_up() {
     let directory = tempfile::tempdir().unwrap();
     let mut world = World::new(DirectoryStore::new(directory.path(), false).unwrap(), false);
