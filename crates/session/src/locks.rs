@@ -123,6 +123,7 @@ impl Locks {
     pub fn keeping(kept: HeldLocks) -> Self {
         let mut locks = Self::default();
         for (file, owner, range) in kept.all() {
+            locks.past.had.note_held(file, owner, &range);
             range.apply(owner, &mut locks.files.entry(file).or_default().held);
             if owner.process {
                 locks.processes.insert(owner, vec![BEFORE_RESTART]);

@@ -1,5 +1,5 @@
-//! What has been locked since the server started. A client may come back with locks of which this server knows
-//! nothing, as they were held before a restart: it must learn if others have had them since.
+//! What has been locked since the server started, or was then. A client may come back with locks of which this server
+//! knows nothing, as they were held before a restart: it must learn if others have had them since.
 
 use super::{FileKey, Owner, Range, exclude};
 use std::collections::HashMap;

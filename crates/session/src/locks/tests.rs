@@ -476,3 +476,24 @@ fn after_a_restart_nobody_locks_again_what_others_have_had_since() {
     let waiter = of(1, lock::EXCLUSIVE, 20, true);
     assert_eq!(locks.lock(FILE, waiter, None), Ok(Locked::Done(Vec::new())), "it has it");
 }
+
+#[test]
+fn what_others_held_at_a_restart_is_not_locked_again_by_who_was_away_before() {
+    use crate::state::tests::{create, file, open};
+    let state = file();
+    let of = |session, kind, is_again| Waiter {
+        session,
+        owner: Owner { session, ..owner(1) },
+        is_again,
+        ..waiter(1, kind, 0, 10)
+    };
+    let mut locks = Locks::keeping(HeldLocks::load(create(&state), 1));
+    locks.lock(FILE, of(1, lock::EXCLUSIVE, false), None).unwrap();
+    locks.leave(1, Some(1), false);
+    locks.lock(FILE, of(2, lock::EXCLUSIVE, false), None).unwrap();
+    drop(locks);
+    let mut locks = Locks::keeping(HeldLocks::load(open(&state), 10));
+    locks.lock(FILE, of(2, lock::UNLOCK, false), None).unwrap();
+    assert_eq!(locks.lock(FILE, of(1, lock::EXCLUSIVE, true), None), Err(Errno::EAGAIN));
+    assert_eq!(locks.lock(FILE, of(2, lock::EXCLUSIVE, true), None), Ok(Locked::Done(vec![])));
+}
