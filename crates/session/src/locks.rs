@@ -439,13 +439,14 @@ impl Past {
     /// Notes that this requester has its lock from now on.
     fn note_held(&mut self, file: FileKey, waiter: &Waiter) {
         self.lost.note_held(file, waiter.owner, &waiter.range);
-        self.had.note_held(file, waiter.owner, &waiter.range);
+        self.had.note_held(file, self.lost.at_first(waiter.owner), &waiter.range);
     }
 
     /// Returns true if others may have had the lock since this requester had it.
     fn was_taken(&self, file: FileKey, waiter: &Waiter) -> bool {
         let (owner, range) = (waiter.owner, &waiter.range);
         let taken = self.lost.was_taken(file, owner, range);
+        let owner = self.lost.at_first(owner);
         taken.unwrap_or_else(|| self.had.others_may_have_had(file, owner, range))
     }
 }

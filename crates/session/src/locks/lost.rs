@@ -7,6 +7,9 @@ use std::collections::{HashMap, VecDeque};
 /// Most locks that are remembered. When there are more, the oldest are forgotten.
 const LOST_MAX: usize = 1024;
 
+/// Most names of ended sessions that are remembered.
+const ENDED_MAX: usize = 16 * 1024;
+
 #[derive(Clone, Copy)]
 struct Lost {
     file: FileKey,
@@ -22,6 +25,10 @@ pub(super) struct LostLocks {
     lost: VecDeque<Lost>,
     /// The sessions with which clients are back, by the names under which they have lost others.
     back: HashMap<u64, u64>,
+    /// The first sessions of clients that have another one now, by that.
+    first: HashMap<u64, u64>,
+    /// The first sessions of clients that have lost all of theirs, by the names under which these may come back.
+    ended: VecDeque<(u64, u64)>,
 }
 
 impl LostLocks {
@@ -61,12 +68,28 @@ impl LostLocks {
         self.back.retain(|_, back| *back != session);
         let to = names.iter().map(|name| *self.back.get(name).unwrap_or(name)).collect::<Vec<_>>();
         self.pass_on(session, &to);
+        let first = self.first.remove(&session).unwrap_or(session);
+        for name in names {
+            match self.back.get(name) {
+                Some(back) => _ = self.first.insert(*back, first),
+                None => self.ended.push_back((*name, first)),
+            }
+        }
+        self.ended.drain(..self.ended.len().saturating_sub(ENDED_MAX));
     }
 
     /// Gives a session what is remembered under a name, and what will be.
     pub(super) fn come_back(&mut self, name: u64, session: u64) {
         self.back.insert(name, session);
         self.pass_on(name, &[session]);
+        if let Some((_, first)) = self.ended.iter().rfind(|(ended, _)| *ended == name) {
+            self.first.insert(session, *first);
+        }
+    }
+
+    /// Returns this owner as it was called in the first session of its client.
+    pub(super) fn at_first(&self, owner: Owner) -> Owner {
+        Owner { session: *self.first.get(&owner.session).unwrap_or(&owner.session), ..owner }
     }
 
     fn pass_on(&mut self, from: u64, to: &[u64]) {

@@ -497,3 +497,41 @@ fn what_others_held_at_a_restart_is_not_locked_again_by_who_was_away_before() {
     assert_eq!(locks.lock(FILE, of(1, lock::EXCLUSIVE, true), None), Err(Errno::EAGAIN));
     assert_eq!(locks.lock(FILE, of(2, lock::EXCLUSIVE, true), None), Ok(Locked::Done(vec![])));
 }
+
+/// More than are remembered.
+#[test]
+fn what_many_clients_lose_at_a_time_they_all_lock_again() {
+    const CLIENTS: u64 = 1100;
+    let mut locks = Locks::default();
+    let lock = |locks: &mut Locks, session, file, is_again| {
+        let owner = Owner { session, ..owner(1) };
+        let waiter = Waiter { session, owner, is_again, ..waiter(1, lock::EXCLUSIVE, 0, 10) };
+        locks.lock((1, file, false), waiter, None).is_ok()
+    };
+    let name = |client| 1 << 63 | client;
+    let lose = |locks: &mut Locks, session, name| {
+        locks.leave(session, Some(session), false);
+        locks.lost_as(session, &[name]);
+    };
+    for client in 1..=CLIENTS {
+        assert!(lock(&mut locks, client, client, false));
+    }
+    (1..=CLIENTS).for_each(|client| lose(&mut locks, client, name(client)));
+    assert!(lock(&mut locks, 10_000, 1, false));
+    lose(&mut locks, 10_000, name(10_000));
+    for again in [2000, 4000] {
+        for client in 1..=CLIENTS {
+            locks.came_back(name(client), again + client);
+            let is_taken = client == 1;
+            assert_eq!(lock(&mut locks, again + client, client, true), !is_taken, "{client}");
+        }
+        (1..=CLIENTS).for_each(|client| lose(&mut locks, again + client, name(client)));
+    }
+    // Back before the server noticed.
+    let range = waiter(1, lock::SHARED, 0, 10).range;
+    assert!(lock(&mut locks, 8000, 8000, false));
+    locks.came_back(name(8000), 8001);
+    lose(&mut locks, 8000, name(8000));
+    (1..=CLIENTS).for_each(|client| locks.past.lost.remember((9, 9, true), owner(client), range));
+    assert!(lock(&mut locks, 8001, 8000, true));
+}
