@@ -333,7 +333,8 @@ pub trait OpenFile: Send + Sync + Any {
     fn sync(&self, full: bool) -> Result<(), Errno>;
 
     /// Returns what `close(2)` would report. Some file systems, such as NFS and many of FUSE, say only then that
-    /// they could not store what was written. The file stays open.
+    /// they could not store what was written. Attributes of their files have
+    /// [`SETTLES`](towline_wire::attr::attr_flag::SETTLES). The file stays open.
     fn settle(&self) -> Result<(), Errno> {
         Ok(())
     }

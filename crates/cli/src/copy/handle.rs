@@ -5,6 +5,7 @@ use crate::report::{Failure, Outcome};
 use rustix::fs::{SeekFrom, XattrFlags};
 use std::os::unix::fs::FileExt;
 use towline_client::{Attr, Errno, File, SetAttr};
+use towline_wire::attr::attr_flag;
 use towline_wire::request::{sync_kind, whence};
 
 /// An open file.
@@ -157,6 +158,7 @@ impl Handle {
         match self {
             // The kernel asks the file system each time that one of the descriptors is closed.
             Self::Local(file) => Ok(closing::close(file.try_clone()?)?),
+            Self::Remote(file) if file.attr().flags & attr_flag::SETTLES == 0 => Ok(()),
             Self::Remote(file) => Ok(file.sync(sync_kind::SETTLE)?),
         }
     }

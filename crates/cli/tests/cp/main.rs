@@ -155,6 +155,18 @@ fn many_files_arrive_and_sums_agree() {
     assert_eq!(text(&["ls", &target]).lines().count(), 21, "inside the directory that exists");
 }
 
+/// Only some file systems have something to say before a file is closed.
+#[test]
+fn a_file_system_of_this_machine_is_not_asked_what_it_could_not_store() {
+    let world = World::new();
+    fs::write(world.local("large"), vec![1; 2 << 20]).unwrap();
+    good(&["cp", &world.local("large").display().to_string(), &world.url("dir/copy")]);
+    let told: serde_json::Value =
+        serde_json::from_str(&text(&["stats", "--json", &world.url("")])).unwrap();
+    assert_eq!(told["operations"]["Rename"].as_u64().unwrap_or(0), 2, "{told}");
+    assert_eq!(told["operations"]["Sync"].as_u64().unwrap_or(0), 0, "{told}");
+}
+
 #[test]
 fn resume_skips_what_is_complete() {
     let world = World::new();
