@@ -213,7 +213,7 @@ impl Core {
             let secret = random();
             let mut session = Session::new(id, secret, self.shared.families.epoch());
             session.journal = self.shared.state.as_ref().and_then(|s| s.begin(id, secret));
-            if hello.session != 0 {
+            if hello.session != 0 && hello.family == 0 {
                 session.before = hello.secret;
                 self.shared.locks.lock().came_back(name_of_lost(hello.secret), id);
             }

@@ -162,6 +162,17 @@ pub struct Compound {
     turn: Option<u64>,
 }
 
+/// Returns true if the operations of a legal body change nothing but open files, which the server closes if the reply is
+/// lost ([`Compound::left`]).
+fn only_opens(body: &[u8]) -> bool {
+    let opens = |request: &Request<'_>| match request {
+        Request::Attach { .. } | Request::Open { .. } => !request.alters(),
+        Request::Close { handle } => *handle == CURRENT,
+        other => !other.modifies(),
+    };
+    Operations::of(body).flatten().all(|request| opens(&request))
+}
+
 impl Compound {
     /// Creates a compound for a request. `offered` bytes of its write will follow in data messages.
     ///
@@ -238,7 +249,7 @@ impl Compound {
         (self.slot, self.sequence) = (slot, sequence);
         (self.operations, self.modifies, self.syncs) = (operations, modifies, syncs);
         // It must not have to be sent again because pages that were promised cannot be sent.
-        self.copies = self.modifies();
+        self.copies = read.is_some() && self.modifies() && (syncs || !only_opens(body));
         (self.offered, self.reads, self.lists) = (offered, read.unwrap_or(0).into(), lists);
         Ok(last.filter(|_| operations == 1))
     }

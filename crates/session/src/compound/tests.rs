@@ -658,6 +658,28 @@ fn a_file_that_becomes_shorter_is_read_as_it_is_when_its_pages_are_copied() {
 }
 
 #[test]
+fn only_what_must_not_be_sent_again_copies_what_it_reads() {
+    let attach = Request::Attach { name: b"x" };
+    let open = |flags| Request::Open { base: CURRENT, flags, mode: 0, path: b"f" };
+    let read = Request::Read { handle: CURRENT, offset: 0, length: 100_000 };
+    let (close, close_other) = (Request::Close { handle: CURRENT }, Request::Close { handle: 7 });
+    let exclusive = open_flag::CREATE | open_flag::EXCLUSIVE;
+    let cases: [(&[Request<'_>], bool); 7] = [
+        (&[read], false),
+        (&[open(0), read], false),
+        (&[attach, open(READ_WRITE), read, close], false),
+        (&[open(exclusive), read], true),
+        (&[open(open_flag::TRUNCATE | READ_WRITE), read], true),
+        (&[close_other, read], true),
+        (&[open(0), close], false),
+    ];
+    for (requests, copies) in cases {
+        let compound = Compound::new(0, 1, &encode_compound(requests), &[], 0).unwrap();
+        assert_eq!(compound.copies, copies, "{requests:?}");
+    }
+}
+
+#[test]
 fn what_is_freed_is_what_lies_beyond_the_new_end() {
     let freed = |size, blocks, new| super::freed(&Attr { size, blocks, ..Attr::default() }, new);
     // The size, the blocks of 512 bytes, the new size.
