@@ -15,6 +15,7 @@ use crate::files::{Found, Hold, Opened, Table};
 use crate::locks::{FileKey, Owner, Range, Waiter};
 use crate::watches::EventQueue;
 use once::Pen;
+use reading::only_opens;
 use std::sync::Arc;
 use towline_mem::Aggregate;
 use towline_store::{Caller, Closing, FREED_BYTES_MAX, FileStore};
@@ -160,17 +161,6 @@ pub struct Compound {
     closed: Option<Closed>,
     /// Its turn in the event queue, while it asks for events.
     turn: Option<u64>,
-}
-
-/// Returns true if the operations of a legal body change nothing but open files, which the server closes if the reply is
-/// lost ([`Compound::left`]).
-fn only_opens(body: &[u8]) -> bool {
-    let opens = |request: &Request<'_>| match request {
-        Request::Attach { .. } | Request::Open { .. } => !request.alters(),
-        Request::Close { handle } => *handle == CURRENT,
-        other => !other.modifies(),
-    };
-    Operations::of(body).flatten().all(|request| opens(&request))
 }
 
 impl Compound {

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use towline_mem::{Aggregate, Segment};
 use towline_store::{FileStore, PathRead, ReadOutcome};
 use towline_wire::limits::TRANSFER_BYTES_MAX;
-use towline_wire::request::open_flag;
-use towline_wire::{Errno, Reply};
+use towline_wire::request::{CURRENT, Operations, open_flag};
+use towline_wire::{Errno, Reply, Request};
 
 impl Compound {
     /// Reads an open file, or returns the step for which that waits.
@@ -110,4 +110,15 @@ fn checked(length: u32) -> Result<usize, Errno> {
 /// Copies what was read; what a file no longer has was not read.
 fn copied(data: &Aggregate) -> Result<Aggregate, Errno> {
     data.to_vec_until_end().map(Aggregate::from_vec).map_err(|error| Errno::of(&error))
+}
+
+/// Returns true if the operations of a legal body change nothing but open files, which the server closes if the reply is
+/// lost ([`Compound::left`]).
+pub(super) fn only_opens(body: &[u8]) -> bool {
+    let opens = |request: &Request<'_>| match request {
+        Request::Attach { .. } | Request::Open { .. } => !request.alters(),
+        Request::Close { handle } => *handle == CURRENT,
+        other => !other.modifies(),
+    };
+    Operations::of(body).flatten().all(|request| opens(&request))
 }
