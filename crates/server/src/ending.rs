@@ -133,9 +133,11 @@ impl Core {
             return true;
         }
         let granted = locks.leave(id, owner, are_reported);
-        let Session { secret, before, .. } = served.session;
-        let names = [secret, before].into_iter().filter(|secret| *secret != 0).map(name_of_lost);
-        locks.lost_as(id, &names.collect::<Vec<_>>());
+        let Session { secret, before, family, .. } = served.session;
+        if !family {
+            let names = [secret, before].into_iter().filter(|secret| *secret != 0);
+            locks.lost_as(id, &names.map(name_of_lost).collect::<Vec<_>>());
+        }
         drop(locks);
         self.shared.notify(granted);
         true
