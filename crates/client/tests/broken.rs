@@ -19,7 +19,7 @@ use towline_store::block::CacheMode;
 use towline_wire::event;
 use towline_wire::reply::parse_results;
 use towline_wire::request::{CURRENT, lock, open_flag, sync_kind, valid};
-use towline_wire::{Errno, Header, Hello, Kind, Reply, Request, Timestamp};
+use towline_wire::{Errno, Header, Hello, Kind, Reply, Request, Timestamp, Welcome};
 
 /// Starts a server over TCP; returns it with its address.
 fn served(config: impl FnOnce(Address) -> Config) -> (Server, SocketAddr) {
@@ -254,28 +254,43 @@ fn pages_that_cannot_be_sent_fail_their_read_and_no_other() {
     server.stop();
 }
 
+/// Opens a file for writing what cannot be stored, with the first request; returns its handle.
+fn open_unstored(raw: &mut Raw) -> u64 {
+    let attach = Request::Attach { name: b"b" };
+    let open = Request::Open { base: CURRENT, flags: 2, mode: 0, path: b"unstored" };
+    ask(raw, 1, &[attach, open]).unwrap()
+}
+
+/// Sends the second request of a session three times, on a new connection after each answer, which is this error.
+/// Returns the last connection.
+fn fails_though_the_answer_is_lost(
+    mut raw: Raw,
+    (port, welcome): (u16, &Welcome),
+    asked: Request<'_>,
+    wanted: u16,
+) -> Raw {
+    for _ in 0..3 {
+        raw.send(&request(0, 2, &[asked], 0));
+        let (_, body) = raw.receive().unwrap();
+        let results = parse_results(&body).unwrap();
+        assert!(matches!(results[..], [Reply::Failed { errno }] if errno == wanted), "{results:?}");
+        raw = Raw::connect(port);
+        let session = Hello { session: welcome.session, secret: welcome.secret, ..hello() };
+        raw.send(&hello_message(&session));
+        raw.receive().unwrap();
+    }
+    raw
+}
+
 /// The kernel reports lost data once. A client whose lane ends with that answer, and which asks
 /// again, must get it as well.
 #[test]
 fn a_sync_that_failed_is_told_though_its_answer_was_lost() {
     let (server, at) = served(|listen| config(false, listen, 1));
     let (mut raw, welcome) = Raw::greeted(at.port());
-    let attach = Request::Attach { name: b"b" };
-    let open = Request::Open { base: CURRENT, flags: 2, mode: 0, path: b"unstored" };
-    raw.send(&request(0, 1, &[attach, open], 0));
-    let (_, body) = raw.receive().unwrap();
-    let Some(Reply::Opened { handle, .. }) = parse_results(&body).unwrap().pop() else { panic!() };
-    let sync = request(0, 2, &[Request::Sync { handle, kind: sync_kind::DATA }], 0);
-    for _ in 0..3 {
-        raw.send(&sync);
-        let (_, body) = raw.receive().unwrap();
-        let results = parse_results(&body).unwrap();
-        assert!(matches!(results[..], [Reply::Failed { errno: 5 }]), "{results:?}");
-        raw = Raw::connect(at.port());
-        let session = Hello { session: welcome.session, secret: welcome.secret, ..hello() };
-        raw.send(&hello_message(&session));
-        raw.receive().unwrap();
-    }
+    let handle = open_unstored(&mut raw);
+    let sync = Request::Sync { handle, kind: sync_kind::DATA };
+    raw = fails_though_the_answer_is_lost(raw, (at.port(), &welcome), sync, 5);
     // A new sync has nothing to report.
     raw.send(&request(0, 3, &[Request::Sync { handle, kind: sync_kind::DATA }], 0));
     let (_, body) = raw.receive().unwrap();
@@ -288,24 +303,12 @@ fn a_sync_that_failed_is_told_though_its_answer_was_lost() {
 fn a_close_tells_what_could_not_be_stored_though_its_answer_was_lost() {
     let (server, at) = served(|listen| config(true, listen, 1));
     let (mut raw, welcome) = Raw::greeted(at.port());
-    let attach = Request::Attach { name: b"b" };
-    let open = Request::Open { base: CURRENT, flags: 2, mode: 0, path: b"unstored" };
-    raw.send(&request(0, 1, &[attach, open], 0));
-    let (_, body) = raw.receive().unwrap();
-    let Some(Reply::Opened { handle, .. }) = parse_results(&body).unwrap().pop() else { panic!() };
-    for _ in 0..3 {
-        raw.send(&request(0, 2, &[Request::Close { handle }], 0));
-        let (_, body) = raw.receive().unwrap();
-        let results = parse_results(&body).unwrap();
-        assert!(matches!(results[..], [Reply::Failed { errno: 28 }]), "{results:?}");
-        raw = Raw::connect(at.port());
-        let session = Hello { session: welcome.session, secret: welcome.secret, ..hello() };
-        raw.send(&hello_message(&session));
-        raw.receive().unwrap();
-    }
+    let handle = open_unstored(&mut raw);
+    let close = Request::Close { handle };
+    raw = fails_though_the_answer_is_lost(raw, (at.port(), &welcome), close, 28);
     assert_eq!(ask(&mut raw, 3, &[Request::Close { handle }]), Err(Errno::EBADF), "it is closed");
     // What only reads has stored nothing.
-    let root = ask(&mut raw, 4, &[attach]).unwrap();
+    let root = ask(&mut raw, 4, &[Request::Attach { name: b"b" }]).unwrap();
     let open = |flags| Request::Open { base: root, flags, mode: 0, path: b"unstored" };
     let handle = ask(&mut raw, 5, &[open(0)]).unwrap();
     assert_eq!(ask(&mut raw, 6, &[Request::Close { handle }]), Ok(0));

@@ -5,7 +5,8 @@ use super::support::{TOWLINE, World, have, wait_until};
 use std::fs;
 use std::io::Write;
 use std::os::unix::fs::MetadataExt;
-use std::process::{Command, Stdio};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
 
 /// Returns whether this process may act for other users. If not, prints that the test is skipped.
 fn is_root() -> bool {
@@ -14,6 +15,21 @@ fn is_root() -> bool {
         println!("SKIPPED: only root acts for other users");
     }
     is_root
+}
+
+/// Starts a server of a folder that acts as the users whom clients name, on a socket that all of them may use.
+fn serve(folder: &Path, socket: &Path) -> Child {
+    let _ = fs::remove_file(socket);
+    let command = "umask 0; exec \"$0\" serve --identity --no-root-squash \"$@\"";
+    let server = Command::new("sh")
+        .args(["-c", command, TOWLINE, "--dir"])
+        .arg(format!("d={}", folder.display()))
+        .args(["--listen", &format!("unix://{}", socket.display())])
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    wait_until("the server listens", || socket.exists());
+    server
 }
 
 #[test]
@@ -27,14 +43,7 @@ fn files_are_made_as_the_user_for_files() {
     fs::create_dir(&folder).unwrap();
     fs::set_permissions(&folder, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
     let socket = world.local("own");
-    let mut server = Command::new(TOWLINE)
-        .args(["serve", "--identity", "--no-root-squash", "--dir"])
-        .arg(format!("d={}", folder.display()))
-        .args(["--listen", &format!("unix://{}", socket.display())])
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
-    wait_until("the server listens", || socket.exists());
+    let mut server = serve(&folder, &socket);
     let prefix = world.local("at");
     let output = Command::new(TOWLINE)
         .args(["run", "--at"])
@@ -76,20 +85,7 @@ fn files_are_made_as_each_of_several_users_of_one_process() {
         fs::create_dir(&folder).unwrap();
         fs::set_permissions(&folder, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
         let socket = world.local("own");
-        let serve = || {
-            let _ = fs::remove_file(&socket);
-            let command = "umask 0; exec \"$0\" serve --identity --no-root-squash \"$@\"";
-            let server = Command::new("sh")
-                .args(["-c", command, TOWLINE, "--dir"])
-                .arg(format!("d={}", folder.display()))
-                .args(["--listen", &format!("unix://{}", socket.display())])
-                .stderr(Stdio::null())
-                .spawn()
-                .unwrap();
-            wait_until("the server listens", || socket.exists());
-            server
-        };
-        let mut server = serve();
+        let mut server = serve(&folder, &socket);
         let at = world.local("at");
         let url = format!("towline+{scheme}:///d?socket={}", socket.display());
         let mut program = Command::new(TOWLINE)
@@ -111,7 +107,7 @@ fn files_are_made_as_each_of_several_users_of_one_process() {
         if restarts {
             server.kill().unwrap();
             server.wait().unwrap();
-            server = serve();
+            server = serve(&folder, &socket);
         }
         program.stdin.take().unwrap().write_all(b"\n").unwrap();
         let output = program.wait_with_output().unwrap();
