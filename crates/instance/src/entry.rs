@@ -48,7 +48,7 @@ pub struct Entry {
     position: Position,
     /// `st_mode` at open.
     pub mode: AtomicU32,
-    /// Nonzero if its file system is asked before it is closed whether it could store what was written.
+    /// Nonzero if its file system says only at a close what it could not store.
     pub settles: AtomicU32,
     /// What became of writes to it: [`WAITED`], [`TOLD`], or [`FAILED`] with an error number; zero before the
     /// first.

@@ -166,7 +166,7 @@ pub(crate) struct New<'a> {
     /// [`towline_wire::Attr::identity`].
     pub(crate) inode: u64,
     pub(crate) mode: u32,
-    /// It is open for writing on a file system that says only at a close what it could not store.
+    /// Its file system says only at a close what it could not store.
     pub(crate) settles: bool,
     pub(crate) flags: i32,
     pub(crate) path: &'a [u8],

@@ -123,7 +123,7 @@ pub(crate) fn open_remote(at: &At, flags: c_int, mode: mode_t) -> Result<c_int, 
         handle,
         inode: attr.identity(),
         mode: attr.mode,
-        settles: is_written(flags) && attr.flags & attr_flag::SETTLES != 0,
+        settles: attr.flags & attr_flag::SETTLES != 0,
         flags,
         path: &path,
     };
@@ -251,15 +251,11 @@ pub(crate) unsafe fn close(fd: c_int) -> c_int {
     unsafe { real::close(fd) }
 }
 
-/// Returns true for flags with which a file is open for writing.
-fn is_written(flags: c_int) -> bool {
-    flags & libc::O_PATH == 0 && flags & libc::O_ACCMODE != libc::O_RDONLY
-}
-
 /// Reports what the file system could not store, if it tells only when a file is closed.
 fn stored(open: Open) -> Result<(), i32> {
     match open.entry.settles.load(Ordering::Relaxed) {
         0 => Ok(()),
+        _ if remote::check_writable(open).is_err() => Ok(()),
         _ => remote::with(open, |file| file.sync(sync_kind::SETTLE)),
     }
 }
