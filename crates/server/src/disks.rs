@@ -2,7 +2,7 @@
 
 use crate::complaints;
 use crate::config::{DiskExport, DiskKind};
-use crate::exports::in_time;
+use crate::exports::{awaited, in_time};
 use parking_lot::RwLock;
 use std::cell::Cell;
 use std::io;
@@ -87,9 +87,14 @@ impl Disks {
                     let (store, description) = match kept {
                         Some(Active { disk, .. }) => (disk.store.clone(), disk.description.clone()),
                         None => {
-                            // Before they are opened: a file replaced in between is noticed the next time.
-                            files = files_of(&export.kind);
-                            open(export).map_err(|e| wrong(e.to_string()))?
+                            let export = export.clone();
+                            let opened = awaited(&format!("disk \"{name}\""), move || {
+                                // First: a file replaced in between is noticed the next time.
+                                Ok((files_of(&export.kind), open(&export)?))
+                            });
+                            let opened = opened.map_err(|e| wrong(e.to_string()))?;
+                            files = opened.0;
+                            opened.1
                         }
                     };
                     let mut disk = Disk::new(name, &description, store, export.read_only);

@@ -7,6 +7,7 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
 use std::time::Duration;
 use towline_block::{ClientKey, Meter, Meters};
 use towline_session::Exports as Find;
@@ -16,7 +17,7 @@ use towline_store::FileStore;
 use towline_store::directory::DirectoryStore;
 use towline_store::memory::MemoryStore;
 
-/// How long a file system may take to identify the directory at a path.
+/// How long a file system may take to answer before it is taken to hang.
 const ANSWER: Duration = Duration::from_secs(5);
 
 struct Active {
@@ -102,7 +103,9 @@ impl Exports {
                 (Some(store), _) => (store, None),
                 (None, ExportKind::Own(store)) => (store.0.clone(), None),
                 (None, ExportKind::Directory(path)) => {
-                    match DirectoryStore::new(path, export.read_only) {
+                    let (wanted, read_only) = (path.clone(), export.read_only);
+                    let what = format!("export \"{name}\": directory {}", path.display());
+                    match awaited(&what, move || DirectoryStore::new(&wanted, read_only)) {
                         Ok(store) => {
                             if let Some(kind) = store.foreign() {
                                 tell_foreign(name, kind);
@@ -110,9 +113,7 @@ impl Exports {
                             (store as Arc<dyn FileStore>, None)
                         }
                         Err(error) => {
-                            let what =
-                                format!("export \"{name}\": directory {}: {error}", path.display());
-                            return Err(io::Error::new(error.kind(), what));
+                            return Err(io::Error::new(error.kind(), format!("{what}: {error}")));
                         }
                     }
                 }
@@ -221,12 +222,32 @@ fn is_same(one: &Export, other: &Export) -> bool {
 
 /// Returns the result of a call to a file system, or `None` if it does not return in time.
 pub(crate) fn in_time<T: Send + 'static>(look: impl FnOnce() -> T + Send + 'static) -> Option<T> {
-    let (tell, told) = std::sync::mpsc::channel();
+    begun(look).and_then(|told| told.recv_timeout(ANSWER).ok())
+}
+
+/// Opens what is to be served. A warning names it if its file system does not answer in time.
+pub(crate) fn awaited<T: Send + 'static>(
+    what: &str,
+    open: impl FnOnce() -> io::Result<T> + Send + 'static,
+) -> io::Result<T> {
+    let failed = || io::Error::other("cannot be opened: no thread, or it failed");
+    let told = begun(open).ok_or_else(failed)?;
+    told.recv_timeout(ANSWER).unwrap_or_else(|_| {
+        log::warn!("{what}: waiting for its file system, which does not answer");
+        told.recv().map_err(|_| failed())?
+    })
+}
+
+/// Makes a call that may hang on a thread of its own.
+fn begun<T: Send + 'static>(
+    look: impl FnOnce() -> T + Send + 'static,
+) -> Option<mpsc::Receiver<T>> {
+    let (tell, told) = mpsc::channel();
     let look = std::thread::Builder::new().spawn(move || {
         // After a timeout nobody receives it.
         let _ = tell.send(look());
     });
-    look.ok().and_then(|_| told.recv_timeout(ANSWER).ok())
+    look.ok().map(|_| told)
 }
 
 fn tell_foreign(name: &str, kind: &str) {

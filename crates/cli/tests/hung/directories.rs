@@ -3,10 +3,13 @@
 
 use crate::support::wait_until;
 use crate::world::{
-    CREATE, LONG, LOOKS, Mounted, Serving, WRITE, begin, connect, in_time, work_on,
+    CREATE, Ended, LONG, LOOKS, Mounted, Serving, WRITE, begin, connect, in_time, work_on,
 };
 use rustix::process::Signal;
 use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Command, Stdio};
 use std::sync::mpsc;
 use towline_client::Errno;
 
@@ -139,4 +142,37 @@ fn a_file_system_mounted_later_holds_up_nobody_else_either() {
     assert!(look.try_recv().is_err(), "answered, though the file system hangs");
     mounted.go_on();
     assert_eq!(in_time(&look, "a look at a name").err(), Some(Errno::ENOENT));
+}
+
+#[test]
+fn a_start_that_waits_for_a_file_system_says_so() {
+    let directory = tempfile::tempdir().unwrap();
+    let Some(mounted) = Mounted::new(directory.path()) else { return };
+    let local = directory.path().join("local");
+    fs::create_dir(&local).unwrap();
+    let image = mounted.point.join("disk");
+    fs::File::create(&image).unwrap().set_len(1 << 20).unwrap();
+    mounted.hang();
+    let serve = |kind: &str, path: &Path| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_towline"));
+        command.args(["serve", "--listen", "tcp://127.0.0.1:0", kind]);
+        command.arg(format!("it={}", path.display()));
+        let mut server = Ended(command.stderr(Stdio::piped()).spawn().unwrap());
+        let mut says = BufReader::new(server.0.stderr.take().unwrap()).lines();
+        let (sender, receiver) = mpsc::channel();
+        std::thread::spawn(move || says.try_for_each(|line| sender.send(line.unwrap())));
+        (server, receiver)
+    };
+    let servers = [
+        ("export \"it\": directory", serve("--dir", &mounted.point.join("lost+found"))),
+        ("disk \"it\"", serve("--disk", &image)),
+    ];
+    for (what, (_, says)) in &servers {
+        let line = in_time(says, "a start without a word");
+        assert!(line.contains(*what) && line.contains("waiting for its file system"), "{line}");
+    }
+    mounted.go_on();
+    for (_, (_, says)) in &servers {
+        while !in_time(says, "a start").contains("listening on") {}
+    }
 }
