@@ -71,6 +71,10 @@ fn refused(number: Option<u32>, error: io::Error) -> Error {
             Error::Refused(format!("/dev/nbd{number} is in use already: choose another number"))
         }
         (_, Some(libc::EPERM)) => Error::Refused(NOT_ALLOWED.to_owned()),
+        // Its highest number depends on its parameter `max_part`.
+        (Some(number), Some(libc::EINVAL)) => Error::Refused(format!(
+            "the kernel's NBD client: {error}; it may have no number as high as {number}: choose a lower one"
+        )),
         _ => Error::system("the kernel's NBD client")(error),
     }
 }
@@ -354,6 +358,8 @@ mod tests {
             "/dev/nbd3 is in use already: choose another number"
         );
         assert_eq!(said(None, libc::EPERM), NOT_ALLOWED);
+        let said_high = said(Some(100_000), libc::EINVAL);
+        assert!(said_high.contains("no number as high as 100000"), "{said_high}");
         assert!(said(Some(3), libc::EINVAL).starts_with("the kernel's NBD client: "));
         assert!(said(None, libc::EBUSY).starts_with("the kernel's NBD client: "));
     }

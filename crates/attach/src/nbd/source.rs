@@ -250,7 +250,9 @@ impl Patient {
     fn told(&self, error: io::Error) -> io::Error {
         match error.kind() {
             io::ErrorKind::WouldBlock => {
-                let what = format!("no answer within {:?}", self.patience);
+                let silent = self.patience;
+                let what =
+                    format!("no answer within {silent:?}; it may be stopped, or no NBD server");
                 io::Error::new(io::ErrorKind::TimedOut, what)
             }
             _ => error,
@@ -301,7 +303,10 @@ mod tests {
         let silent = TcpListener::bind("127.0.0.1:0").unwrap();
         let source = Source::parse(&format!("nbd://{}/x", silent.local_addr().unwrap())).unwrap();
         let error = source.open(false, Duration::from_millis(20)).err().unwrap().to_string();
-        assert_eq!(error, format!("{source}: no answer within 20ms"));
+        assert_eq!(
+            error,
+            format!("{source}: no answer within 20ms; it may be stopped, or no NBD server")
+        );
     }
 
     #[test]
