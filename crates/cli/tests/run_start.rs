@@ -6,12 +6,12 @@
 mod support;
 
 use std::fs;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 use support::compare::{Libc, compiled};
-use support::{TOWLINE, World, keeper};
+use support::{TOWLINE, World, keeper, wait_until};
 
 const PREFIX: &str = "/towline-start-test";
 
@@ -414,5 +414,56 @@ fn programs_have_no_children_but_their_own() {
         }
         let again = [&[alone, "one-processor"], line, &["again", alone, "waits"]].concat();
         assert_eq!(said(&again), "0 1", "{again:?}");
+    }
+}
+
+/// All processes of a run may be killed together, as when a container ends.
+#[test]
+fn what_killed_runs_leave_is_removed_by_a_later_run() {
+    let world = World::new();
+    fs::write(world.local("served/f"), "here\n").unwrap();
+    let home = home(&world);
+    let runs = home.join(format!("towline-{}", rustix::process::geteuid().as_raw()));
+    let command = |script: &str| {
+        let mut command = Command::new(TOWLINE);
+        command.args(["run", "--at", &format!("{PREFIX}={}", world.url("dir")), "--"]);
+        command.args(["sh", "-c", script]).env("XDG_RUNTIME_DIR", &home);
+        command
+    };
+    let start = || {
+        let mut command = command(&format!("cat {PREFIX}/f; read line; cat {PREFIX}/f"));
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut said = BufReader::new(child.stdout.take().unwrap());
+        assert_eq!(said.by_ref().lines().next().unwrap().unwrap(), "here");
+        let keeper = keeper(child.id()).unwrap();
+        let folder = runs.join(format!("run-{}-0", child.id()));
+        assert!(folder.is_dir());
+        (child, keeper, folder, said)
+    };
+    let [whole, keeperless, mut killed] = [(); 3].map(|()| start());
+    killed.0.kill().unwrap();
+    killed.0.wait().unwrap();
+    for keeper in [&keeperless.1, &killed.1] {
+        let keeper = rustix::process::Pid::from_raw(keeper.parse().unwrap()).unwrap();
+        rustix::process::kill_process(keeper, rustix::process::Signal::KILL).unwrap();
+    }
+    let long_ago = SystemTime::now() - Duration::from_secs(3600);
+    // Killed before there was more of it.
+    let begun = runs.join("run-1-0");
+    fs::create_dir(&begun).unwrap();
+    for folder in [&whole.2, &keeperless.2, &killed.2, &begun] {
+        fs::File::open(folder).unwrap().set_modified(long_ago).unwrap();
+    }
+    let young = runs.join("run-2-0");
+    fs::create_dir(&young).unwrap();
+    assert!(command("true").status().unwrap().success());
+    wait_until("what was left is removed", || !killed.2.exists() && !begun.exists());
+    assert!(whole.2.is_dir() && keeperless.2.is_dir() && young.is_dir());
+    for (mut child, _, _, mut said) in [whole, keeperless] {
+        drop(child.stdin.take());
+        let mut rest = String::new();
+        said.read_to_string(&mut rest).unwrap();
+        assert_eq!(rest, "here\n");
+        assert!(child.wait().unwrap().success());
     }
 }

@@ -83,16 +83,28 @@ enum Ready {
     Failed = 2,
 }
 
-/// The file before it is mapped.
+/// The file before it is mapped, locked so that nobody takes the run for one that was killed.
 pub struct Prepared(OwnedFd);
 
 impl Prepared {
     /// Opens the file in `directory`.
     ///
     /// # Errors
-    /// Those of the system call.
+    /// Those of the system calls; `WouldBlock` if the run is over.
     pub fn open(directory: &[u8]) -> io::Result<Self> {
-        open(directory, libc::O_RDWR).map(Self)
+        Self::locked(open(directory, libc::O_RDWR)?, libc::LOCK_SH)
+    }
+
+    /// Opens the file of a run that has no process any more. Until it is dropped, no process can become one.
+    ///
+    /// # Errors
+    /// Those of the system calls; `WouldBlock` if there is a process.
+    pub fn abandoned(directory: &[u8]) -> io::Result<Self> {
+        Self::locked(open(directory, libc::O_RDWR)?, libc::LOCK_EX)
+    }
+
+    fn locked(fd: OwnedFd, how: i32) -> io::Result<Self> {
+        lock(&fd, how).map(|()| Self(fd))
     }
 
     /// Maps the file.
@@ -107,8 +119,23 @@ impl Prepared {
     /// process can open the file any more.
     #[must_use]
     pub fn is_used(&self) -> bool {
-        // SAFETY: a plain system call on our descriptor.
-        unsafe { libc::flock(self.0.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) != 0 }
+        let is_used = lock(&self.0, libc::LOCK_EX).is_err();
+        if is_used {
+            // The attempt gave up the shared lock. Nobody takes the other one as long as the file is used.
+            let _ = lock(&self.0, libc::LOCK_SH);
+        }
+        is_used
+    }
+}
+
+/// Locks the file without waiting.
+fn lock(fd: &OwnedFd, how: i32) -> io::Result<()> {
+    let number = fd.as_raw_fd() as usize;
+    // SAFETY: a plain system call on an open descriptor; the raw one, since a library that hooks `flock` calls
+    // this.
+    match unsafe { libc::syscall(libc::SYS_flock, number, (how | libc::LOCK_NB) as usize) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
     }
 }
 
@@ -174,7 +201,7 @@ impl State {
         first[8..16].copy_from_slice(&(encoded.len() as u64).to_ne_bytes());
         first.extend_from_slice(&encoded);
         file.write_all_at(&first, 0)?;
-        Ok(Prepared(file.into()))
+        Prepared::locked(file.into(), libc::LOCK_SH)
     }
 
     /// Publishes the roots that the servers reported, by mount, and lets waiting programs go on.
@@ -259,11 +286,7 @@ impl State {
         let fd = open(directory, libc::O_RDWR)?;
         let number = fd.as_raw_fd() as usize;
         // The mapping keeps the lock when the descriptor is closed.
-        // SAFETY: a plain system call on our descriptor; the raw one, since a library that hooks
-        // `flock` calls this.
-        if unsafe { libc::syscall(libc::SYS_flock, number, libc::LOCK_SH | libc::LOCK_NB) } != 0 {
-            return Err(io::Error::last_os_error());
-        }
+        lock(&fd, libc::LOCK_SH)?;
         // SAFETY: all zero is a valid `stat`.
         let mut stat: libc::stat = unsafe { std::mem::zeroed() };
         // SAFETY: the structure outlives the call. The raw call: a library that hooks `fstat`

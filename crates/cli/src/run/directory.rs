@@ -11,8 +11,8 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 use towline_instance::{
-    FOLDER_BYTES_MAX, KEEPER, MAPPINGS, NOT_IN_FOLDER, PAGER, PLACEHOLDERS, PROGRAMS, SERVER,
-    SOCKETS, STATE, WORKING,
+    FOLDER_BYTES_MAX, KEEPER, MAPPINGS, NOT_IN_FOLDER, PAGER, PLACEHOLDERS, PROGRAMS, Prepared,
+    SERVER, SOCKETS, STATE, WORKING,
 };
 
 /// The preloaded library.
@@ -134,6 +134,33 @@ fn remove_all(parent: impl AsFd, path: impl rustix::path::Arg + Copy) -> rustix:
     unlinkat(parent, path, AtFlags::REMOVEDIR)
 }
 
+/// A run is not taken for one that was killed before this time: nobody may have locked its state yet.
+const SETTLED: Duration = Duration::from_secs(60);
+
+/// Removes the directories beside this one of runs all of whose processes were killed. They hold what was mapped,
+/// mostly in memory.
+pub(super) fn remove_abandoned(own: &Path) {
+    let is_run = |path: &PathBuf| {
+        let name = path.file_name().unwrap_or_default().as_encoded_bytes();
+        name.starts_with(b"run-") && path != own
+    };
+    let entries = own.parent().and_then(|home| fs::read_dir(home).ok()).into_iter().flatten();
+    for path in entries.flatten().map(|entry| entry.path()).filter(is_run) {
+        if fs::symlink_metadata(&path).is_ok_and(|found| found.is_dir() && age(&found) > SETTLED) {
+            // Held while the directory is removed.
+            let _state = match Prepared::abandoned(path.as_os_str().as_bytes()) {
+                Ok(state) => Some(state),
+                // Killed before there was one, or while it was removed.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+                Err(_) => continue,
+            };
+            if let Err(error) = remove_all(CWD, &path) {
+                log::warn!("cannot remove {}, which a killed run left: {error}", path.display());
+            }
+        }
+    }
+}
+
 /// Adds advice for a folder for runs that cannot be used.
 pub(super) fn elsewhere(failure: Failure) -> Failure {
     failure.with("set XDG_RUNTIME_DIR to use another folder")
@@ -189,9 +216,9 @@ const UNUSED: Duration = Duration::from_secs(3600);
 /// Precision with which the last use is recorded.
 const NOTED: Duration = Duration::from_secs(300);
 
-/// Returns how long ago a library was used, or zero if the clock has been set back since.
-fn age(library: &Metadata) -> Duration {
-    library.modified().ok().and_then(|used| used.elapsed().ok()).unwrap_or_default()
+/// Returns how long ago a library was used, or a directory changed; zero if the clock has been set back since.
+fn age(found: &Metadata) -> Duration {
+    found.modified().ok().and_then(|used| used.elapsed().ok()).unwrap_or_default()
 }
 
 /// The library as a file. It stays for later runs of the same version of the program. When it is created,

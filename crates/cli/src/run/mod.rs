@@ -311,6 +311,7 @@ impl Run {
         if let Some(cache) = &self.cache {
             cache.watch(&state);
         }
+        directory::remove_abandoned(self.directory.path());
         program.keep_until_end(Some(&mut keeper), &others, &self.state);
         keeper.stop();
         if let Some(cache) = &self.cache {

@@ -26,7 +26,10 @@ fn both_sides_see_the_same_table() {
     assert!(second.may_have_name(b"src") && !second.may_have_name(b"lib"));
     first.fail();
     assert!(second.has_begun(), "too late for that");
+    let is_abandoned = || Prepared::abandoned(bytes).is_ok();
+    assert!(!is_abandoned());
     assert!(prepared.is_used(), "by the mapping, without a descriptor");
+    assert!(!is_abandoned());
     assert!(second.is_unused());
     let taken: Vec<usize> = (0..100).map(|_| first.take().unwrap()).collect();
     let mut all = taken.clone();
@@ -80,9 +83,14 @@ fn a_run_that_fails_or_is_over_says_so() {
     std::fs::create_dir(&directory).unwrap();
     let bytes = directory.as_os_str().as_bytes();
     let prepared = State::prepare(bytes, &Config::default()).unwrap();
+    let abandoned = || Prepared::abandoned(bytes).err().map(|e| e.kind());
+    assert_eq!(abandoned(), Some(io::ErrorKind::WouldBlock), "it has a keeper");
     assert!(!prepared.is_used());
     assert_eq!(State::open(bytes).err().map(|e| e.kind()), Some(io::ErrorKind::WouldBlock));
+    drop(prepared);
+    assert_eq!(abandoned(), None);
     std::fs::remove_file(directory.join(STATE)).unwrap();
+    assert_eq!(abandoned(), Some(io::ErrorKind::NotFound));
     let library = vec![0; CONFIG_BYTES];
     let long = State::prepare(bytes, &Config { library, ..Config::default() });
     assert_eq!(long.err().map(|e| e.kind()), Some(io::ErrorKind::InvalidInput));
