@@ -2,7 +2,6 @@
 //! released only when all of that is carried out.
 
 use crate::core::Core;
-use crate::families::name_of_lost;
 use crate::lanes::seconds;
 use crate::mailbox::Mail;
 use std::io;
@@ -133,10 +132,8 @@ impl Core {
             return true;
         }
         let granted = locks.leave(id, owner, are_reported);
-        let Session { secret, before, family, .. } = served.session;
-        if !family {
-            let names = [secret, before].into_iter().filter(|secret| *secret != 0);
-            locks.lost_as(id, &names.map(name_of_lost).collect::<Vec<_>>());
+        if !served.session.family {
+            locks.session_ended(id, served.session.secret);
         }
         drop(locks);
         self.shared.notify(granted);

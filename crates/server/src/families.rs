@@ -11,12 +11,6 @@ use towline_wire::Errno;
 /// numbers are small.
 const FAMILY_BIT: u64 = 1 << 63;
 
-/// Returns the name, which is no number of a session, of a client without a family that has lost its session with
-/// this secret: it comes back with another number, and the number of the lost one is known to all.
-pub(crate) fn name_of_lost(secret: u64) -> u64 {
-    secret | FAMILY_BIT
-}
-
 /// The open files of each family that has a session.
 pub(crate) struct Families {
     state: Mutex<State>,

@@ -3,7 +3,6 @@
 use crate::caller::{Peer, user_of};
 use crate::complaints;
 use crate::core::{Core, LANE_BELL_TOKENS, Protocol, REFUSING, REFUSING_TOLD};
-use crate::families::name_of_lost;
 use crate::grants::Served;
 use crate::handshake::{self, Rings};
 use crate::lane::Lane;
@@ -213,10 +212,6 @@ impl Core {
             let secret = random();
             let mut session = Session::new(id, secret, self.shared.families.epoch());
             session.journal = self.shared.state.as_ref().and_then(|s| s.begin(id, secret));
-            if hello.session != 0 && hello.family == 0 {
-                session.before = hello.secret;
-                self.shared.locks.lock().came_back(name_of_lost(hello.secret), id);
-            }
             self.begin_session(session, hello, index, &mut welcome)
         };
         if let Some(served) = self.sessions.get(session).filter(|served| served.session.family) {
@@ -276,6 +271,10 @@ impl Core {
             let families = &self.shared.families;
             session.files = families.join(hello.family, &session);
             self.shared.returned(session.files.lock().owner);
+        } else {
+            let has_lost_one = hello.session != 0 && hello.secret != session.secret;
+            let lost = has_lost_one.then_some(hello.secret);
+            self.shared.locks.lock().session_begins(id, session.secret, lost);
         }
         // Who does not come back after a restart needs no files then. Numbers of sessions are known to all.
         if let Some(kept) = self.shared.kept.as_ref().filter(|_| session.journal.is_some()) {
@@ -413,7 +412,7 @@ impl Core {
         let mut locks = self.shared.locks.lock();
         for (session, secret) in ended {
             self.shared.notify(locks.leave(session, Some(session), false));
-            locks.lost_as(session, &[name_of_lost(secret)]);
+            locks.session_ended(session, secret);
         }
         if locks.awaits() {
             let grace = u32::try_from(self.shared.lock_grace.as_secs()).unwrap_or(u32::MAX);

@@ -3,10 +3,12 @@
 //! Families of locks do not see each other, as on Linux, except that process locks and open-file locks
 //! conflict with one another ("Open file description locks", fcntl(2)).
 
+mod clients;
 mod had;
 mod lost;
 
 use crate::held::HeldLocks;
+use clients::Clients;
 use had::HadLocks;
 use lost::LostLocks;
 use std::collections::{HashMap, HashSet};
@@ -93,6 +95,7 @@ pub struct Locks {
 /// What tells an owner that comes back whether others have had its locks.
 #[derive(Default)]
 struct Past {
+    clients: Clients,
     /// What others may have locked since it was released although its owner may come back.
     lost: LostLocks,
     had: HadLocks,
@@ -323,20 +326,19 @@ impl Locks {
     fn remember_lost(&mut self, loses: impl Fn(&Owner) -> bool) {
         for (file, locks) in &self.files {
             for (owner, range) in locks.held.iter().filter(|(owner, _)| loses(owner)) {
-                self.past.lost.remember(*file, *owner, *range);
+                self.past.remember_lost(*file, *owner, *range);
             }
         }
     }
 
-    /// Remembers the locks that a session without a family has lost under these names: its client comes back with
-    /// another session.
-    pub fn lost_as(&mut self, session: u64, names: &[u64]) {
-        self.past.lost.leave(session, names);
+    /// Notes that a session without a family begins, with the secret of the one that its client has lost.
+    pub fn session_begins(&mut self, session: u64, secret: u64, lost: Option<u64>) {
+        self.past.clients.begin(session, secret, lost);
     }
 
-    /// Notes with which session a client is back that has lost, or is about to lose, locks under this name.
-    pub fn came_back(&mut self, name: u64, session: u64) {
-        self.past.lost.come_back(name, session);
+    /// Notes that a session without a family has ended, and left: its client may come back with another one.
+    pub fn session_ended(&mut self, session: u64, secret: u64) {
+        self.past.clients.end(session, secret);
     }
 
     /// Stops the waiting of a session that lost its lane, because it cannot be told when its requests
@@ -352,7 +354,7 @@ impl Locks {
     /// waiting. No session speaks for the process any more.
     pub fn release(&mut self, owner: Owner) -> Released {
         self.processes.remove(&owner);
-        self.past.lost.forget(owner);
+        self.past.forget(owner);
         self.release_all(|other| *other == owner)
     }
 
@@ -436,18 +438,28 @@ fn exclude(one: &Range, other: &Range) -> bool {
 }
 
 impl Past {
+    /// Remembers a lock that ends although its owner may come back.
+    fn remember_lost(&mut self, file: FileKey, owner: Owner, range: Range) {
+        self.lost.remember(file, self.clients.at_first(owner), range);
+    }
+
     /// Notes that this requester has its lock from now on.
     fn note_held(&mut self, file: FileKey, waiter: &Waiter) {
-        self.lost.note_held(file, waiter.owner, &waiter.range);
-        self.had.note_held(file, self.lost.at_first(waiter.owner), &waiter.range);
+        let owner = self.clients.at_first(waiter.owner);
+        self.lost.note_held(file, owner, &waiter.range);
+        self.had.note_held(file, owner, &waiter.range);
     }
 
     /// Returns true if others may have had the lock since this requester had it.
     fn was_taken(&self, file: FileKey, waiter: &Waiter) -> bool {
-        let (owner, range) = (waiter.owner, &waiter.range);
+        let (owner, range) = (self.clients.at_first(waiter.owner), &waiter.range);
         let taken = self.lost.was_taken(file, owner, range);
-        let owner = self.lost.at_first(owner);
         taken.unwrap_or_else(|| self.had.others_may_have_had(file, owner, range))
+    }
+
+    /// Forgets an owner that does not come back.
+    fn forget(&mut self, owner: Owner) {
+        self.lost.forget(self.clients.at_first(owner));
     }
 }
 

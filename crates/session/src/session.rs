@@ -12,9 +12,6 @@ pub struct Session {
     pub id: u64,
     /// Secret that a lane has to know to join the session.
     pub secret: u64,
-    /// Secret of the session, unknown by then, with which the client began this one; it names that one again if it
-    /// cannot finish coming back. Zero: none.
-    pub before: u64,
     /// Its slots.
     pub slots: Slots,
     /// True when it belongs to a family.
@@ -40,7 +37,6 @@ impl Session {
         Self {
             id,
             secret,
-            before: 0,
             slots: Slots::default(),
             family: false,
             reports_ends: false,

@@ -508,30 +508,33 @@ fn what_many_clients_lose_at_a_time_they_all_lock_again() {
         let waiter = Waiter { session, owner, is_again, ..waiter(1, lock::EXCLUSIVE, 0, 10) };
         locks.lock((1, file, false), waiter, None).is_ok()
     };
-    let name = |client| 1 << 63 | client;
-    let lose = |locks: &mut Locks, session, name| {
+    let secret = |session| 1 << 63 | session;
+    let lose = |locks: &mut Locks, session| {
         locks.leave(session, Some(session), false);
-        locks.lost_as(session, &[name]);
+        locks.session_ended(session, secret(session));
     };
     for client in 1..=CLIENTS {
+        locks.session_begins(client, secret(client), None);
         assert!(lock(&mut locks, client, client, false));
     }
-    (1..=CLIENTS).for_each(|client| lose(&mut locks, client, name(client)));
+    (1..=CLIENTS).for_each(|client| lose(&mut locks, client));
     assert!(lock(&mut locks, 10_000, 1, false));
-    lose(&mut locks, 10_000, name(10_000));
-    for again in [2000, 4000] {
+    lose(&mut locks, 10_000);
+    for (before, again) in [(0, 2000), (2000, 4000)] {
         for client in 1..=CLIENTS {
-            locks.came_back(name(client), again + client);
+            let (lost, session) = (secret(before + client), again + client);
+            locks.session_begins(session, secret(session), Some(lost));
             let is_taken = client == 1;
-            assert_eq!(lock(&mut locks, again + client, client, true), !is_taken, "{client}");
+            assert_eq!(lock(&mut locks, session, client, true), !is_taken, "{client}");
         }
-        (1..=CLIENTS).for_each(|client| lose(&mut locks, again + client, name(client)));
+        (1..=CLIENTS).for_each(|client| lose(&mut locks, again + client));
     }
     // Back before the server noticed.
     let range = waiter(1, lock::SHARED, 0, 10).range;
+    locks.session_begins(8000, secret(8000), None);
     assert!(lock(&mut locks, 8000, 8000, false));
-    locks.came_back(name(8000), 8001);
-    lose(&mut locks, 8000, name(8000));
-    (1..=CLIENTS).for_each(|client| locks.past.lost.remember((9, 9, true), owner(client), range));
+    locks.session_begins(8001, secret(8001), Some(secret(8000)));
+    lose(&mut locks, 8000);
+    (1..=CLIENTS).for_each(|client| locks.past.remember_lost((9, 9, true), owner(client), range));
     assert!(lock(&mut locks, 8001, 8000, true));
 }
