@@ -68,9 +68,9 @@ struct FileLocks {
 /// Most processes that one session may speak for.
 const PROCESSES_MAX: usize = 1024;
 
-/// Stands for the sessions that spoke for a process before a restart. The process may have locked something
-/// through one, and return only with another one, in which it waits for a lock.
-const BEFORE_RESTART: u64 = 0;
+/// Stands for the sessions that spoke for a process before a restart, or before its family was missed again. The process
+/// may have locked something through one, and return only with another one, in which it waits for a lock.
+const MISSED: u64 = 0;
 
 /// Most ranges of one file that a session or family may have locked. Every lock request for that file
 /// looks at each of them. At the limit, a session cannot unlock the middle of a range either, which makes
@@ -129,7 +129,7 @@ impl Locks {
             locks.past.had.note_held(file, owner, &range);
             range.apply(owner, &mut locks.files.entry(file).or_default().held);
             if owner.process {
-                locks.processes.insert(owner, vec![BEFORE_RESTART]);
+                locks.processes.insert(owner, vec![MISSED]);
             }
         }
         locks.awaited = kept.owners();
@@ -310,15 +310,17 @@ impl Locks {
     /// now, in seconds as for [`HeldLocks::load`]: the family keeps its locks for them, and is missed again.
     pub fn step_out(&mut self, session: u64, family: u64, now: u32) {
         self.withdraw(session);
-        for sessions in self.processes.values_mut() {
-            sessions.retain(|other| *other != session);
+        let is_its = |owner: &Owner| owner.session == family;
+        let has = |locks: &FileLocks| locks.held.iter().any(|(owner, _)| is_its(owner));
+        if !self.files.values().any(has) {
+            return self.processes.retain(|owner, _| !is_its(owner));
         }
-        let has = |locks: &FileLocks| locks.held.iter().any(|(owner, _)| owner.session == family);
-        if self.files.values().any(has) {
-            self.awaited.insert(family, now);
-            if let Some(kept) = &self.kept {
-                kept.missed_since(family, now);
-            }
+        for (_, sessions) in self.processes.iter_mut().filter(|(owner, _)| is_its(owner)) {
+            *sessions = vec![MISSED];
+        }
+        self.awaited.insert(family, now);
+        if let Some(kept) = &self.kept {
+            kept.missed_since(family, now);
         }
     }
 

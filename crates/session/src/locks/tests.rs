@@ -359,6 +359,35 @@ fn a_family_keeps_its_locks_for_those_who_are_not_back_yet() {
     assert!(locks.end_awaited(21).is_empty() && locks.files.is_empty());
 }
 
+/// It has locked after the restart, and lost its session before the others of its family were back.
+#[test]
+fn a_process_of_a_family_keeps_its_locks_while_the_others_are_awaited() {
+    use crate::state::tests::{create, file, open};
+    let (state, family) = (file(), 1 << 63);
+    let of = |session, id, start| {
+        let owner = Owner { session: family, ..owner(id) };
+        Waiter { session, owner, ..waiter(id, lock::EXCLUSIVE, start, 10) }
+    };
+    let mut locks = Locks::keeping(HeldLocks::load(create(&state), 1));
+    locks.lock(FILE, of(1, 1, 0), None).unwrap();
+    drop(locks);
+    let mut locks = Locks::keeping(HeldLocks::load(open(&state), 10));
+    locks.returned(family);
+    locks.lock(FILE, of(2, 2, 20), None).unwrap();
+    locks.step_out(2, family, 15);
+    assert!(locks.leave(9, Some(9), false).is_empty(), "another client");
+    locks.returned(family);
+    assert!(locks.leave(3, None, false).is_empty(), "another process of the family");
+    let held = |locks: &Locks| locks.files.get(&FILE).map_or(0, |locks| locks.held.len());
+    assert_eq!(held(&locks), 2);
+    for (id, start) in [(1, 0), (2, 20)] {
+        let unlocks = Range { kind: lock::UNLOCK, ..of(4, id, start).range };
+        locks.lock(FILE, Waiter { range: unlocks, ..of(4, id, start) }, None).unwrap();
+    }
+    locks.step_out(4, family, 16);
+    assert!(locks.processes.is_empty() && !locks.awaits(), "it has no locks");
+}
+
 #[test]
 fn nobody_who_is_gone_gets_a_lock() {
     let mut locks = Locks::default();
