@@ -65,7 +65,7 @@ impl Compound {
     /// ready.
     #[must_use]
     pub fn keep(&mut self, journal: &Journal, recorded: bool) -> bool {
-        if !self.modifies && !recorded {
+        if !self.modifies() && !recorded {
             return false;
         }
         let body_crc = crc32c::crc32c(&self.body);
@@ -80,7 +80,7 @@ impl Compound {
             self.index = self.operations;
             return true;
         }
-        if !self.modifies {
+        if !self.modifies() {
             return false;
         }
         let draft = Record {
@@ -184,6 +184,13 @@ impl Compound {
         let replies = parse_results(&known.results).map_err(|_| Errno::EIO)?;
         let reply = replies.get(self.index).ok_or(Errno::EIO)?;
         match (*request, reply) {
+            (Request::Close { handle }, reply) => {
+                let outcome = match *reply {
+                    Reply::Failed { errno } => Err(Errno(errno)),
+                    _ => Ok(()),
+                };
+                return self.close(context, handle, Some(outcome));
+            }
             (_, Reply::Failed { errno }) => return Err(Errno(*errno)),
             // Nothing was done to a file without a name: any other will do.
             (Request::Open { flags, .. }, _)
@@ -196,18 +203,9 @@ impl Compound {
                 self.current = None;
                 self.result(reply);
             }
-            (Request::Close { handle: CURRENT }, reply) if self.current.is_none() => {
-                self.result(reply);
-            }
             (Request::Open { base, flags, path, .. }, Reply::Opened { attr, .. }) => {
                 let at = self.at(context, base)?.into_owned();
                 self.open_again(context, at, path, flags, attr.identity())?;
-            }
-            (Request::Close { handle }, _) if handle != CURRENT => {
-                match self.execute(request, context) {
-                    Err(_) if self.elsewhere.is_none() => self.result(&Reply::Done {}),
-                    done => return done,
-                }
             }
             (request, _) if is_done_again(&request) => return self.execute(&request, context),
             (_, reply) => self.result(reply),

@@ -120,35 +120,7 @@ impl Compound {
                 }
                 self.opened(context, Opened::new(store, file, terms, flags), Some(handle), attr)?;
             }
-            Request::Close { handle } => {
-                let of_this = handle == CURRENT;
-                let handle = self.handle(handle)?;
-                let owner = Owner { session: context.files.owner(), id: handle, process: false };
-                if context.files.find(handle).is_err() {
-                    self.fail(Errno::EBADF);
-                    // It may have been open, and locked, before a restart.
-                    return Ok(Some(Step::ReleaseLocks(owner, None)));
-                }
-                self.at(context, handle)?;
-                // The file is closed when `opened` is dropped, unless another request still uses it.
-                let mut opened = context.files.with(|files| files.remove(handle))?;
-                let hold = opened.hold.take();
-                let is_written = opened.flags & ACCESS_MODE != 0;
-                // Other file systems have nothing to say.
-                let settled = match is_written && opened.store.may_hang() {
-                    true => opened.file.settle(),
-                    false => Ok(()),
-                };
-                if !context.files.may_wait() && !is_written {
-                    self.closed = Some(Closed::Handle(opened));
-                }
-                self.left_open -= usize::from(of_this);
-                match settled {
-                    Ok(()) => self.result(&Reply::Done {}),
-                    Err(errno) => self.fail(errno),
-                }
-                return Ok(hold.map(|hold| Step::ReleaseLocks(owner, Some(hold))));
-            }
+            Request::Close { handle } => return self.close(context, handle, None),
             Request::Stat { base, flags, path } => {
                 let opened = self.at(context, base)?;
                 let attr =
@@ -288,6 +260,8 @@ impl Compound {
                 if kind == sync_kind::FILE_SYSTEM && opened.flags & open_flag::PATH != 0 {
                     return Err(Errno::EBADF);
                 }
+                // What could not be stored is told only once.
+                self.changes(&*opened.store);
                 let store = waiting_store(&opened);
                 return Ok(self.blocking(store, move || match kind {
                     sync_kind::DATA => opened.file.sync(false).map(|()| Value::Done),
@@ -423,6 +397,50 @@ impl Compound {
             _ => return Err(Errno::ENOSYS),
         }
         Ok(None)
+    }
+
+    /// Closes a file. `known`: what came of that before a restart; the client may have the file open again.
+    pub(super) fn close(
+        &mut self,
+        context: &mut Context<'_>,
+        handle: u64,
+        known: Option<Result<(), Errno>>,
+    ) -> Result<Option<Step>, Errno> {
+        let done =
+            |outcome: Result<(), Errno>| BlockingResult { result: outcome.map(|()| Value::Done) };
+        let absent = done(known.unwrap_or(Err(Errno::EBADF)));
+        let of_this = handle == CURRENT;
+        let Ok(handle) = self.handle(handle) else {
+            self.unblocked(absent);
+            return Ok(None);
+        };
+        let owner = Owner { session: context.files.owner(), id: handle, process: false };
+        if self.at(context, handle).is_err() && self.elsewhere.is_some() {
+            return Ok(None);
+        }
+        // The file is closed when `opened` is dropped, unless another request still uses it.
+        let Ok(mut opened) = context.files.with(|files| files.remove(handle)) else {
+            self.unblocked(absent);
+            // It may have been open, and locked, before a restart.
+            return Ok(Some(Step::ReleaseLocks(owner, None)));
+        };
+        let hold = opened.hold.take();
+        let is_written = opened.flags & ACCESS_MODE != 0;
+        let outcome = match known {
+            Some(known) => known,
+            // Other file systems have nothing to say.
+            None if is_written && opened.store.may_hang() => opened.file.settle(),
+            None => Ok(()),
+        };
+        if outcome.is_err() {
+            self.changes(&*opened.store); // it is told only once
+        }
+        if !context.files.may_wait() && !is_written {
+            self.closed = Some(Closed::Handle(opened));
+        }
+        self.left_open -= usize::from(of_this);
+        self.unblocked(done(outcome));
+        Ok(hold.map(|hold| Step::ReleaseLocks(owner, Some(hold))))
     }
 }
 

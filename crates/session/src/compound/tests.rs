@@ -1,5 +1,6 @@
 //! Compounds alone: on a store in memory, and on a directory with a state.
 
+mod closing;
 mod copying;
 
 use super::{Compound, Context, Step};
@@ -80,12 +81,14 @@ impl World {
 
     fn finish(&mut self, compound: &mut Compound) -> Outcome {
         let (files, caller) = (self.files.clone(), caller());
+        let mut may_wait = false;
         loop {
-            let mut files = files.lock();
-            let files = Table::Held(&mut files);
+            let mut held = (!may_wait).then(|| files.lock());
+            let files = held.as_mut().map_or(Table::Shared(&files), |files| Table::Held(files));
             let mut context = Context { files, exports: &self.export, caller: &caller, session: 1 };
             match compound.run(None, &mut context) {
                 Step::Finished => break,
+                Step::Elsewhere(_) => may_wait = true,
                 Step::Block(_, work, _) => compound.unblocked(work()),
                 Step::Lock(..) => compound.locked(Ok(true)),
                 Step::ReleaseLocks(owner, _) => self.released.push(owner),

@@ -4,6 +4,7 @@
 use std::any::Any;
 use std::cell::Cell;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use towline_store::memory::MemoryStore;
 use towline_store::{
     Caller, FileStore, Listing, OpenFile, OpenHow, ReadOutcome, Remains, SetAttr, Source,
@@ -51,17 +52,33 @@ fn around<T>(change: impl FnOnce() -> T) -> T {
     result
 }
 
-pub(super) struct Fragile(pub(super) Arc<MemoryStore>);
+pub(crate) struct Fragile {
+    pub(crate) inner: Arc<MemoryStore>,
+    /// It may hang. If true, whoever syncs or closes a file next is told that it could not be stored.
+    pub(crate) unstored: Option<Arc<AtomicBool>>,
+}
 
-struct FragileFile(Arc<dyn OpenFile>);
+struct FragileFile {
+    inner: Arc<dyn OpenFile>,
+    unstored: Option<Arc<AtomicBool>>,
+}
 
-fn fragile(file: Arc<dyn OpenFile>) -> Arc<dyn OpenFile> {
-    Arc::new(FragileFile(file))
+impl Fragile {
+    fn fragile(&self, inner: Arc<dyn OpenFile>) -> Arc<dyn OpenFile> {
+        Arc::new(FragileFile { inner, unstored: self.unstored.clone() })
+    }
+}
+
+impl FragileFile {
+    fn is_stored(&self) -> Result<(), Errno> {
+        let is_lost = |unstored: &Arc<AtomicBool>| unstored.swap(false, Ordering::Relaxed);
+        if self.unstored.as_ref().is_some_and(is_lost) { Err(Errno::ENOSPC) } else { Ok(()) }
+    }
 }
 
 impl FileStore for Fragile {
     fn root(&self) -> Result<Arc<dyn OpenFile>, Errno> {
-        self.0.root().map(fragile)
+        self.inner.root().map(|file| self.fragile(file))
     }
 
     fn below(&self, _: &Caller, _: &[u8]) -> Result<Arc<dyn FileStore>, Errno> {
@@ -74,12 +91,12 @@ impl FileStore for Fragile {
         at: Source<'_>,
         how: OpenHow,
     ) -> Result<(Arc<dyn OpenFile>, Attr), Errno> {
-        let (file, attr) = around(|| self.0.open(caller, at, how))?;
-        Ok((fragile(file), attr))
+        let (file, attr) = around(|| self.inner.open(caller, at, how))?;
+        Ok((self.fragile(file), attr))
     }
 
     fn stat(&self, caller: &Caller, at: Source<'_>, follow: bool) -> Result<Attr, Errno> {
-        self.0.stat(caller, at, follow)
+        self.inner.stat(caller, at, follow)
     }
 
     fn set_attr(
@@ -89,15 +106,15 @@ impl FileStore for Fragile {
         follow: bool,
         set: &SetAttr,
     ) -> Result<Attr, Errno> {
-        around(|| self.0.set_attr(caller, at, follow, set))
+        around(|| self.inner.set_attr(caller, at, follow, set))
     }
 
     fn access(&self, caller: &Caller, at: Source<'_>, mode: u32) -> Result<(), Errno> {
-        self.0.access(caller, at, mode)
+        self.inner.access(caller, at, mode)
     }
 
     fn make_directory(&self, caller: &Caller, at: Source<'_>, mode: u32) -> Result<Attr, Errno> {
-        around(|| self.0.make_directory(caller, at, mode))
+        around(|| self.inner.make_directory(caller, at, mode))
     }
 
     fn make_node(
@@ -107,15 +124,15 @@ impl FileStore for Fragile {
         mode: u32,
         rdev: u64,
     ) -> Result<Attr, Errno> {
-        around(|| self.0.make_node(caller, at, mode, rdev))
+        around(|| self.inner.make_node(caller, at, mode, rdev))
     }
 
     fn symlink(&self, caller: &Caller, at: Source<'_>, target: &[u8]) -> Result<Attr, Errno> {
-        around(|| self.0.symlink(caller, at, target))
+        around(|| self.inner.symlink(caller, at, target))
     }
 
     fn read_link(&self, caller: &Caller, at: Source<'_>) -> Result<Vec<u8>, Errno> {
-        self.0.read_link(caller, at)
+        self.inner.read_link(caller, at)
     }
 
     fn link(
@@ -125,7 +142,7 @@ impl FileStore for Fragile {
         follow: bool,
         to: Source<'_>,
     ) -> Result<Attr, Errno> {
-        around(|| self.0.link(caller, at, follow, to))
+        around(|| self.inner.link(caller, at, follow, to))
     }
 
     fn unlink(
@@ -134,7 +151,7 @@ impl FileStore for Fragile {
         at: Source<'_>,
         directory: bool,
     ) -> Result<Option<Remains>, Errno> {
-        around(|| self.0.unlink(caller, at, directory))
+        around(|| self.inner.unlink(caller, at, directory))
     }
 
     fn rename(
@@ -144,7 +161,7 @@ impl FileStore for Fragile {
         to: Source<'_>,
         flags: u32,
     ) -> Result<Option<Remains>, Errno> {
-        around(|| self.0.rename(caller, at, to, flags))
+        around(|| self.inner.rename(caller, at, to, flags))
     }
 
     fn xattr(
@@ -154,7 +171,7 @@ impl FileStore for Fragile {
         follow: bool,
         action: XattrAction<'_>,
     ) -> Result<Vec<u8>, Errno> {
-        around(|| self.0.xattr(caller, at, follow, action))
+        around(|| self.inner.xattr(caller, at, follow, action))
     }
 
     fn copy_range(
@@ -165,19 +182,23 @@ impl FileStore for Fragile {
         to_offset: u64,
         length: u64,
     ) -> Result<u64, Errno> {
-        around(|| self.0.copy_range(from, offset, to, to_offset, length))
+        around(|| self.inner.copy_range(from, offset, to, to_offset, length))
     }
 
     fn stat_fs(&self, file: &dyn OpenFile) -> Result<StatFs, Errno> {
-        self.0.stat_fs(file)
+        self.inner.stat_fs(file)
     }
 
     fn sync(&self, file: &dyn OpenFile) -> Result<(), Errno> {
-        self.0.sync(file)
+        self.inner.sync(file)
     }
 
     fn may_block(&self) -> bool {
         false
+    }
+
+    fn may_hang(&self) -> bool {
+        self.unstored.is_some()
     }
 
     fn survives_restart(&self) -> bool {
@@ -188,31 +209,31 @@ impl FileStore for Fragile {
 impl OpenFile for FragileFile {
     /// Returns the inner file, because the memory store looks for its own type.
     fn as_any(&self) -> &dyn Any {
-        self.0.as_any()
+        self.inner.as_any()
     }
 
     fn stat(&self) -> Result<Attr, Errno> {
-        self.0.stat()
+        self.inner.stat()
     }
 
     fn read(&self, offset: u64, length: usize, wait: bool) -> Result<ReadOutcome, Errno> {
-        self.0.read(offset, length, wait)
+        self.inner.read(offset, length, wait)
     }
 
     fn write(&self, offset: u64, data: &[u8], append: bool) -> Result<(usize, u64), Errno> {
         place();
         if burns() {
             // A kill can end a system call after part of its data was written.
-            let _ = self.0.write(offset, &data[..data.len() / 2], append);
+            let _ = self.inner.write(offset, &data[..data.len() / 2], append);
             die();
         }
-        let result = self.0.write(offset, data, append);
+        let result = self.inner.write(offset, data, append);
         place();
         result
     }
 
     fn path(&self) -> Result<Vec<u8>, Errno> {
-        self.0.path()
+        self.inner.path()
     }
 
     fn read_directory(
@@ -221,22 +242,26 @@ impl OpenFile for FragileFile {
         attributes: bool,
         listing: &mut dyn Listing,
     ) -> Result<bool, Errno> {
-        self.0.read_directory(cookie, attributes, listing)
+        self.inner.read_directory(cookie, attributes, listing)
     }
 
     fn sync(&self, full: bool) -> Result<(), Errno> {
-        self.0.sync(full)
+        self.is_stored().and_then(|()| self.inner.sync(full))
+    }
+
+    fn settle(&self) -> Result<(), Errno> {
+        self.is_stored()
     }
 
     fn allocate(&self, mode: u32, offset: u64, length: u64) -> Result<(), Errno> {
-        around(|| self.0.allocate(mode, offset, length))
+        around(|| self.inner.allocate(mode, offset, length))
     }
 
     fn seek(&self, offset: u64, whence: u32) -> Result<u64, Errno> {
-        self.0.seek(offset, whence)
+        self.inner.seek(offset, whence)
     }
 
     fn identity(&self) -> (u64, u64) {
-        self.0.identity()
+        self.inner.identity()
     }
 }

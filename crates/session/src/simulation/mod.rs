@@ -103,7 +103,8 @@ impl Server {
         let file = rustix::fs::memfd_create("state", MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&file, STATE_BYTES as u64).unwrap();
         let state = Arc::new(State::create(memory(&file), &BOOT, 1).unwrap());
-        let store = Arc::new(Fragile(MemoryStore::new("m", 64 << 20).unwrap()));
+        let inner = MemoryStore::new("m", 64 << 20).unwrap();
+        let store = Arc::new(Fragile { inner, unstored: None });
         let (sessions, waiting) = (HashMap::new(), HashMap::new());
         let (epoch, next_session, kills, recorded, undecided) = (1, 1, 0, 0, 0);
         Self {
