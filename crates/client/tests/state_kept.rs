@@ -4,15 +4,16 @@
 
 mod common;
 
-use common::{CREATE, Process, Raw, counter, eventually, hello, hello_message, request};
+use common::{CREATE, Process, Raw, counter, eventually, hello, hello_message, message, request};
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
 use tempfile::TempDir;
 use towline_client::{Client, Errno, File, Lock, Options, Transport};
 use towline_wire::hello::resumed;
+use towline_wire::reply::parse_results;
 use towline_wire::request::{CURRENT, lock};
-use towline_wire::{Hello, Request, Welcome};
+use towline_wire::{Header, Hello, Kind, Reply, Request, Welcome};
 
 #[test]
 #[ignore = "not a test: the server that the others kill"]
@@ -230,6 +231,44 @@ fn locks_of_a_client_that_comes_back_and_stops_are_given_to_others() {
     let waiting = std::thread::spawn(move || file.lock(&exclusive(), true));
     eventually("the lock is given", || waiting.is_finished());
     waiting.join().unwrap().unwrap();
+}
+
+/// The session of the client had ended, as in an outage, and what another one had locked then is not in the state.
+#[test]
+fn locks_that_were_lost_before_a_restart_are_not_taken_again() {
+    let directory = TempDir::new().unwrap();
+    let mut server = Process::start_with(directory.path(), true, GRACE);
+    let other = Client::connect(&server.tcp(), Options::default()).unwrap();
+    let file = other.attach(b"dir").unwrap().open(b"f", CREATE, 0o600).unwrap();
+    let (mut holder, welcome) = Raw::greeted(server.port);
+    let Lock { family, kind, owner, start, length } = exclusive();
+    let locking = |handle, wait| Request::Lock { handle, owner, family, kind, wait, start, length };
+    let attached = Request::Attach { name: b"dir" };
+    let opened = Request::Open { base: CURRENT, flags: 2, mode: 0, path: b"f" };
+    holder.send(&request(0, 1, &[attached, opened, locking(CURRENT, 0)], 0));
+    let (_, body) = holder.receive().unwrap();
+    let results = parse_results(&body).unwrap();
+    let [_, Reply::Opened { handle, attr }, Reply::Locked { .. }] = results[..] else {
+        panic!("{results:?}");
+    };
+    holder.send(&message(Header::new(Kind::Goodbye, 0, 0), &[], &[]));
+    eventually("the session ends", || counter(&other, "sessions") == 1);
+    for kind in [kind, lock::UNLOCK] {
+        file.lock(&Lock { kind, ..exclusive() }, false).unwrap();
+    }
+    server.kill();
+    server.restart();
+    let mut holder = Raw::connect(server.port);
+    let Welcome { session, secret, .. } = welcome;
+    holder.send(&hello_message(&Hello { session, secret, ..hello() }));
+    holder.receive().unwrap();
+    let (export, path, inode) = (&b"dir"[..], &b"f"[..], attr.identity());
+    let again = Request::Reclaim { handle, flags: 2, inode, export, path };
+    holder.send(&request(0, 1, &[again, locking(handle, lock::AGAIN)], 0));
+    let (_, body) = holder.receive().unwrap();
+    let results = parse_results(&body).unwrap();
+    let refused = Errno::EAGAIN.0;
+    assert!(matches!(results[..], [_, Reply::Failed { errno }] if errno == refused), "{results:?}");
 }
 
 /// Like the processes of a `towline run`, some of which start only after a restart of the server.

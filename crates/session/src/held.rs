@@ -19,7 +19,7 @@
 //! finds too much rather than too little, until the client sends its request again.
 
 use crate::locks::{FileKey, Owner, Range};
-use crate::state::{LOCKS_AT, LOCKS_ROOM_AT, RAN_AT, State};
+use crate::state::{LOCKS_AT, LOCKS_ROOM_AT, RAN_AT, State, UNKEPT_AT};
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
@@ -44,6 +44,8 @@ pub struct HeldLocks {
     room: usize,
     /// There was no room for the last range that was locked.
     is_full: bool,
+    /// There was a server before, and all that was locked when it ended was kept.
+    pub(crate) was_complete: bool,
 }
 
 fn place_at(place: u32) -> usize {
@@ -58,13 +60,20 @@ impl HeldLocks {
     pub fn load(state: Arc<State>, now: u32) -> Self {
         let room = u32::from_le(state.memory.word32(LOCKS_ROOM_AT).load(Ordering::Relaxed));
         let room = (room as usize).min(LOCKS_MAX);
-        let mut held =
-            Self { state, places: HashMap::new(), free: Vec::new(), room, is_full: false };
+        let ran = u32::from_le(state.memory.word32(RAN_AT).load(Ordering::Relaxed));
+        let unkept = state.memory.word32(UNKEPT_AT).swap(0, Ordering::Relaxed);
+        let mut held = Self {
+            state,
+            places: HashMap::new(),
+            free: Vec::new(),
+            room,
+            is_full: false,
+            was_complete: ran != 0 && unkept == 0,
+        };
         // A copy of the file may have holes where the disk has no room any more.
         if room > 0 && held.state.memory.allocate(LOCKS_AT, room * LOCK_BYTES).is_err() {
-            held.room = 0;
+            (held.room, held.was_complete) = (0, false);
         }
-        let ran = u32::from_le(held.state.memory.word32(RAN_AT).load(Ordering::Relaxed));
         let down = now.saturating_sub(ran);
         for place in (0..held.room as u32).rev() {
             match held.read(place) {
@@ -155,6 +164,9 @@ impl HeldLocks {
         }
         let place = self.free.pop();
         self.is_full = place.is_none();
+        if self.is_full {
+            self.state.note_unkept();
+        }
         place
     }
 

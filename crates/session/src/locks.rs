@@ -125,6 +125,7 @@ impl Locks {
     #[must_use]
     pub fn keeping(kept: HeldLocks) -> Self {
         let mut locks = Self::default();
+        locks.past.had = HadLocks::since(kept.was_complete);
         for (file, owner, range) in kept.all() {
             locks.past.had.note_held(file, owner, &range);
             range.apply(owner, &mut locks.files.entry(file).or_default().held);

@@ -32,7 +32,7 @@ use towline_wire::limits::SLOTS_MAX;
 /// "1TWSTATE" as little-endian bytes.
 const MAGIC: u64 = 0x4554_4154_5357_5431;
 /// Changes with every change of this layout, so that no build misreads the file of another.
-const VERSION: u32 = 6;
+const VERSION: u32 = 7;
 /// Most sessions that can be kept; further ones are served, but not kept.
 pub const SESSIONS_MAX: usize = 4096;
 
@@ -53,6 +53,8 @@ pub(crate) const LOCKS_AT: usize = AREAS_AT + SESSIONS_MAX * AREA_BYTES;
 pub(crate) const LOCKS_ROOM_AT: usize = HEAD_WORDS_END;
 /// Offset of a word in the head: when a server last ran that held locks for owners that were away, in seconds.
 pub(crate) const RAN_AT: usize = LOCKS_ROOM_AT + 4;
+/// Offset of a word in the head: 1 if there was no room for a session or a lock.
+pub(crate) const UNKEPT_AT: usize = RAN_AT + 4;
 /// Size of the file in bytes. It is sparse: a session takes 80 KiB of the disk when it begins.
 pub const STATE_BYTES: usize = LOCKS_AT + LOCKS_MAX * LOCK_BYTES;
 
@@ -274,6 +276,7 @@ impl State {
     /// Keeps a new session; `None` when there is no room for it.
     pub fn begin(self: &Arc<Self>, session: u64, secret: u64) -> Option<Journal> {
         let no_room = |table: &mut Table, why: &dyn fmt::Display| {
+            self.note_unkept();
             // Clients come and go, so warn only once until there is room again.
             if !std::mem::replace(&mut table.full, true) {
                 log::warn!("no room for the state of new sessions, which will not survive: {why}");
@@ -304,6 +307,11 @@ impl State {
         table.full = false;
         drop(table);
         Some(Journal { state: self.clone(), entry, secret })
+    }
+
+    /// Notes that there was no room for something.
+    pub(crate) fn note_unkept(&self) {
+        self.memory.word32(UNKEPT_AT).store(1u32.to_le(), Ordering::Relaxed);
     }
 
     /// Returns a session from before the restart whose client has come back.

@@ -27,9 +27,17 @@ pub(super) struct HadLocks {
     count: usize,
     /// Something may have been locked in any other file.
     is_full: bool,
+    /// All that was locked at the start is noted: what somebody asks for that is not, others may have had before.
+    is_complete: bool,
 }
 
 impl HadLocks {
+    /// Creates the record of a server that begins with all locks that were held (`is_complete`), or knows nothing of
+    /// before.
+    pub(super) fn since(is_complete: bool) -> Self {
+        Self { is_complete, ..Self::default() }
+    }
+
     /// Notes that this owner has this lock from now on.
     pub(super) fn note_held(&mut self, file: FileKey, owner: Owner, range: &Range) {
         if self.files.len() == FILES_MAX && !self.files.contains_key(&file) {
@@ -52,8 +60,10 @@ impl HadLocks {
 
     /// Returns true if others may have had a lock that excludes this one of `owner`.
     pub(super) fn others_may_have_had(&self, file: FileKey, owner: Owner, range: &Range) -> bool {
+        let Some(had) = self.files.get(&file) else { return self.is_full || self.is_complete };
         let is_theirs = |had: &Had| had.by != Some(owner) && exclude(&had.range, range);
-        self.files.get(&file).map_or(self.is_full, |had| had.iter().any(is_theirs))
+        let is_its = |had: &Had| had.by == Some(owner) && had.covers(range);
+        had.iter().any(is_theirs) || self.is_complete && !had.iter().any(is_its)
     }
 }
 

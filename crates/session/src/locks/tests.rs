@@ -527,6 +527,49 @@ fn what_others_held_at_a_restart_is_not_locked_again_by_who_was_away_before() {
     assert_eq!(locks.lock(FILE, of(2, lock::EXCLUSIVE, true), None), Ok(Locked::Done(vec![])));
 }
 
+/// All that was locked then is known, unless there was no room.
+#[test]
+fn what_was_lost_before_a_restart_is_not_locked_again() {
+    use crate::state::tests::{create, file, open};
+    let state = file();
+    let of = |session, start, kind, is_again| Waiter {
+        session,
+        owner: Owner { session, ..owner(1) },
+        is_again,
+        ..waiter(1, kind, start, 10)
+    };
+    let (exclusive, shared) = (lock::EXCLUSIVE, lock::SHARED);
+    let again = |locks: &mut Locks, session, start, kind| {
+        locks.lock(FILE, of(session, start, kind, true), None).is_ok()
+    };
+    let mut locks = Locks::keeping(HeldLocks::load(create(&state), 1));
+    assert!(again(&mut locks, 1, 0, exclusive), "nothing is known of before");
+    locks.leave(1, Some(1), false);
+    for kind in [exclusive, lock::UNLOCK] {
+        locks.lock(FILE, of(2, 0, kind, false), None).unwrap();
+    }
+    locks.lock(FILE, of(3, 20, exclusive, false), None).unwrap();
+    drop(locks);
+    let mut locks = Locks::keeping(HeldLocks::load(open(&state), 10));
+    assert!(!again(&mut locks, 1, 0, exclusive));
+    assert!(again(&mut locks, 3, 20, shared), "it had more");
+    locks.leave(3, Some(3), false);
+    assert!(
+        again(&mut locks, 3, 20, exclusive),
+        "it has lost it since, and nobody else has had it"
+    );
+    // Its session is not kept, and neither are its locks.
+    let unkept = Waiter { is_kept: false, ..of(4, 40, exclusive, false) };
+    locks.lock(FILE, unkept, None).unwrap();
+    drop(locks);
+    open(&state).note_unkept();
+    let mut locks = Locks::keeping(HeldLocks::load(open(&state), 20));
+    assert!(again(&mut locks, 4, 40, exclusive));
+    drop(locks);
+    let mut locks = Locks::keeping(HeldLocks::load(open(&state), 30));
+    assert!(!again(&mut locks, 5, 60, exclusive), "all that was locked was kept");
+}
+
 /// More than are remembered.
 #[test]
 fn what_many_clients_lose_at_a_time_they_all_lock_again() {
