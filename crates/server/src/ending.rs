@@ -118,25 +118,28 @@ impl Core {
         if let Some(state) = &self.shared.state {
             state.end(id);
         }
+        let session = &served.session;
+        // Until all is released, no new session of the family gets at the locks: it would lose what it takes again.
+        let mut locks = self.shared.locks.lock();
         // The last session of a family releases the locks of its open files.
-        let (files, are_reported) = self.shared.families.leave(&served.session);
+        let (files, are_reported) = self.shared.families.leave(session);
+        let owner = files.as_ref().map(|files| files.lock().owner);
+        let granted = match owner.filter(|_| session.family && self.awaits_others()) {
+            Some(family) => {
+                locks.step_out(id, family, seconds());
+                Vec::new()
+            }
+            None => locks.leave(id, owner, are_reported),
+        };
+        if !session.family {
+            locks.session_ended(id, session.secret);
+        }
+        drop(locks);
+        self.shared.notify(granted);
         self.close_elsewhere(&mut served, files.as_ref());
         if files.is_none() {
             self.close_bound(&served.session);
         }
-        let owner = files.map(|files| files.lock().owner);
-        let family = owner.filter(|_| served.session.family && self.awaits_others());
-        let mut locks = self.shared.locks.lock();
-        if let Some(family) = family {
-            locks.step_out(id, family, seconds());
-            return true;
-        }
-        let granted = locks.leave(id, owner, are_reported);
-        if !served.session.family {
-            locks.session_ended(id, served.session.secret);
-        }
-        drop(locks);
-        self.shared.notify(granted);
         true
     }
 

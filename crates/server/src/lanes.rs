@@ -270,7 +270,8 @@ impl Core {
             session.process = hello.process;
             let families = &self.shared.families;
             session.files = families.join(hello.family, &session);
-            self.shared.returned(session.files.lock().owner);
+            let owner = session.files.lock().owner;
+            self.shared.returned(owner);
         } else {
             let has_lost_one = hello.session != 0 && hello.secret != session.secret;
             let lost = has_lost_one.then_some(hello.secret);
@@ -408,8 +409,9 @@ impl Core {
     fn end_unclaimed(&self) -> bool {
         let Some(state) = &self.shared.state else { return false };
         let running = u32::try_from(self.shared.started.elapsed().as_secs()).unwrap_or(u32::MAX);
-        let ended = state.end_unclaimed(running, SESSION_LEASE_SECONDS as u32);
+        // Who comes back now waits until all of its lost session is released.
         let mut locks = self.shared.locks.lock();
+        let ended = state.end_unclaimed(running, SESSION_LEASE_SECONDS as u32);
         for (session, secret) in ended {
             self.shared.notify(locks.leave(session, Some(session), false));
             locks.session_ended(session, secret);
