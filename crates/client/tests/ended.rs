@@ -17,6 +17,7 @@ use towline_client::Transport;
 use towline_net::address::Address;
 use towline_server::{EngineWish, Export, ExportKind, OwnStore, Server};
 use towline_store::FileStore;
+use towline_wire::hello::resumed;
 use towline_wire::reply::parse_results;
 use towline_wire::request::{CURRENT, lock, open_flag};
 use towline_wire::{Errno, Header, Hello, Kind, Reply, Request, Welcome};
@@ -150,6 +151,50 @@ fn a_killed_process_has_its_locks_until_threads_have_done_its_writes() {
         assert_eq!(ask(&mut stranger, 4, &[lock]), Ok(0));
         world.server.stop();
     }
+}
+
+/// A client that comes back from a session which has ended, but for the write of a file that it had locked.
+fn coming_back(world: &World) -> Raw {
+    let (mut client, Welcome { session, secret, .. }) = greeted_on(0, world.port, &hello());
+    let handle = open(&mut client, b"b", b"stuck");
+    ask(&mut client, 3, &[locking(handle, lock::FLOCK)]).unwrap();
+    let goodbye = Header::new(Kind::Goodbye, 0, 0).to_bytes();
+    write_held_up(&world.gates[0], &mut client, handle, &goodbye);
+    let mut back = Raw::connect(world.port);
+    back.send(&hello_message(&Hello { session, secret, ..hello() }));
+    back
+}
+
+/// Its own lock would be in its way, and what it asks for next could overtake what threads still do.
+#[test]
+fn a_client_is_back_once_its_last_session_is_over() {
+    let world = World::new(false);
+    let closed = world.gates[0].lock.lock().unwrap();
+    let mut back = coming_back(&world);
+    drop(world.peer(0, 0, 0));
+    back.0.set_nonblocking(true).unwrap();
+    let early = back.0.peek(&mut [0]);
+    assert!(early.is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock));
+    back.0.set_nonblocking(false).unwrap();
+    drop(closed);
+    let (_, body) = back.receive().unwrap();
+    assert_eq!(Welcome::parse(&body).unwrap().resumed, resumed::NEW);
+    let handle = open(&mut back, b"b", b"stuck");
+    assert_eq!(ask(&mut back, 3, &[locking(handle, lock::FLOCK)]), Ok(0));
+    world.server.stop();
+}
+
+/// A file system that hangs would keep it from all others.
+#[test]
+fn a_client_does_not_wait_for_long_for_the_end_of_its_last_session() {
+    let world = World::new(true);
+    let closed = world.gates[0].lock.lock().unwrap();
+    let mut back = coming_back(&world);
+    let (_, body) = back.receive().unwrap();
+    assert_eq!(Welcome::parse(&body).unwrap().resumed, resumed::NEW);
+    open(&mut back, b"mem", b"file");
+    drop(closed);
+    world.server.stop();
 }
 
 #[test]

@@ -192,6 +192,8 @@ pub(crate) struct Core {
     pub(crate) orphans: Vec<Orphan>,
     /// Sessions that have ended, but have requests under way.
     pub(crate) ending: Vec<u64>,
+    /// Lanes that wait for the end of such a session before they are greeted.
+    pub(crate) returning: Vec<usize>,
     pub(crate) callers: Callers,
     pub(crate) nbd: Nbd,
     /// Moves the bytes of disks for all fronts.
@@ -284,6 +286,7 @@ impl Core {
             sessions: Sessions::default(),
             orphans: Vec::new(),
             ending: Vec::new(),
+            returning: Vec::new(),
             callers,
             nbd: Nbd::new(),
             engine: Engine::new(disk_limits),

@@ -2,6 +2,7 @@
 //! released only when all of that is carried out.
 
 use crate::core::Core;
+use crate::grants::Served;
 use crate::lanes::seconds;
 use crate::mailbox::Mail;
 use std::io;
@@ -11,10 +12,14 @@ use std::time::{Duration, Instant};
 use towline_session::Session;
 use towline_session::files::Hold;
 use towline_session::locks::Owner;
+use towline_wire::Hello;
 use towline_wire::limits::FAMILY_LEASE_SECONDS;
 
 /// How long the lane of a process that has ended may take to deliver what the process has sent.
 const LANE_TIME: Duration = Duration::from_secs(FAMILY_LEASE_SECONDS);
+
+/// How long a client that comes back waits for the end of its last session, at most: a file system may hang.
+const END_TIME: Duration = Duration::from_secs(3);
 
 /// The locks of a process that has ended. Each session of the process that is not done has a copy of the reference;
 /// whoever lets go of the last one releases the locks.
@@ -68,10 +73,14 @@ impl Core {
                 false => self.orphans.push(orphan),
             }
         }
+        let before = self.ending.len();
         for session in std::mem::take(&mut self.ending) {
             if !self.try_end(session) {
                 self.ending.push(session);
             }
+        }
+        if self.ending.len() < before {
+            self.greet_returning();
         }
         // In case a lane does not end by itself.
         self.ticking |= !self.orphans.is_empty();
@@ -141,6 +150,32 @@ impl Core {
             self.close_bound(&served.session);
         }
         true
+    }
+
+    /// Returns true if the client of a lane comes back from a session that is not over yet: what it had locked there
+    /// is in its own way until then, and what it asks for could be overtaken. The lane is greeted later.
+    pub(crate) fn is_early(&mut self, index: usize, hello: &Hello) -> bool {
+        let is_its = |served: &Served| served.has_ended && served.session.secret == hello.secret;
+        let is_ending = self.sessions.get(hello.session).is_some_and(is_its);
+        let Some(lane) = self.lanes[index].as_mut().filter(|_| is_ending) else { return false };
+        if lane.since.elapsed() >= END_TIME {
+            return false;
+        }
+        lane.hello = Some(*hello);
+        if !self.returning.contains(&index) {
+            self.returning.push(index);
+        }
+        true
+    }
+
+    /// Greets the lanes that were early.
+    pub(crate) fn greet_returning(&mut self) {
+        for index in std::mem::take(&mut self.returning) {
+            // Other lanes may have the numbers of those that did not wait.
+            if let Some(hello) = self.lanes[index].as_mut().and_then(|lane| lane.hello.take()) {
+                self.greet(index, &hello);
+            }
+        }
     }
 
     /// Returns true if sessions from before a restart may still come back: those of a family do one by one.

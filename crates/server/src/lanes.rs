@@ -182,6 +182,9 @@ impl Core {
             self.shared.mailboxes[home].send(Mail::Join(lane.link, *hello, lane.peer));
             return;
         }
+        if self.is_early(index, hello) {
+            return;
+        }
         let mut welcome = handshake::welcome(epoch);
         let is_its = |s: &&mut Served| s.session.secret == hello.secret && !s.has_ended;
         let known = self.sessions.get_mut(hello.session).filter(is_its);
@@ -372,6 +375,7 @@ impl Core {
         for served in self.sessions.all_mut() {
             served.leaves.retain(|leave| leave.given.elapsed() <= kept);
         }
+        self.greet_returning();
         self.ticking = self.sessions.all().any(|s| s.lane.is_none() || !s.leaves.is_empty());
         if self.index == 0 {
             self.ticking |= self.end_unclaimed();

@@ -88,7 +88,8 @@ impl Core {
             (None, Some(hello)) => {
                 self.greet(index, &hello);
                 // A peer that has hung up may have sent more with its hello.
-                if self.lanes.get(index).is_some_and(|l| l.as_ref().is_some_and(|l| l.hung)) {
+                let lane = self.lanes.get(index).and_then(Option::as_ref);
+                if lane.is_some_and(|lane| lane.hung && lane.hello.is_none()) {
                     self.receive(index, scratch);
                 }
             }
