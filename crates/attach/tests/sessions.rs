@@ -143,12 +143,35 @@ fn what_was_written_on_one_queue_and_flushed_on_another_is_not_lost() {
     }
 }
 
+/// Options of a queue that soon gives up a server that is away.
+fn impatient() -> BackendOptions {
+    let patience = Some(Duration::from_millis(20));
+    BackendOptions { patience, depth: 1, ..BackendOptions::default() }
+}
+
+/// What the server's machine has lost is noticed, as if the queue had waited.
+#[test]
+fn a_queue_goes_on_when_a_server_that_was_given_up_is_back() {
+    for (boot, then) in [(1, Ok(())), (2, Err(libc::EIO))] {
+        let mut world = World::new();
+        let [mut queue] = world.queues(&impatient());
+        ask(&mut *queue, WRITE).unwrap();
+        drop(world.server.take());
+        ask(&mut *queue, Operation::Read).unwrap_err();
+        world.boot(boot);
+        let end = Instant::now() + LONG;
+        while queue.interest().is_none() {
+            assert!(Instant::now() < end, "the server is not tried again");
+            let _ = ask(&mut *queue, Operation::Read); // one of them comes when it may be tried
+        }
+        assert_eq!(ask(&mut *queue, Operation::Read), then);
+    }
+}
+
 #[test]
 fn a_queue_whose_server_was_given_up_waits_for_the_kernel_only() {
     let mut world = World::new();
-    let patience = Some(Duration::from_millis(20));
-    let options = BackendOptions { patience, depth: 1, ..BackendOptions::default() };
-    let [mut queue] = world.queues(&options);
+    let [mut queue] = world.queues(&impatient());
     assert!(queue.interest().is_some());
     drop(world.server.take());
     let end = Instant::now() + LONG;

@@ -3,6 +3,7 @@
 use crate::File;
 use crate::convert::{check_text, unexpected, write_flags};
 use crate::core::Core;
+use crate::disks::Closing;
 use crate::{Error, Lock, Transport};
 use std::io;
 use std::os::fd::OwnedFd;
@@ -34,7 +35,9 @@ pub type PlaceOf = fn(u64) -> Option<(Vec<u8>, Vec<u8>)>;
 #[non_exhaustive]
 pub struct Options {
     /// How long the client tries to replace a lost connection before operations fail. A connection
-    /// that is lost within seconds, before anything arrived over it, replaces none.
+    /// that is lost within seconds, before anything arrived over it, replaces none. Later operations
+    /// fail at once, but at most twice a second one tries the server again: once it is back, they go on
+    /// in another session, as after a restart of the server.
     pub reconnect: Duration,
     /// How long the server may take to answer the greeting once it has accepted a connection and,
     /// after a restart, to answer each request that reopens a file or takes a lock again. A slower
@@ -212,7 +215,7 @@ impl Client {
     /// calls.
     ///
     /// # Errors
-    /// The connection was given up, and this client cannot be used any more.
+    /// The connection was given up ([`Options::reconnect`]), and none has been made since.
     pub fn glance(&self) -> Result<(), Error> {
         self.core.glance();
         self.core.check()
@@ -220,13 +223,14 @@ impl Client {
 
     /// Replaces a lost connection, if no other thread is doing that. A client that is not used
     /// does not notice the loss, and its session ends. A program that must keep the session, for
-    /// its locks, calls this when [`Client::fd`] reports that the server has hung up.
+    /// its locks, calls this when [`Client::fd`] reports that the server has hung up. If the
+    /// connection was given up, tries once to begin another session, unless that was just tried.
     ///
     /// # Errors
-    /// The connection was given up, and this client cannot be used any more.
+    /// The connection was given up ([`Options::reconnect`]), and there is no other one.
     pub fn restore(&self) -> Result<(), Error> {
         self.core.progress();
-        self.core.check()
+        self.core.recover()
     }
 
     /// True while messages wait to be sent, as when the connection takes no more. An event loop
@@ -237,7 +241,7 @@ impl Client {
         self.core.waits_to_send()
     }
 
-    /// True when no request is under way and no close is pending.
+    /// True when no request is under way and no close is pending, or the connection was given up.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.core.state.lock().is_idle()
@@ -303,7 +307,7 @@ impl Client {
         if self.has_locked(handle) {
             let _ = self.core.call(&[Request::Close { handle }], &[], &mut []); // its result is not needed
         } else {
-            self.core.close_later(handle);
+            self.core.close_later(Closing::File(handle));
         }
     }
 
@@ -312,7 +316,7 @@ impl Client {
     /// own clients have sent ([`Options::process`]); this does not wait for the answer. A process that is
     /// still alive has lost its locks.
     pub fn end_process(&self, owner: u64) {
-        self.core.end_process(owner);
+        self.core.close_later(Closing::Process(owner));
     }
 
     /// Closes an open file of this family with a message that leaves with the next one, or on

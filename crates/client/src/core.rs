@@ -5,6 +5,7 @@
 //! the lead to another waiting thread. Locks are held only for moments and never while waiting,
 //! except while everything is reopened after a restart of the server.
 
+mod anew;
 mod completing;
 mod outcome;
 mod outgoing;
@@ -25,6 +26,7 @@ use crate::operation::{Convert, Operation};
 use crate::reclaim::OpenFiles;
 use crate::times::{Stamps, Times};
 use crate::{Error, Lock, Options, Transport, Url};
+use anew::GivenUp;
 use outcome::Look;
 pub(crate) use outcome::{Checked, Outcome};
 use outgoing::{Messages, Out, Outgoing};
@@ -168,8 +170,8 @@ pub(crate) struct State {
     session: u64,
     secret: u64,
     boot_epoch: u32,
-    /// Why the session cannot be used any more.
-    pub(crate) dead: Option<Error>,
+    /// Set while there is no session, see [`anew`].
+    pub(crate) given_up: Option<GivenUp>,
     pub(crate) files: OpenFiles,
     pub(crate) disks: OpenDisks,
     pub(crate) closing: Vec<Closing>,
@@ -200,6 +202,8 @@ struct Receiving {
     bulk: bool,
     /// A lane was lost, and nothing has arrived since over the one that replaced it.
     outage: Option<Outage>,
+    /// New sessions in which not everything could be reopened, to be ended.
+    begun: Vec<(u64, u64)>,
 }
 
 pub(crate) struct Core {
@@ -246,6 +250,7 @@ impl Core {
             link: link.clone(),
             bulk: false,
             outage: None,
+            begun: Vec::new(),
         };
         let out = Outgoing::over(link.clone());
         let state = State {
@@ -267,7 +272,7 @@ impl Core {
             session: welcome.session,
             secret: welcome.secret,
             boot_epoch: welcome.boot_epoch,
-            dead: None,
+            given_up: None,
             files: OpenFiles::default(),
             disks: OpenDisks::default(),
             closing: Vec::new(),
@@ -485,9 +490,9 @@ impl Core {
         (self.options.tell_xattrs)()
     }
 
-    /// Fails if the session cannot be used any more.
+    /// Fails if the session was given up.
     pub(crate) fn check(&self) -> Result<(), Error> {
-        self.state.lock().dead.clone().map_or(Ok(()), Err)
+        self.state.lock().given_up.as_ref().map_or(Ok(()), |given_up| Err(given_up.error.clone()))
     }
 
     /// The number of the current lane, which changes when a lost one is replaced.

@@ -220,13 +220,7 @@ impl Core {
 
     /// Closes a disk once no request needs it, without waiting for the answer.
     pub(crate) fn close_disk(self: &Arc<Self>, number: u32) {
-        let mut state = self.state.lock();
-        if state.dead.is_some() {
-            return;
-        }
-        state.closing.push(Closing::Disk(number));
-        drop(state);
-        self.close_pending();
+        self.close_later(Closing::Disk(number));
     }
 }
 

@@ -4,6 +4,7 @@ use crate::Error;
 use crate::client::Client;
 use crate::convert::{attributes, check, done, flag, number, unexpected, write_flags, wrote};
 use crate::core::{Core, Outcome};
+use crate::disks::Closing;
 use crate::operation::Operation;
 use std::sync::Arc;
 use towline_wire::parts::{Part, fit_together};
@@ -516,7 +517,7 @@ impl File {
 impl Drop for File {
     fn drop(&mut self) {
         if self.handle != CURRENT {
-            self.core.close_later(self.handle);
+            self.core.close_later(Closing::File(self.handle));
         }
     }
 }

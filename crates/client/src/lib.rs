@@ -10,7 +10,9 @@
 //! ([`Group`]) or as futures.
 //!
 //! The client replaces a lost connection and resends unanswered requests in the same session, so
-//! each request takes effect once. After a restart of the server it reopens open files.
+//! each request takes effect once. After a restart of the server it reopens open files. While the
+//! server stays away for long ([`Options::reconnect`]), requests fail; once it is back, later ones go
+//! on in another session.
 //!
 //! [`Client::events`] reports changes to watched files ([`File::watch`]), whoever makes them.
 

@@ -428,12 +428,9 @@ struct Session {
 }
 
 impl Session {
-    /// Returns the client, and connects if there is none, or if it has given the server up.
+    /// Returns the client, and connects if there is none.
     fn client(&mut self) -> Result<&Client, Error> {
-        let client = match self.client.take().filter(|client| client.glance().is_ok()) {
-            Some(client) => client,
-            None => self.connect()?,
-        };
+        let client = self.client.take().map_or_else(|| self.connect(), Ok)?;
         Ok(self.client.insert(client))
     }
 
@@ -442,7 +439,6 @@ impl Session {
         if let Some((_, error)) = self.failed.as_ref().filter(|(at, _)| at.elapsed() < AWAY) {
             return Err(error.clone());
         }
-        self.known.clear();
         let mut options = Options::default();
         options.family = self.state.config().map_or(0, |config| config.family);
         Client::connect(&self.mounts[0].1.transport, options)

@@ -11,6 +11,8 @@ use towline_net::peer_closed;
 
 /// How often to check whether another thread has replaced a lost connection.
 const AGAIN: Duration = Duration::from_millis(20);
+/// How often to try a server that stayed away for so long that its connection was given up.
+const AWAY: Duration = Duration::from_millis(500);
 
 /// The connections to the servers of a run.
 pub(super) struct Connections(Vec<Connection>);
@@ -18,7 +20,7 @@ pub(super) struct Connections(Vec<Connection>);
 struct Connection {
     client: Client,
     /// The connection or, while a thread replaces a lost one, a pipe that is closed when this is done. `None`
-    /// once the connection was given up.
+    /// if there can be no thread.
     watched: Option<OwnedFd>,
 }
 
@@ -45,10 +47,7 @@ impl Connections {
                 connection.watched = connection.client.fd().ok();
                 // The client may have moved to another connection, or a thread may be done.
                 if connection.watched.as_ref().is_none_or(|fd| peer_closed(fd.as_fd())) {
-                    connection.watched = match connection.client.glance() {
-                        Ok(()) => replace(connection.client.clone()),
-                        Err(_) => None,
-                    };
+                    connection.watched = replace(connection.client.clone());
                 } else {
                     is_replaced = true;
                 }
@@ -64,15 +63,60 @@ fn replace(client: Client) -> Option<OwnedFd> {
     let (watched, end) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).ok()?;
     let work = move || {
         let _end: OwnedFd = end;
-        while client.restore().is_ok() {
-            if client.fd().is_ok_and(|fd| !peer_closed(fd.as_fd())) {
-                return;
+        loop {
+            match client.restore() {
+                Ok(()) if client.fd().is_ok_and(|fd| !peer_closed(fd.as_fd())) => return,
+                // Another thread replaces the connection.
+                Ok(()) => towline_net::pause(AGAIN),
+                // Whoever uses the server's files is told.
+                Err(_) => towline_net::pause(AWAY),
             }
-            // Another thread replaces the connection.
-            towline_net::pause(AGAIN);
         }
     };
     let thread = std::thread::Builder::new().name("reconnect".to_owned());
     thread.spawn(work).ok()?;
     Some(watched)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+    use std::time::Instant;
+    use towline_client::Options;
+    use towline_net::address::Address;
+    use towline_server::{Config, Export, ExportKind, Server};
+
+    fn served(at: &Path) -> Server {
+        let config = Config {
+            exports: vec![Export::new("mem", ExportKind::Memory(1 << 20))],
+            listen: vec![Address::Unix(at.into())],
+            ..Config::default()
+        };
+        Server::start(&config).unwrap()
+    }
+
+    #[test]
+    fn a_server_that_was_given_up_is_tried_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("socket");
+        let server = served(&socket);
+        let url = Url::parse(&format!("towline+unix:///mem?socket={}", socket.display())).unwrap();
+        let mut options = Options::default();
+        options.reconnect = Duration::from_millis(20);
+        let client = Client::connect(&url.transport, options).unwrap();
+        let mut connections = Connections::of(&[(client.clone(), url)]);
+        let end = Instant::now() + Duration::from_secs(60);
+        let mut until = |what: &str, holds: &dyn Fn(bool) -> bool| {
+            while !holds(connections.work()) {
+                assert!(Instant::now() < end, "{what}");
+                towline_net::pause(AGAIN);
+            }
+        };
+        server.stop();
+        until("the connection is given up", &|_| client.glance().is_err());
+        let _server = served(&socket);
+        until("the connection is replaced", &|is_replaced| is_replaced);
+        client.glance().unwrap();
+    }
 }

@@ -18,7 +18,7 @@ use towline_wire::hello::resumed;
 use towline_wire::limits::HEADER_BYTES;
 use towline_wire::reply::parse_results;
 use towline_wire::request::parse_compound;
-use towline_wire::{Errno, Header, Kind, Reply, Request};
+use towline_wire::{Errno, Header, Kind, Reply, Request, Welcome};
 
 /// A lane that stood for this long worked, even if nothing arrived over it: a request may wait for a
 /// lock for hours.
@@ -36,9 +36,14 @@ pub(super) struct Outage {
 }
 
 impl Outage {
-    fn begin() -> Self {
+    pub(super) fn begin() -> Self {
         let now = Instant::now();
         Self { since: now, restored: now, pause: Duration::from_millis(5), told: false }
+    }
+
+    /// A new lane is established, which has to prove itself.
+    pub(super) fn ends(&mut self) {
+        self.restored = Instant::now();
     }
 
     /// True if the loss at `now` of a lane over which nothing arrived belongs to this outage.
@@ -51,11 +56,8 @@ impl Core {
     /// Replaces a lost lane and resends unanswered requests. Called by the leader.
     pub(super) fn reconnect(self: &Arc<Self>, receiving: &mut Receiving, cause: &io::Error) {
         if cause.kind() == io::ErrorKind::InvalidData {
-            return self.fail_all(&connection_error(
-                &self.transport,
-                "sent an invalid message",
-                cause,
-            ));
+            let what = "sent an invalid message";
+            return self.give_up(&connection_error(&self.transport, what, cause));
         }
         self.take_arrived(receiving);
         let shut_down = io::Error::new(io::ErrorKind::ConnectionReset, "the server shut down");
@@ -71,51 +73,72 @@ impl Core {
                     self.options.reconnect
                 );
                 let error = io::ErrorKind::ConnectionReset.into();
-                return self.fail_all(&connection_error(&self.transport, &what, &error));
+                receiving.outage = Some(outage);
+                return self.give_up(&connection_error(&self.transport, &what, &error));
             }
             Some(mut outage) => {
                 self.pause(&mut outage, cause);
                 outage
             }
         };
-        // New sessions in which not everything could be reopened.
-        let mut begun = Vec::new();
-        loop {
-            let (near, session) = {
-                let state = self.state.lock();
-                (state.near, (state.session, state.secret))
-            };
-            // Until they end, they have what was reopened, also locks.
-            begun.retain(|begun| self.end(*begun).is_err());
-            self.connected_as.store((self.options.connects_as)(), Ordering::Relaxed);
-            match greet(&self.transport, near, self.client, session, &self.options) {
-                Ok(greeted) => match self.resume(receiving, greeted, &mut begun) {
-                    Ok(()) => {
-                        outage.restored = Instant::now();
-                        receiving.outage = Some(outage);
-                        return;
-                    }
-                    Err(error) if is_given_up(&outage) => {
-                        return self.fail_all(&connection_error(
-                            &self.transport,
-                            "connection lost again while reopening files",
-                            &error,
-                        ));
-                    }
-                    Err(_) => {}
-                },
-                Err(Failure::Final(error)) => return self.fail_all(&error),
+        let failed = loop {
+            match self.go_on(receiving) {
+                Ok(Ok(())) => {
+                    outage.ends();
+                    receiving.outage = Some(outage);
+                    return;
+                }
+                Ok(Err(error)) if is_given_up(&outage) => break self.lost_again(&error),
+                Err(Failure::Final(error)) => break error,
                 Err(Failure::Io(error)) if is_given_up(&outage) => {
                     let what = format!(
                         "connection lost ({cause}) and not restored within {:?}",
                         self.options.reconnect
                     );
-                    return self.fail_all(&connection_error(&self.transport, &what, &error));
+                    break connection_error(&self.transport, &what, &error);
                 }
-                Err(Failure::Io(_)) => {}
+                Ok(Err(_)) | Err(Failure::Io(_)) => {}
             }
             self.pause(&mut outage, cause);
+        };
+        receiving.outage = Some(outage);
+        self.give_up(&failed);
+    }
+
+    /// Tries once to go on over a new lane; the inner error says that it was lost again. Called by the leader.
+    pub(super) fn go_on(
+        self: &Arc<Self>,
+        receiving: &mut Receiving,
+    ) -> Result<io::Result<()>, Failure> {
+        let (near, session, is_given_up) = {
+            let state = self.state.lock();
+            (state.near, (state.session, state.secret), state.given_up.is_some())
+        };
+        // Until they end, they have what was reopened, also locks.
+        receiving.begun.retain(|begun| self.end(*begun).is_err());
+        self.connected_as.store((self.options.connects_as)(), Ordering::Relaxed);
+        let greet = || greet(&self.transport, near, self.client, session, &self.options);
+        let mut greeted = greet()?;
+        if is_given_up && greeted.welcome.resumed == resumed::JOINED {
+            // Its slots carry requests that have failed here.
+            self.end(session)?;
+            greeted = greet()?;
+            if greeted.welcome.resumed == resumed::JOINED {
+                return Err(Failure::Io(io::ErrorKind::ResourceBusy.into()));
+            }
         }
+        let Welcome { session, secret, resumed, .. } = greeted.welcome;
+        let went_on = self.resume(receiving, greeted);
+        match went_on {
+            Ok(()) => receiving.begun.clear(),
+            Err(_) if resumed == resumed::NEW => receiving.begun.push((session, secret)),
+            Err(_) => {}
+        }
+        Ok(went_on)
+    }
+
+    pub(super) fn lost_again(&self, error: &io::Error) -> Error {
+        connection_error(&self.transport, "connection lost again while reopening files", error)
     }
 
     /// Takes what arrived before the lane was lost: sending on it may have failed first.
@@ -154,6 +177,7 @@ impl Core {
             let is_idle =
                 |slot: &Slot| !matches!(slot.status, Status::Waiting) && slot.sending == 0;
             if state.near
+                || state.given_up.is_some()
                 || state.requested < self.options.nearer_after
                 || !state.slots.iter().all(is_idle)
                 || (self.options.connects_as)() != self.connected_as()
@@ -167,31 +191,10 @@ impl Core {
         // stays as it is; if the server has already ended the old lane, it is found lost later.
         if let Ok(greeted) = greet(&self.transport, true, self.client, session, &self.options)
             && greeted.welcome.resumed == resumed::JOINED
-            && let Err(error) = self.resume(receiving, greeted, &mut Vec::new())
+            && let Err(error) = self.resume(receiving, greeted)
         {
             self.reconnect(receiving, &error);
         }
-    }
-
-    /// Ends all current and later requests with this error.
-    pub(super) fn fail_all(&self, error: &Error) {
-        let mut out = self.out.lock();
-        let mut state = self.state.lock();
-        out.messages.clear();
-        out.lane += 1;
-        state.lane = out.lane;
-        state.dead = Some(error.clone());
-        if let Some(fd) = state.link.fd() {
-            // Lets a server that is still there drop the session's state. Fails if the connection
-            // has ended already.
-            let _ = rustix::net::shutdown(fd, rustix::net::Shutdown::Both);
-        }
-        for slot in 0..state.slots.len() {
-            state.slots[slot].sending = 0;
-            self.complete(&mut state, slot, Err(error.clone()));
-            self.tell(&mut state, slot as u16);
-        }
-        self.slot_free.notify_all();
     }
 
     /// Ends a session that is not continued: its locks would be in the way of the next one.
@@ -216,18 +219,9 @@ impl Core {
         Ok(())
     }
 
-    /// Continues over a new lane. Stores a session that the lane has begun in `begun`, for the
-    /// caller to end if this fails.
-    fn resume(
-        self: &Arc<Self>,
-        receiving: &mut Receiving,
-        greeted: Greeted,
-        begun: &mut Vec<(u64, u64)>,
-    ) -> io::Result<()> {
+    /// Continues over a new lane. If this fails, a session that the lane has begun is to be ended.
+    fn resume(self: &Arc<Self>, receiving: &mut Receiving, greeted: Greeted) -> io::Result<()> {
         let Greeted { link, welcome } = greeted;
-        if welcome.resumed == resumed::NEW {
-            begun.push((welcome.session, welcome.secret));
-        }
         let mut out = self.out.lock();
         receiving.input = Input::default();
         let mut locked = self.state.lock();
@@ -249,10 +243,11 @@ impl Core {
                 limit: self.options.greeting,
             };
             let place_of = self.options.place_of;
-            let maybe = unanswered_renames(&state.slots, &state.files);
-            state.files.reclaim(place_of, &maybe, |identity, requests| {
-                lane.exchange(identity, requests)
-            })?;
+            let under_way = unanswered_renames(&state.slots, &state.files);
+            let maybe = state.given_up.as_ref().map_or(&under_way, |given_up| &given_up.renamed);
+            state
+                .files
+                .reclaim(place_of, maybe, |identity, requests| lane.exchange(identity, requests))?;
             state.disks.reclaim(|request, take| {
                 let results = lane.ask(self.identity(), std::slice::from_ref(request))?;
                 let replies = parse_results(&results).unwrap_or_default();
@@ -276,6 +271,7 @@ impl Core {
         state.session = welcome.session;
         state.secret = welcome.secret;
         state.boot_epoch = welcome.boot_epoch;
+        state.given_up = None;
         let mut numbers: Vec<usize> = (0..state.slots.len()).collect();
         numbers.sort_unstable_by_key(|number| state.slots[*number].order);
         for number in numbers {
@@ -342,7 +338,10 @@ fn is_repeatable(message: &[u8]) -> bool {
 }
 
 /// What has been renamed if the requests under way were executed, by the number of the request.
-fn unanswered_renames(slots: &[Slot], files: &OpenFiles) -> Vec<(RequestNumber, Renamed)> {
+pub(super) fn unanswered_renames(
+    slots: &[Slot],
+    files: &OpenFiles,
+) -> Vec<(RequestNumber, Renamed)> {
     let under_way =
         slots.iter().filter(|slot| slot.renames && matches!(slot.status, Status::Waiting));
     let renamed = |slot: &Slot| {

@@ -28,36 +28,18 @@ pub(super) fn coarse_ms() -> u64 {
 }
 
 impl Core {
-    /// Closes a file once no request under way needs it, without waiting for the answer.
-    pub(crate) fn close_later(self: &Arc<Self>, handle: u64) {
-        let mut state = self.state.lock();
-        if state.dead.is_some() {
-            return;
-        }
-        state.closing.push(Closing::File(handle));
-        drop(state);
+    /// Closes or ends something once no request under way needs it, without waiting for the answer.
+    pub(crate) fn close_later(self: &Arc<Self>, closing: Closing) {
+        self.state.lock().close_some_time(closing);
         self.close_pending();
     }
 
-    pub(crate) fn end_process(self: &Arc<Self>, owner: u64) {
-        let mut state = self.state.lock();
-        if state.dead.is_none() {
-            state.closing.push(Closing::Process(owner));
-            drop(state);
-            self.close_pending();
-        }
-    }
-
-    /// [`Core::close_later`], but the message is queued to leave with the next one.
+    /// [`Core::close_later`] for a file, but the message is queued to leave with the next one.
     pub(crate) fn close_with_next(&self, handle: u64) {
         let mut state = self.state.lock();
-        if state.dead.is_some() {
-            return;
-        }
         let closing = Closing::File(handle);
-        if state.free.is_empty() || state.needs(closing).is_some() {
-            state.closing.push(closing);
-            return;
+        if state.given_up.is_some() || state.free.is_empty() || state.needs(closing).is_some() {
+            return state.close_some_time(closing);
         }
         if let Some(messages) = self.fill_unanswered(&mut state, &closing.request()) {
             state.queues = true;
@@ -72,7 +54,7 @@ impl Core {
         let mut state = self.state.lock();
         let request = Request::HandOver { session, secret, process };
         // Not among those that are pending, which are sent in any order.
-        let messages = match state.dead {
+        let messages = match state.given_up {
             None => self.fill_unanswered(&mut state, &request),
             Some(_) => None,
         };
@@ -94,7 +76,7 @@ impl Core {
     pub(crate) fn close_pending(self: &Arc<Self>) {
         loop {
             let mut state = self.state.lock();
-            if state.free.is_empty() || state.dead.is_some() {
+            if state.free.is_empty() || state.given_up.is_some() {
                 return;
             }
             let Some(closing) = state.next_closing() else { return };
@@ -279,7 +261,12 @@ impl Core {
             return Err(Errno::EINVAL.into());
         }
         let mut state = self.state.lock();
-        while state.dead.is_none() {
+        loop {
+            state = self.begin_anew(state).inspect_err(|_| {
+                if let Some(closing) = Closing::of(requests) {
+                    self.close_later(closing);
+                }
+            })?;
             if let Some(other) = state.due_before(requests) {
                 // These requests run in the order they were made: so a request resent after a
                 // restart of the server neither undoes one answered later nor finds its file
@@ -296,9 +283,6 @@ impl Core {
             }
         }
         self.hand_over(&state);
-        if let Some(error) = &state.dead {
-            return Err(error.clone());
-        }
         if let Some(error) = requests.first().and_then(|r| state.disks.failure(r)) {
             return Err(error);
         }

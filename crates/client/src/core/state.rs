@@ -77,10 +77,10 @@ impl State {
         self.receiving.is_none()
     }
 
-    /// Takes the lead, if nobody has it. Nobody leads once the session is dead: there is nothing to
-    /// receive, and a leader would try to reconnect.
+    /// Takes the lead, if nobody has it. Nobody leads when the session was given up: there is
+    /// nothing to receive, and a leader would try to reconnect.
     pub(super) fn take_lead(&mut self) -> Option<Box<Receiving>> {
-        if self.dead.is_some() {
+        if self.given_up.is_some() {
             return None;
         }
         let mut receiving = self.receiving.take()?;
@@ -174,16 +174,24 @@ impl State {
         self.slots.iter().position(waits).map(|slot| slot as u16)
     }
 
+    /// Notes a close that is to be sent, by the next session if this one was given up.
+    pub(super) fn close_some_time(&mut self, closing: Closing) {
+        if self.given_up.is_some() {
+            self.forget(closing);
+        }
+        self.closing.push(closing);
+    }
+
     /// Takes out a pending close of something that no request under way needs.
     pub(super) fn next_closing(&mut self) -> Option<Closing> {
         let place = self.closing.iter().rposition(|closing| self.needs(*closing).is_none())?;
         Some(self.closing.remove(place))
     }
 
-    /// True if no request is under way and no close is pending.
+    /// True if no request is under way and no close is pending, but for the next session.
     pub(crate) fn is_idle(&self) -> bool {
         let waits = |slot: &Slot| matches!(slot.status, Status::Waiting);
-        self.closing.is_empty() && !self.slots.iter().any(waits)
+        self.given_up.is_some() || self.closing.is_empty() && !self.slots.iter().any(waits)
     }
 
     /// Prefetches the data lent to this request, since it is about to be copied. Does nothing if

@@ -3,6 +3,7 @@
 
 use super::completing::Completing;
 use super::{Buffer, Core, Messages, Outcome, Receiving, SlotRef, Wait};
+use crate::disks::Closing;
 use crate::{Error, File, Options, Transport};
 use std::collections::HashSet;
 use std::io;
@@ -83,7 +84,7 @@ fn what_was_to_wait_for_the_last_lane_is_not_queued_beside_its_copy() {
 fn what_failed_with_the_session_is_not_sent() {
     let (_server, core) = connect();
     let (slot, messages) = stopped(&core);
-    core.fail_all(&Error::from(Errno::EIO));
+    core.give_up(&Error::from(Errno::EIO));
     core.wait(&slot, &mut Outcome::default()).unwrap_err();
     let before = core.counters.values();
     // The end of the connection is noticed if it was quiet for long enough.
@@ -285,7 +286,7 @@ fn nothing_is_closed_that_a_request_under_way_needs() {
         let under_way = state.slots.iter().filter(|slot| slot.closes.is_some()).count();
         (state.closing.len(), under_way)
     };
-    core.close_later(handle);
+    core.close_later(Closing::File(handle));
     core.close_disk(1);
     core.close_with_next(handle);
     assert_eq!(closes(), (3, 0));
@@ -331,7 +332,7 @@ fn what_waits_for_a_slot_is_closed_by_who_receives() {
     let (_server, core) = connect();
     let count = core.state.lock().slots.len() + 3;
     let handles: Vec<u64> = (0..count).map(|_| open(&core, b"file")).collect();
-    handles.iter().for_each(|handle| core.close_later(*handle));
+    handles.iter().for_each(|handle| core.close_later(Closing::File(*handle)));
     eventually("all are closed", || {
         core.progress();
         core.state.lock().is_idle()

@@ -23,11 +23,12 @@ pub(super) struct FailOnPanic<'a>(pub(super) &'a Core);
 
 impl Drop for FailOnPanic<'_> {
     fn drop(&mut self) {
-        self.0.fail_all(&Error::Connection {
+        let error = Error::Connection {
             server: server_of(&self.0.transport),
             what: "given up: the thread that received for all panicked".into(),
             errno: Errno::EIO,
-        });
+        };
+        self.0.fail_all(&error, None);
         self.0.wake();
     }
 }
@@ -155,7 +156,7 @@ impl Core {
 
     /// Called when a thread stops waiting: hands over the lead, and sends closes that waited for a
     /// slot.
-    fn leave(self: &Arc<Self>, state: MutexGuard<'_, State>) {
+    pub(super) fn leave(self: &Arc<Self>, state: MutexGuard<'_, State>) {
         self.hand_over(&state);
         let closes = !state.closing.is_empty();
         drop(state);
@@ -270,8 +271,8 @@ impl Core {
             });
             state.slots[number].target = target;
             if !whole {
-                match &state.dead {
-                    Some(error) => result = Err(error.clone()),
+                match &state.given_up {
+                    Some(given_up) => result = Err(given_up.error.clone()),
                     None => {
                         self.ask_again(state, number, &borrowed);
                         return None;
@@ -458,12 +459,17 @@ impl Core {
             state = self.state.lock();
         }
         std::mem::forget(panics);
+        self.put_back(&mut state, receiving);
+        state
+    }
+
+    /// Gives the lead back, and wakes tasks whose requests are over.
+    pub(super) fn put_back(&self, state: &mut MutexGuard<'_, State>, receiving: Box<Receiving>) {
         state.receiving = Some(receiving);
         if !state.woken.is_empty() {
             let woken = std::mem::take(&mut state.woken);
-            MutexGuard::unlocked(&mut state, || wake_all(woken));
+            MutexGuard::unlocked(state, || wake_all(woken));
         }
-        state
     }
 
     /// Receives once; returns with the state locked.
@@ -472,7 +478,7 @@ impl Core {
         receiving: &mut Receiving,
         wait: Wait<'_>,
     ) -> io::Result<MutexGuard<'a, State>> {
-        let Receiving { input, scratch, spin, link, bulk, outage } = receiving;
+        let Receiving { input, scratch, spin, link, bulk, outage, .. } = receiving;
         let flushed = matches!(wait, Wait::ForNew) || self.flush()?;
         let looks = matches!(wait, Wait::No);
         let wait = match wait {
@@ -545,17 +551,12 @@ impl Core {
             }
             let closed = found.closes.take();
             found.status = Status::Done(result);
-            match closed {
-                Some(Closing::File(handle)) => {
-                    // It was closed when its server ended, and the next one does not know it.
-                    if state.files.is_lost(handle) {
-                        found.outcome = Outcome::done();
-                    }
-                    state.files.forget(handle);
+            if let Some(closed) = closed {
+                // It was closed when its server ended, and the next one does not know it.
+                if matches!(closed, Closing::File(handle) if state.files.is_lost(handle)) {
+                    found.outcome = Outcome::done();
                 }
-                Some(Closing::Disk(disk)) => state.disks.forget(disk),
-                Some(Closing::Process(owner)) => state.files.end_process(owner),
-                None => {}
+                state.forget(closed);
             }
             // They are in no order, and a slot has at most one.
             let of_it = |(changing, ..): &(u16, _, _)| usize::from(*changing) == slot;

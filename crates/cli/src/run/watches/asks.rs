@@ -178,43 +178,116 @@ mod tests {
     use super::super::Watches;
     use super::*;
     use crate::run::directory::RunDirectory;
-    use towline_client::Url;
+    use std::os::unix::ffi::OsStrExt;
+    use std::path::PathBuf;
+    use std::time::{Duration, Instant};
+    use tempfile::TempDir;
+    use towline_client::{File, Url};
     use towline_instance::{Config, SHADOWS, State};
     use towline_net::address::Address;
     use towline_server::{Export, ExportKind, Server as Served};
 
+    const FAMILY: u64 = 7;
+
+    /// A run whose server has the directory `data`.
+    struct World {
+        folder: TempDir,
+        directory: RunDirectory,
+        url: Url,
+    }
+
+    impl World {
+        fn new() -> Self {
+            let folder = tempfile::tempdir().unwrap();
+            let directory = RunDirectory::left(folder.path().join("run"));
+            for name in ["run", "data"] {
+                std::fs::create_dir(folder.path().join(name)).unwrap();
+            }
+            let url = format!("towline+unix:///dir?socket={}", directory.socket().display());
+            Self { folder, directory, url: Url::parse(&url).unwrap() }
+        }
+
+        fn data(&self) -> PathBuf {
+            self.folder.path().join("data")
+        }
+
+        fn serve(&self) -> Served {
+            let config = towline_server::Config {
+                exports: vec![Export::new("dir", ExportKind::Directory(self.data()))],
+                listen: vec![Address::Unix(self.directory.socket())],
+                ..Default::default()
+            };
+            Served::start(&config).unwrap()
+        }
+
+        /// Returns a client that soon gives up a server that is away.
+        fn client(&self) -> Client {
+            let mut options = Options::default();
+            (options.family, options.reconnect) = (FAMILY, Duration::from_millis(20));
+            Client::connect(&self.url.transport, options).unwrap()
+        }
+
+        fn watches(&self, client: &Client) -> Watches {
+            let config = Config { family: FAMILY, ..Config::default() };
+            let path = self.directory.path().as_os_str().as_bytes();
+            let state = State::prepare(path, &config).unwrap().map().unwrap();
+            let servers = vec![(client.clone(), self.url.clone())];
+            Watches::new(&self.directory, Arc::new(state), servers)
+        }
+
+        /// Opens a directory below `data`, to be watched.
+        fn asking(&self, client: &Client, path: &[u8]) -> Ask {
+            let root = client.attach(&self.url.root()).unwrap();
+            let opened = root.open(path, 0, 0).unwrap();
+            let (identity, handle) = (opened.attr().identity(), opened.into_handle());
+            let opened = Opened { handle, is_directory: true, path: path.to_vec() };
+            Ask { mount: 0, mask: event::CREATE, identity, opened: Some(opened) }
+        }
+    }
+
     /// The keeper owns the handle that came with a question, whatever it answers.
     #[test]
     fn a_file_that_cannot_be_watched_is_closed() {
-        use std::os::unix::ffi::OsStrExt;
-        let folder = tempfile::tempdir().unwrap();
-        let directory = RunDirectory::left(folder.path().join("run"));
-        std::fs::create_dir(directory.path()).unwrap();
+        let world = World::new();
         // In place of the folder of the shadows.
-        std::fs::write(directory.path().join(SHADOWS), "").unwrap();
-        let _server = Served::start(&towline_server::Config {
-            exports: vec![Export::new("mem", ExportKind::Memory(1 << 20))],
-            listen: vec![Address::Unix(directory.socket())],
-            ..Default::default()
-        });
-        let config = Config { family: 7, ..Config::default() };
-        let path = directory.path().as_os_str().as_bytes();
-        let state = State::prepare(path, &config).unwrap().map().unwrap();
-        let url = format!("towline+unix:///mem?socket={}", directory.socket().display());
-        let url = Url::parse(&url).unwrap();
-        let mut options = Options::default();
-        options.family = config.family;
-        let client = Client::connect(&url.transport, options).unwrap();
-        let root = client.attach(&url.root()).unwrap();
-        let handle = root.open(b".", 0, 0).unwrap().into_handle();
-        let servers = vec![(client.clone(), url.clone())];
-        let watches = Watches::new(&directory, Arc::new(state), servers);
-        let mut server = Server::new(Arc::clone(&watches.common), url.transport);
-        let opened = Opened { handle, is_directory: true, path: Vec::new() };
-        let ask = Ask { mount: 0, mask: event::CREATE, identity: 1, opened: Some(opened) };
+        std::fs::write(world.directory.path().join(SHADOWS), "").unwrap();
+        let _server = world.serve();
+        let client = world.client();
+        let watches = world.watches(&client);
+        let mut server = Server::new(Arc::clone(&watches.common), world.url.transport.clone());
+        let ask = world.asking(&client, b".");
         assert_eq!(server.answer(&ask).unwrap_err().errno(), Errno::ENOTDIR);
         // Whatever is asked for later finds the file closed.
-        let found = client.with_handle(handle, 0, towline_client::File::stat);
+        let found = client.with_handle(ask.opened.unwrap().handle, 0, File::stat);
         assert_eq!(found.unwrap_err().errno(), Errno::EBADF);
+    }
+
+    #[test]
+    fn a_server_that_was_given_up_and_is_back_reports_events_again() {
+        let world = World::new();
+        let served = world.serve();
+        let (client, watching) = (world.client(), world.client());
+        let watches = world.watches(&client);
+        let mut server = Server::new(Arc::clone(&watches.common), world.url.transport.clone());
+        server.met = Some(watches.common.meet(watching.clone()).unwrap());
+        std::fs::create_dir(world.data().join("below")).unwrap();
+        let shadow = server.answer(&world.asking(&client, b"below")).unwrap();
+        let shadow = world.directory.path().join(SHADOWS).join(shadow.to_string());
+        let end = Instant::now() + Duration::from_secs(60);
+        let until = |what: &str, holds: &dyn Fn() -> bool| {
+            while !holds() {
+                assert!(Instant::now() < end, "{what}");
+                towline_net::pause(Duration::from_millis(5));
+            }
+        };
+        served.stop();
+        until("the server is given up", &|| watching.glance().is_err());
+        std::fs::write(world.data().join("below/missed"), "").unwrap();
+        let _served = world.serve();
+        until("what was missed is reported", &|| shadow.join("missed").exists());
+        std::fs::write(world.data().join("below/new"), "").unwrap();
+        until("what is new is reported", &|| shadow.join("new").exists());
+        until("the other client is back", &|| client.restore().is_ok());
+        server.answer(&world.asking(&client, b".")).unwrap();
     }
 }

@@ -17,6 +17,9 @@ const HALF: Duration = Duration::from_millis(30);
 /// The same for events that are certain to come.
 const ALL: Duration = Duration::from_secs(2);
 
+/// How long to wait before a server is asked again that could not be reached.
+const AWAY: Duration = Duration::from_secs(1);
+
 /// Answers that are received before they are repeated; others wait on the server.
 const AHEAD: usize = 2;
 
@@ -27,18 +30,21 @@ pub(super) fn listen(met: &Met, common: &Arc<Common>) -> io::Result<()> {
     start("repeat", move || repeater.repeat_all(&told))?;
     let (client, common) = (met.client.clone(), Arc::clone(common));
     start("events", move || {
+        let mut is_told = false;
         loop {
             match client.events() {
                 Ok(happenings) => {
+                    is_told = false;
                     if sender.send(happenings).is_err() {
                         return;
                     }
                 }
+                Err(_) if common.is_over() => return,
                 Err(error) => {
-                    if !common.is_over() {
-                        log::warn!("changes of watched files are no longer reported: {error}");
+                    if !std::mem::replace(&mut is_told, true) {
+                        log::warn!("changes of watched files are not reported for now: {error}");
                     }
-                    return;
+                    towline_net::pause(AWAY);
                 }
             }
         }
@@ -113,12 +119,18 @@ impl Repeater {
         }
     }
 
-    /// Does the same for one file. Returns false if the file must be watched for more events since.
+    /// Does the same for one file. Returns false if the file must be watched for more events since, or if its server
+    /// is away.
     fn catch_up_with(&self, handle: u64) -> bool {
         let Met { client, shared } = &self.met;
         let found = shared.shadows().at(handle);
         let Some(shadow) = found else { return true };
         let listing = watch_and_list(client, handle, &shadow);
+        if listing.is_err() && client.glance().is_err() && !self.common.is_over() {
+            // The next session may have lost nothing more, as far as the server can tell.
+            towline_net::pause(AWAY);
+            return false;
+        }
         self.forget_known();
         let mut shadows = shared.shadows();
         if shadows.at(handle).is_some_and(|now| now.mask != shadow.mask) {
