@@ -124,9 +124,6 @@ impl Core {
         let Some(mut served) = self.sessions.remove(id) else { return true };
         self.statistics.sessions.fetch_sub(1, Ordering::Relaxed);
         self.shared.homes.remove(id);
-        if let Some(state) = &self.shared.state {
-            state.end(id);
-        }
         let session = &served.session;
         // Until all is released, no new session of the family gets at the locks: it would lose what it takes again.
         let mut locks = self.shared.locks.lock();
@@ -144,6 +141,11 @@ impl Core {
             locks.session_ended(id, session.secret);
         }
         drop(locks);
+        // Not before: if the server is killed in between, the next one gives the number to another session, which must
+        // find no locks under it.
+        if let Some(state) = &self.shared.state {
+            state.end(id);
+        }
         self.shared.notify(granted);
         self.close_elsewhere(&mut served, files.as_ref());
         if files.is_none() {
