@@ -12,6 +12,7 @@ use crate::copy::copy;
 use crate::huge::{HUGE_BYTES, Room};
 use fault::Explained;
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
+use rustix::io::retry_on_intr;
 use rustix::mm::{MapFlags, ProtFlags};
 use std::io;
 use std::ops::Range;
@@ -118,7 +119,8 @@ impl SharedMemory {
     /// `ENOSPC`, and other errors of `fallocate(2)`.
     pub fn allocate(&self, offset: usize, length: usize) -> io::Result<()> {
         let flags = FallocateFlags::KEEP_SIZE;
-        Ok(rustix::fs::fallocate(&self.fd, flags, offset as u64, length as u64)?)
+        let (offset, length) = (offset as u64, length as u64);
+        Ok(retry_on_intr(|| rustix::fs::fallocate(&self.fd, flags, offset, length))?)
     }
 
     fn map(fd: OwnedFd, length: usize, writable: bool) -> io::Result<Self> {
@@ -385,7 +387,8 @@ impl SharedMemory {
     /// What `fallocate(2)` says.
     pub fn punch(&self, offset: usize, length: usize) -> io::Result<()> {
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        Ok(rustix::fs::fallocate(&self.fd, flags, offset as u64, length as u64)?)
+        let (offset, length) = (offset as u64, length as u64);
+        Ok(retry_on_intr(|| rustix::fs::fallocate(&self.fd, flags, offset, length))?)
     }
 }
 
