@@ -134,15 +134,20 @@ impl HeldLocks {
     /// Notes the ranges of a file that an owner has locked.
     pub(crate) fn set(&mut self, file: FileKey, owner: Owner, ranges: HashSet<Range>) {
         let mut places = self.places.remove(&(file, owner)).unwrap_or_default();
-        let gone: Vec<_> = places.extract_if(.., |(_, range)| !ranges.contains(range)).collect();
+        let mut gone: Vec<_> =
+            places.extract_if(.., |(_, range)| !ranges.contains(range)).collect();
         let known: HashSet<Range> = places.iter().map(|(_, range)| *range).collect();
         for range in ranges.difference(&known) {
-            let Some(place) = self.place() else { continue };
+            // Without room, better too little for a moment than from now on.
+            let Some(place) = self.place().or_else(|| Some(self.clear_place(gone.pop()?.0))) else {
+                self.state.note_unkept();
+                continue;
+            };
             self.write(place, file, owner, range);
             places.push((place, *range));
         }
         for (place, _) in gone {
-            self.state.memory.word32(place_at(place)).store(0, Ordering::Release);
+            let place = self.clear_place(place);
             self.free.push(place);
         }
         if !places.is_empty() {
@@ -164,9 +169,11 @@ impl HeldLocks {
         }
         let place = self.free.pop();
         self.is_full = place.is_none();
-        if self.is_full {
-            self.state.note_unkept();
-        }
+        place
+    }
+
+    fn clear_place(&self, place: u32) -> u32 {
+        self.state.memory.word32(place_at(place)).store(0, Ordering::Release);
         place
     }
 
@@ -271,6 +278,25 @@ mod tests {
         // All other places are free again.
         held.set(FILE, owner(8), ranges(2 * STEP as u64 - 6));
         assert_eq!((held.room, held.free.len()), (2 * STEP, 0));
+    }
+
+    #[test]
+    fn what_takes_the_place_of_another_lock_needs_no_room() {
+        let file = file();
+        let mut held = HeldLocks::load(create(&file), 1);
+        let (shared, exclusive) = (range(lock::SHARED, 0, 9), range(lock::EXCLUSIVE, 0, 9));
+        held.set(FILE, owner(1), HashSet::from([shared]));
+        (held.room, held.free) = (LOCKS_MAX, Vec::new());
+        held.set(FILE, owner(1), HashSet::from([exclusive]));
+        drop(held);
+        let mut held = HeldLocks::load(open(&file), 1);
+        assert!(held.was_complete);
+        assert_eq!(all(&held), [(FILE, 1, false, 0, 9, lock::EXCLUSIVE)]);
+        (held.room, held.free) = (LOCKS_MAX, Vec::new());
+        held.set(FILE, owner(2), HashSet::from([shared]));
+        drop(held);
+        let held = HeldLocks::load(open(&file), 1);
+        assert_eq!((all(&held).len(), held.was_complete), (1, false), "the other one had no room");
     }
 
     #[test]
