@@ -55,7 +55,10 @@ impl Watcher {
     }
 
     fn spawn(command: &mut Command) -> Self {
-        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
+        Self::of(command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap())
+    }
+
+    fn of(mut child: Child) -> Self {
         let output = BufReader::new(child.stdout.take().unwrap());
         let (sender, lines) = channel();
         std::thread::spawn(move || {
@@ -263,6 +266,54 @@ fn a_server_that_is_killed_is_watched_on_by_its_successor() {
     watcher.ends();
 }
 
+/// What a program has found in a watched directory itself, and what it is told, go together, even if the
+/// background process learns nothing of what happens in between.
+#[test]
+fn names_that_come_and_go_while_nobody_watches_are_told_to_who_has_found_them() {
+    let mut world = World::new();
+    let program = compiled(Libc::Shared, &world, "watcher.c");
+    let folder = world.local("served/folder");
+    fs::create_dir(&folder).unwrap();
+    ["kept", "anew"].iter().for_each(|name| fs::write(folder.join(name), "").unwrap());
+    let at = world.local("at");
+    let script = "$1 $2/folder & read go; cd $2; for name in folder/*; do echo $name; done; wait";
+    let mut child = Command::new(TOWLINE)
+        .args(["run", "--at", &format!("{}={}", at.display(), world.url("dir"))])
+        .args(["--", "sh", "-c", script, "sh"])
+        .args([&program, &at])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut input = child.stdin.take().unwrap();
+    let watcher = Watcher::of(child);
+    watcher.expect(&["ready"]);
+    let keeper = keeper(watcher.child.id()).unwrap();
+    let signal = |name: &str| {
+        let sent = Command::new("kill").args([name, &keeper]).status();
+        assert!(sent.unwrap().success());
+    };
+    signal("-STOP");
+    world.stop();
+    fs::write(folder.join("short-lived"), "").unwrap();
+    fs::remove_file(folder.join("anew")).unwrap();
+    world.restart();
+    input.write_all(b"\n").unwrap();
+    watcher.expect(&["folder/kept", "folder/short-lived"]);
+    fs::remove_file(folder.join("short-lived")).unwrap();
+    fs::write(folder.join("anew"), "").unwrap();
+    signal("-CONT");
+    let mut told = Vec::new();
+    let all = ["DELETE short-lived", "CREATE anew"];
+    while all.iter().any(|line| told.iter().all(|told| told != line)) {
+        told.push(watcher.next());
+    }
+    fs::create_dir(folder.join("end")).unwrap();
+    told.extend(watcher.until("CREATE end"));
+    assert!(told.contains(&"DELETE anew".to_owned()), "{told:?}");
+    watcher.ends();
+}
+
 /// A program that watches a directory, lists it and then applies all events knows its names, although they
 /// change all the time and the server is killed again and again.
 #[test]
@@ -283,9 +334,13 @@ fn who_believes_what_is_told_knows_all_names() {
             is_over.store(true, Ordering::Relaxed);
             watcher
         });
+        // After a restart, names are told in any order. What is made once one of them was told comes last.
+        fs::create_dir(folder.join("over")).unwrap();
+        let mut told = watcher.until("CREATE over");
         fs::create_dir(folder.join("end")).unwrap();
-        let mut known = BTreeSet::from(["end".to_owned()]);
-        for line in watcher.until("CREATE end") {
+        told.extend(watcher.until("CREATE end"));
+        let mut known = BTreeSet::new();
+        for line in told {
             let (what, name) = line.split_once(' ').unwrap();
             match what {
                 "HAS" | "CREATE" | "MOVED_TO" => drop(known.insert(name.to_owned())),
@@ -296,7 +351,7 @@ fn who_believes_what_is_told_knows_all_names() {
         let names = names(&folder);
         assert_eq!(known.into_iter().collect::<Vec<_>>(), names, "in round {round}");
         watcher.ends();
-        fs::remove_dir(folder.join("end")).unwrap();
+        ["over", "end"].iter().for_each(|name| fs::remove_dir(folder.join(name)).unwrap());
     }
 }
 

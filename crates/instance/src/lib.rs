@@ -24,6 +24,7 @@ pub mod pager;
 mod position;
 pub mod program;
 pub mod ready;
+mod set;
 mod state;
 mod trap;
 pub mod userfault;
@@ -55,8 +56,8 @@ pub const SOCKETS: &str = "s";
 /// Socket of the pager, which fills mappings as their pages are touched.
 pub const PAGER: &str = "pager";
 /// Socket of the keeper. Processes send it their number, with a pidfd of themselves, before they take
-/// record locks, and questions when they want to watch files ([`watches::Ask`]) or a connection
-/// ([`ready::Want`]).
+/// record locks, questions when they want to watch files ([`watches::Ask`]) or a connection
+/// ([`ready::Want`]), and what they list in watched directories ([`watches::Listed`]).
 pub const KEEPER: &str = "keeper";
 /// Folder of the shadows of watched files; created on demand.
 pub const SHADOWS: &str = "w";

@@ -5,6 +5,7 @@ use crate::behind::{Behind, Counts};
 use crate::layout::{BETWEEN_AT, CONFIG_AT, MAGIC, STATE_BYTES as BYTES};
 use crate::position::Position;
 use crate::ready::Stock;
+use crate::set::Set;
 use crate::{COUNTED_MAX, Config, ENTRIES, Entry, Holder, MOUNTS_MAX, Root, STATE};
 use std::fs::File;
 use std::io;
@@ -61,7 +62,7 @@ struct Head {
     asked: AtomicU64,
     closed: AtomicU64,
     /// See [`State::note_name`].
-    names: [AtomicU64; NAME_WORDS],
+    names: Set<16>,
     /// See [`State::from_cache`] and [`State::to_cache`].
     from_cache: AtomicU64,
     to_cache: AtomicU64,
@@ -69,10 +70,9 @@ struct Head {
     moving: AtomicU32,
     /// See [`State::namespace`].
     namespace: AtomicU64,
+    /// See [`State::note_watched`].
+    directories: Set<64>,
 }
-
-/// Number of words in the set of names of working directories.
-const NAME_WORDS: usize = 16;
 
 /// Values of `Head::ready`.
 #[derive(Clone, Copy)]
@@ -387,15 +387,24 @@ impl State {
 
     /// Notes that a remote working directory, or a directory above one, has this name.
     pub fn note_name(&self, name: &[u8]) {
-        let (word, bit) = place_of(name);
-        self.head().names[word].fetch_or(bit, Ordering::AcqRel);
+        self.head().names.add(name);
     }
 
     /// Returns false if no directory of this name was noted.
     #[must_use]
     pub fn may_have_name(&self, name: &[u8]) -> bool {
-        let (word, bit) = place_of(name);
-        self.head().names[word].load(Ordering::Acquire) & bit != 0
+        self.head().names.may_have(name)
+    }
+
+    /// Notes that programs watch the directory with this `Attr::identity`.
+    pub fn note_watched(&self, identity: u64) {
+        self.head().directories.add(&identity.to_ne_bytes());
+    }
+
+    /// Returns false if nobody has ever watched this directory.
+    #[must_use]
+    pub fn may_be_watched(&self, identity: u64) -> bool {
+        self.head().directories.may_have(&identity.to_ne_bytes())
     }
 
     /// Yields the numbers of the entries in use.
@@ -581,13 +590,6 @@ impl State {
     pub fn keep(&self, keeps: bool) {
         self.head().kept.store(u32::from(keeps), Ordering::Relaxed);
     }
-}
-
-/// Returns the word and bit of a name in the set of names (FNV-1a).
-fn place_of(name: &[u8]) -> (usize, u64) {
-    let mix = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
-    let hash = name.iter().fold(0xcbf2_9ce4_8422_2325, mix) >> 32;
-    (hash as usize / 64 % NAME_WORDS, 1 << (hash % 64))
 }
 
 fn open(directory: &[u8], flags: i32) -> io::Result<OwnedFd> {

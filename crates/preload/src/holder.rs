@@ -2,7 +2,8 @@
 //!
 //! A process tells the keeper before it takes a record lock, so that the lock ends with the process,
 //! however it ends (`cli/run/holders.rs`). It asks the keeper for the shadow of a remote file that it wants
-//! to watch (`cli/run/watches`), and for a connection (`cli/run/ready.rs`).
+//! to watch, and tells it what it lists in watched directories (`cli/run/watches`). It asks for a connection
+//! (`cli/run/ready.rs`).
 
 use crate::descriptors::Own;
 use crate::{own, process, start};
@@ -16,7 +17,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 use towline_instance::KEEPER;
 use towline_instance::ready::{Stock, Want};
-use towline_instance::watches::{ANSWER_BYTES, Ask, parse_answer};
+use towline_instance::watches::{ANSWER_BYTES, Ask, Listed, parse_answer};
 use towline_net::{Wait, network_namespace};
 
 /// Time for which the keeper may be too busy to take a message.
@@ -34,6 +35,25 @@ pub(crate) fn tell() -> Result<(), i32> {
     let this = Pid::from_raw(process::id() as i32).ok_or(libc::ESRCH)?;
     let this = pidfd_open(this, PidfdFlags::empty()).map_err(Errno::raw_os_error)?;
     send(&process::identity().to_ne_bytes(), &own::hide(this, Own::Memory)?, Wait::Any)
+}
+
+/// Tells the keeper what a program finds in a watched directory.
+///
+/// # Errors
+/// If that fails, the keeper has ended, and nobody is told of events any more.
+pub(crate) fn tell_listed(listed: &Listed) -> Result<(), i32> {
+    let socket = connected()?;
+    for packet in listed.to_packets() {
+        loop {
+            match towline_net::send_descriptors(&socket, &packet, &[], Wait::Any) {
+                // Try again: the signal's handler runs after this.
+                Err(error) if error.raw_os_error() == Some(libc::EINTR) => {}
+                sent => break sent,
+            }
+        }
+        .map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))?;
+    }
+    Ok(())
 }
 
 /// Asks for the number of a shadow and waits for the answer.
@@ -96,6 +116,12 @@ fn question(bytes: &[u8], wait: Wait) -> Result<OwnedFd, i32> {
 }
 
 fn send(bytes: &[u8], with: &OwnedFd, wait: Wait) -> Result<(), i32> {
+    let sent = towline_net::send_descriptors(&connected()?, bytes, &[with.as_fd()], wait);
+    sent.map(drop).map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))
+}
+
+/// Returns a socket to the keeper.
+fn connected() -> Result<OwnedFd, i32> {
     let errno = Errno::raw_os_error;
     let (family, kind) = (AddressFamily::UNIX, SocketType::DGRAM);
     let socket = rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, None);
@@ -104,6 +130,5 @@ fn send(bytes: &[u8], with: &OwnedFd, wait: Wait) -> Result<(), i32> {
     let path = [start::directory(), b"/", KEEPER.as_bytes()].concat();
     let address = SocketAddrUnix::new(OsStr::from_bytes(&path)).map_err(errno)?;
     rustix::net::connect(&socket, &address).map_err(errno)?;
-    let sent = towline_net::send_descriptors(&socket, bytes, &[with.as_fd()], wait);
-    sent.map(drop).map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))
+    Ok(socket)
 }

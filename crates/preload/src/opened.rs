@@ -183,9 +183,12 @@ fn found_end(mount: usize, handle: u64, end: u64) {
     let _ = with_opened(mount, handle, note);
 }
 
-/// Returns, once, the first entries of a directory that was just opened.
-pub(crate) fn listing(mount: usize, handle: u64) -> Option<(Vec<DirEntry>, bool)> {
-    with_opened(mount, handle, |opened| opened.listing.take())
+/// Returns, once, the first entries of a directory that was just opened, whether these are all, and the
+/// number of changes before.
+pub(crate) fn listing(mount: usize, handle: u64) -> Option<(Vec<DirEntry>, bool, u64)> {
+    with_opened(mount, handle, |opened| {
+        opened.listing.take().map(|(entries, end)| (entries, end, opened.changes))
+    })
 }
 
 /// Forgets the data of a file that is closed.

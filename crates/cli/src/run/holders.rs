@@ -1,7 +1,8 @@
 //! Watches the processes that have record locks with pidfds, which report their end. A server sees a killed
 //! process only as a lost connection, which may come back, and keeps its locks for a while.
 //!
-//! Processes that want to watch files, or a connection, send their questions to the same socket.
+//! Processes that want to watch files, or a connection, send their questions to the same socket, and what they list in
+//! watched directories.
 
 use super::directory::RunDirectory;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -11,7 +12,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use towline_instance::KEEPER;
 use towline_instance::ready::Want;
-use towline_instance::watches::{ASK_BYTES_MAX, Ask};
+use towline_instance::watches::{ASK_BYTES_MAX, Ask, LISTED_BYTES_MAX, Listed};
 use towline_net::{Wait, receive_descriptors};
 
 /// All processes that have registered. Before its first lock, each sends itself as an owner of locks together with a
@@ -23,7 +24,11 @@ pub(super) struct Holders {
     asks: Vec<(Ask, OwnedFd)>,
     /// As above.
     wants: Vec<(Want, OwnedFd)>,
+    /// What programs found in watched directories.
+    listed: Vec<Listed>,
 }
+
+const _: () = assert!(ASK_BYTES_MAX <= LISTED_BYTES_MAX);
 
 /// Returns true if the kernel reports the ends of processes (Linux 5.3).
 pub(super) fn can_watch() -> bool {
@@ -36,7 +41,8 @@ impl Holders {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None)?;
         rustix::net::bind(&socket, &SocketAddrUnix::new(directory.path().join(KEEPER))?)?;
-        Ok(Self { socket, known: Vec::new(), asks: Vec::new(), wants: Vec::new() })
+        let (known, asks, wants, listed) = Default::default();
+        Ok(Self { socket, known, asks, wants, listed })
     }
 
     /// Returns the descriptors that become readable when a process registers, asks or ends.
@@ -78,11 +84,19 @@ impl Holders {
         std::mem::take(&mut self.wants)
     }
 
+    /// Returns what programs had said by then that they found in watched directories.
+    pub(super) fn listed(&mut self) -> Vec<Listed> {
+        std::mem::take(&mut self.listed)
+    }
+
     fn meet(&mut self) {
-        let mut packet = [0; ASK_BYTES_MAX];
+        let mut packet = [0; LISTED_BYTES_MAX];
         while let Ok((count, fds)) = receive_descriptors(self.socket.as_fd(), &mut packet, Wait::No)
         {
-            let Some(fd) = fds.into_iter().next() else { continue };
+            let Some(fd) = fds.into_iter().next() else {
+                self.listed.extend(Listed::parse(&packet[..count]));
+                continue;
+            };
             if let Ok(number) = <[u8; 8]>::try_from(&packet[..count]) {
                 if self.known.is_empty() {
                     // Each process takes one descriptor. Programs have been started already and do not

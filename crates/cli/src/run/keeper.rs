@@ -238,8 +238,11 @@ impl Keeper {
             self.settling = SETTLING;
             self.state.watch(true);
         }
-        for question in self.holders.as_mut().map(Holders::asks).unwrap_or_default() {
-            self.watches.ask(question);
+        for (ask, asker) in self.holders.as_mut().map(Holders::asks).unwrap_or_default() {
+            self.watches.ask(ask, asker);
+        }
+        for listed in self.holders.as_mut().map(Holders::listed).unwrap_or_default() {
+            self.watches.listed(listed);
         }
         for (want, socket) in self.holders.as_mut().map(Holders::wants).unwrap_or_default() {
             if let Some(ready) = self.ready.iter().find(|ready| ready.is_of(want.mount))

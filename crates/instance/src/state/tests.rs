@@ -24,6 +24,8 @@ fn both_sides_see_the_same_table() {
     assert_eq!(second.root(MOUNTS_MAX), None);
     first.note_name(b"src");
     assert!(second.may_have_name(b"src") && !second.may_have_name(b"lib"));
+    first.note_watched(7 << 40);
+    assert!(second.may_be_watched(7 << 40) && !second.may_be_watched(7));
     first.fail();
     assert!(second.has_begun(), "too late for that");
     let is_abandoned = || Prepared::abandoned(bytes).is_ok();

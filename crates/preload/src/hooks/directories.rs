@@ -1,6 +1,6 @@
 //! The working directory, and directory streams.
 
-use super::copy_out;
+use super::{copy_out, watches};
 use crate::descriptors::{self, Open};
 use crate::guard::{finish, inside, ours};
 use crate::known::Asked;
@@ -119,33 +119,42 @@ pub(crate) unsafe fn getwd(to: *mut c_char) -> *mut c_char {
     unsafe { getcwd(to, libc::PATH_MAX as usize) }
 }
 
-/// Returns entries from a cookie on, and whether they are the last. The first ones may have come with
-/// opening; others are requested, with attributes if the program seems to want them.
-fn list(open: Open, cookie: u64) -> Result<(Vec<DirEntry>, bool), i32> {
+/// Some entries of a directory.
+#[derive(Default)]
+pub(super) struct Batch {
+    pub(super) entries: Vec<DirEntry>,
+    /// Whether they are the last.
+    pub(super) end: bool,
+    /// Number of changes before the server was asked.
+    pub(super) changes: u64,
+}
+
+/// Returns entries from a cookie on. The first ones may have come with opening; others are requested, with
+/// attributes if the program seems to want them.
+fn list(open: Open, cookie: u64) -> Result<Batch, i32> {
     let mount = open.entry.mount.load(Ordering::Relaxed) as usize;
     let handle = open.handle;
     if cookie == 0
-        && let Some(first) = opened::listing(mount, handle)
+        && let Some((entries, end, changes)) = opened::listing(mount, handle)
     {
-        return Ok(first);
+        return Ok(Batch { entries, end, changes });
     }
     let (asked, attributes) = (Asked::now(), known::rest_has_attributes(mount, handle));
     let (entries, end) = remote::with(open, |file| file.list(cookie, attributes))?;
     known::listed((mount, handle), cookie, asked, &entries, end);
     walk::listed(mount, handle, &entries);
-    Ok((entries, end))
+    Ok(Batch { entries, end, changes: asked.changes })
 }
 
 /// A stream of a remote directory.
 struct Stream {
     fd: c_int,
-    batch: Vec<DirEntry>,
+    batch: Batch,
     next: usize,
     /// Where the listing continues after the batch.
     cookie: u64,
     /// Cookie of the entry returned last.
     told: u64,
-    end: bool,
     entry: dirent64,
 }
 
@@ -171,11 +180,10 @@ fn stream<'a>(at: *mut DIR) -> Option<&'a mut Stream> {
 fn new_stream(fd: c_int) -> Result<*mut DIR, i32> {
     let stream = Stream {
         fd,
-        batch: Vec::new(),
+        batch: Batch::default(),
         next: 0,
         cookie: 0,
         told: 0,
-        end: false,
         // SAFETY: all zero is a valid entry.
         entry: unsafe { std::mem::zeroed() },
     };
@@ -219,20 +227,19 @@ pub(crate) unsafe fn fdopendir(fd: c_int) -> *mut DIR {
 impl Stream {
     /// Returns the next entry; `None` at the end.
     fn next(&mut self) -> Result<Option<&mut dirent64>, i32> {
-        if self.next == self.batch.len() {
-            if self.end {
+        if self.next == self.batch.entries.len() {
+            if self.batch.end {
                 return Ok(None);
             }
             let open = descriptors::find(self.fd).ok_or(libc::EBADF)?;
-            (self.batch, self.end) = list(open, self.cookie)?;
-            self.next = 0;
-            let Some(last) = self.batch.last() else {
-                self.end = true;
-                return Ok(None);
-            };
+            let mut batch = list(open, self.cookie)?;
+            batch.end |= batch.entries.is_empty();
+            watches::listed(open, self.cookie, &batch);
+            (self.batch, self.next) = (batch, 0);
+            let Some(last) = self.batch.entries.last() else { return Ok(None) };
             self.cookie = last.cookie;
         }
-        let from = &self.batch[self.next];
+        let from = &self.batch.entries[self.next];
         self.next += 1;
         self.told = from.cookie;
         let name = &from.name[..from.name.len().min(255)];
@@ -246,8 +253,8 @@ impl Stream {
     }
 
     fn seek(&mut self, cookie: u64) {
-        self.batch.clear();
-        (self.next, self.cookie, self.told, self.end) = (0, cookie, cookie, false);
+        self.batch = Batch::default();
+        (self.next, self.cookie, self.told) = (0, cookie, cookie);
     }
 }
 
@@ -353,15 +360,16 @@ fn records(open: Open, to: &mut [u8]) -> Result<usize, i32> {
 }
 
 /// Writes entries behind a cookie; returns the number of bytes, and the cookie of the last one.
-fn records_from(open: Open, mut cookie: i64, to: &mut [u8]) -> Result<(usize, i64), i32> {
-    let (entries, _) = list(open, cookie as u64)?;
-    let mut at = 0;
-    for entry in &entries {
+fn records_from(open: Open, from: i64, to: &mut [u8]) -> Result<(usize, i64), i32> {
+    let mut batch = list(open, from as u64)?;
+    let (mut at, mut count) = (0, 0);
+    for entry in &batch.entries {
         let bytes = (19 + entry.name.len() + 1).next_multiple_of(8);
         let Some(record) = to.get_mut(at..at + bytes) else {
             if at == 0 {
                 return Err(libc::EINVAL);
             }
+            batch.end = false;
             break;
         };
         record.fill(0);
@@ -371,9 +379,12 @@ fn records_from(open: Open, mut cookie: i64, to: &mut [u8]) -> Result<(usize, i6
         record[18] = entry.file_type;
         record[19..19 + entry.name.len()].copy_from_slice(&entry.name);
         at += bytes;
-        cookie = entry.cookie as i64;
+        count += 1;
     }
-    Ok((at, cookie))
+    batch.entries.truncate(count);
+    batch.end |= count == 0;
+    watches::listed(open, from as u64, &batch);
+    Ok((at, batch.entries.last().map_or(from, |last| last.cookie as i64)))
 }
 
 pub(crate) unsafe fn getdents64(fd: c_int, to: *mut c_void, room: size_t) -> ssize_t {

@@ -3,15 +3,18 @@
 //! The descriptor and the events read from it are the kernel's own. `fanotify_mark` finds no remote file,
 //! and `name_to_handle_at` does not support any.
 
+use super::directories::Batch;
 use super::{by_path, itself, or_working};
+use crate::descriptors::Open;
 use crate::guard::finish;
 use crate::place::{self, At};
 use crate::table::real;
 use crate::{guard, holder, remote, start};
 use libc::{c_char, c_int, c_uint, c_void};
+use std::sync::atomic::Ordering;
 use towline_client::File;
 use towline_instance::SHADOWS;
-use towline_instance::watches::{Ask, Opened, UNKNOWN};
+use towline_instance::watches::{Ask, Listed, Opened, UNKNOWN};
 use towline_wire::request::open_flag;
 
 /// Attempts to watch a file's shadow: a file that is moved in between gets a shadow with another number.
@@ -83,6 +86,25 @@ fn open(at: &At, file: File) -> Result<Opened, towline_client::Error> {
         client.forget_handle(handle);
     }
     Ok(Opened { handle, is_directory, path: place::tidy(&at.below()) })
+}
+
+/// Tells the keeper which names a program is about to learn of, if the directory is watched: a watcher may
+/// combine them with the events, of which some may get lost.
+pub(super) fn listed(open: Open, cookie: u64, batch: &Batch) {
+    let identity = open.entry.inode.load(Ordering::Relaxed);
+    if !start::state().is_some_and(|state| state.may_be_watched(identity)) {
+        return;
+    }
+    let names = batch.entries.iter().filter(|entry| !matches!(&entry.name[..], b"." | b".."));
+    let _ = holder::tell_listed(&Listed {
+        mount: open.entry.mount.load(Ordering::Relaxed),
+        identity,
+        handle: open.handle,
+        changes: batch.changes,
+        begins: cookie == 0,
+        ends: batch.end,
+        names: names.map(|entry| (entry.name.clone(), entry.file_type == libc::DT_DIR)).collect(),
+    });
 }
 
 /// Fails with `error` if the remote file exists. The kernel must not see these paths: for one relative to a

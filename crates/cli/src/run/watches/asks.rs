@@ -1,4 +1,4 @@
-//! Creates shadows for programs that ask.
+//! Creates shadows for programs that ask, and takes note of what programs list.
 //!
 //! No event after a program learns of a shadow is missed, and no name is left out. First the server is asked
 //! to watch the file, then the directory is listed. Events that arrive meanwhile are kept until the shadow
@@ -13,16 +13,21 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::Receiver;
 use towline_client::{Client, Errno, Error, Options, Transport};
-use towline_instance::watches::{Ask, Opened, UNKNOWN, answer_bytes};
+use towline_instance::watches::{Ask, Listed, Opened, UNKNOWN, answer_bytes};
 use towline_wire::event;
 
 /// Events that listing a directory causes, which watchers need not see.
 const LISTING: u32 = event::OPEN | event::ACCESS | event::CLOSE_NOWRITE;
 
-/// A question and the descriptor for its answer. Closing the descriptor without an answer is an answer, too.
-pub(super) type Question = (Ask, OwnedFd);
+/// What a process sends.
+pub(super) enum Message {
+    /// A question and the descriptor for its answer. Closing the descriptor without an answer is an answer, too.
+    Ask(Ask, OwnedFd),
+    /// What a program finds in a watched directory.
+    Listed(Listed),
+}
 
-/// Answers the questions about one server.
+/// Handles the messages about one server.
 pub(super) struct Server {
     common: Arc<Common>,
     transport: Transport,
@@ -36,9 +41,16 @@ impl Server {
         Self { common, transport, met: None }
     }
 
-    /// Answers questions until the run is over.
-    pub(super) fn answer_all(mut self, questions: &Receiver<Question>) {
-        while let Ok((ask, asker)) = questions.recv() {
+    /// Handles messages until the run is over.
+    pub(super) fn handle_all(mut self, messages: &Receiver<Message>) {
+        while let Ok(message) = messages.recv() {
+            let (ask, asker) = match message {
+                Message::Ask(ask, asker) => (ask, asker),
+                Message::Listed(listed) => {
+                    self.take_note(listed);
+                    continue;
+                }
+            };
             let answer = self.answer(&ask).map_err(|error| match error.errno() {
                 // The error for programs if no more files can be watched. They then check from time to time.
                 Errno::EOPNOTSUPP | Errno::EPROTO | Errno::EMFILE | Errno::ENFILE => libc::ENOSPC,
@@ -46,6 +58,18 @@ impl Server {
             });
             // The program that asked may have ended.
             let _ = rustix::io::write(&asker, &answer_bytes(answer));
+        }
+    }
+
+    /// Notes what a program finds in a watched directory.
+    fn take_note(&self, listed: Listed) {
+        let Some(Met { client, shared }) = &self.met else { return };
+        let Some(handle) = shared.shadows().found(listed) else { return };
+        // Asked only now, so that all that happens to the doubted names from here on is an event still to come.
+        if let Ok(listing) = list(client, handle)
+            && let Err(error) = shared.shadows().settle(handle, listing)
+        {
+            log::warn!("names in a watched directory cannot be told: {error}");
         }
     }
 
@@ -100,6 +124,7 @@ impl Server {
         let mask = wanted(ask.mask, is_directory);
         let made = shared.shadows().make(which, is_directory, mask).map_err(failed);
         let made = made.and_then(|shadow| {
+            self.common.state.note_watched(ask.identity);
             self.common.remember(&client, handle, &shadow, path);
             self.fill(handle, &shadow)
         });
@@ -115,8 +140,10 @@ impl Server {
         loop {
             let losses = shared.losses.load(Ordering::SeqCst);
             let listing = watch_and_list(&client, handle, shadow);
+            let changes = self.common.state.changes().load(Ordering::SeqCst);
             let mut shadows = shared.shadows();
-            let filled = listing.and_then(|listing| shadows.fill(shadow, listing).map_err(failed));
+            let filled =
+                listing.and_then(|listing| shadows.fill(shadow, listing, changes).map_err(failed));
             if let Err(error) = filled {
                 shadows.discard(shadow);
                 return Err(error);
@@ -153,13 +180,19 @@ pub(super) fn watch_and_list(
         return client.watch(handle, shadow.mask).map(|()| Vec::new());
     }
     client.watch(handle, shadow.mask & !LISTING)?;
+    let listing = list(client, handle)?;
+    if shadow.mask & LISTING != 0 {
+        client.watch(handle, shadow.mask)?;
+    }
+    Ok(listing)
+}
+
+/// Returns the names in a directory.
+fn list(client: &Client, handle: u64) -> Result<Vec<Entry>, Error> {
     let mut listing = client.with_handle(handle, 0, |directory| directory.list_all(false))?;
     if listing.iter().any(|entry| entry.file_type == libc::DT_UNKNOWN) {
         // Some file systems report the types of names only together with other attributes.
         listing = client.with_handle(handle, 0, |directory| directory.list_all(true))?;
-    }
-    if shadow.mask & LISTING != 0 {
-        client.watch(handle, shadow.mask)?;
     }
     Ok(listing.into_iter().map(|entry| (entry.name, entry.file_type == libc::DT_DIR)).collect())
 }

@@ -80,8 +80,9 @@ impl Repeater {
 
     /// Invalidates what processes of the run have cached, so that a program that learns of an event also sees
     /// its effect.
-    fn forget_known(&self) {
-        self.common.state.changes().fetch_add(1, Ordering::SeqCst);
+    /// Returns the number of changes.
+    fn forget_known(&self) -> u64 {
+        self.common.state.changes().fetch_add(1, Ordering::SeqCst) + 1
     }
 
     fn repeat(&self, events: &[Happening]) {
@@ -131,12 +132,12 @@ impl Repeater {
             towline_net::pause(AWAY);
             return false;
         }
-        self.forget_known();
+        let changes = self.forget_known();
         let mut shadows = shared.shadows();
         if shadows.at(handle).is_some_and(|now| now.mask != shadow.mask) {
             return false;
         }
-        match listing.and_then(|listing| shadows.fill(&shadow, listing).map_err(failed)) {
+        match listing.and_then(|listing| shadows.fill(&shadow, listing, changes).map_err(failed)) {
             Ok(same) => tell_modified(&shadows, &shadow, &same),
             // The file is gone, or cannot be opened again.
             Err(_) => {

@@ -7,19 +7,21 @@
 
 mod asks;
 mod events;
+mod names;
 mod shadows;
 
 use super::directory::RunDirectory;
-use asks::{Question, Server};
+use asks::{Message, Server};
 use shadows::{Shadow, Shadows};
 use std::collections::HashMap;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicU64;
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use towline_client::{Client, Errno, Error, File, Url};
-use towline_instance::watches::Ask;
+use towline_instance::watches::{Ask, Listed};
 use towline_instance::{SHADOWS, State};
 use towline_wire::request::open_flag;
 
@@ -29,9 +31,9 @@ const STACK_BYTES: usize = 256 << 10;
 /// All watched files of the run.
 pub(super) struct Watches {
     common: Arc<Common>,
-    /// The threads that answer questions for a server, by the number of its first mount. They start with the
+    /// The threads that handle messages about a server, by the number of its first mount. They start with the
     /// first question.
-    servers: HashMap<usize, Sender<Question>>,
+    servers: HashMap<usize, Sender<Message>>,
 }
 
 /// What all servers share.
@@ -81,25 +83,41 @@ impl Watches {
     }
 
     /// Passes a question to the thread that answers it. Without an answer, the program cannot watch.
-    pub(super) fn ask(&mut self, question: Question) {
-        let servers = &self.common.servers;
-        let Some((_, url)) = servers.get(question.0.mount as usize) else { return };
-        let same = |(_, other): &(Client, Url)| other.transport == url.transport;
-        let Some(first) = servers.iter().position(same) else { return };
+    pub(super) fn ask(&mut self, ask: Ask, asker: OwnedFd) {
+        let Some((first, url)) = self.server_of(ask.mount) else { return };
         if !self.servers.contains_key(&first) {
-            let (sender, questions) = channel();
+            let (sender, messages) = channel();
             let server = Server::new(Arc::clone(&self.common), url.transport.clone());
-            if let Err(error) = start("watches", move || server.answer_all(&questions)) {
+            if let Err(error) = start("watches", move || server.handle_all(&messages)) {
                 log::warn!("remote files cannot be watched: {error}");
-                self.common.decline(&question.0);
+                self.common.decline(&ask);
                 return;
             }
             self.servers.insert(first, sender);
         }
-        if let Some(server) = self.servers.get(&first) {
-            // Fails if the thread has ended, which closes the descriptor for the answer.
-            let _ = server.send(question);
+        self.pass(first, Message::Ask(ask, asker));
+    }
+
+    /// Passes on what a program finds in a directory.
+    pub(super) fn listed(&self, listed: Listed) {
+        if let Some((first, _)) = self.server_of(listed.mount) {
+            self.pass(first, Message::Listed(listed));
         }
+    }
+
+    fn pass(&self, first: usize, message: Message) {
+        if let Some(server) = self.servers.get(&first) {
+            // Fails if the thread has ended, which closes the descriptor for an answer.
+            let _ = server.send(message);
+        }
+    }
+
+    /// Returns the number of the first mount of a mount's server, and how to reach it.
+    fn server_of(&self, mount: u32) -> Option<(usize, Url)> {
+        let servers = &self.common.servers;
+        let (_, url) = servers.get(mount as usize)?;
+        let same = |(_, other): &(Client, Url)| other.transport == url.transport;
+        Some((servers.iter().position(same)?, url.clone()))
     }
 
     /// Ends all watches. After that, the directory of the run can be removed.

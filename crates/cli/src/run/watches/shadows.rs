@@ -11,6 +11,7 @@
 //! never hard links of each other: a rename over another name of the same file would do nothing and report
 //! nothing.
 
+use super::names::{Differences, Names};
 use rustix::fs::{
     AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT,
     chmodat, mkdirat, mknodat, openat, renameat, renameat_with, statat, unlinkat, utimensat,
@@ -22,6 +23,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use towline_client::Happening;
+use towline_instance::watches::Listed;
 use towline_wire::event;
 
 /// Events of a directory that its shadow needs to stay true.
@@ -33,6 +35,9 @@ pub(super) const OF_DIRECTORIES: u32 = event::CREATE
     | event::MOVE_SELF;
 /// The same for anything else.
 pub(super) const OF_FILES: u32 = event::DELETE_SELF | event::MOVE_SELF;
+/// Events after which a name exists, and those after which it does not.
+pub(super) const COMES: u32 = event::CREATE | event::MOVED_TO;
+pub(super) const GOES: u32 = event::DELETE | event::MOVED_FROM;
 /// Both events for closing a file.
 const CLOSE: u32 = event::CLOSE_WRITE | event::CLOSE_NOWRITE;
 
@@ -72,6 +77,8 @@ pub(super) struct Shadows {
     numbers: Arc<AtomicU64>,
     by_handle: HashMap<u64, Shadow>,
     handles: HashMap<Which, u64>,
+    /// What programs know of the names in directories.
+    names: HashMap<Which, Names>,
     /// Events on files whose shadows are not filled yet.
     waiting: HashMap<u64, Vec<Happening>>,
     /// The run is over: nothing may be created in folders that are being removed.
@@ -113,9 +120,9 @@ impl Shadows {
         let folder = openat(CWD, folder, flags, Mode::empty())?;
         let aside = format!("aside-{}", numbers.fetch_add(1, Ordering::Relaxed));
         mkdirat(&folder, aside.as_str(), Mode::RWXU)?;
-        let (by_handle, handles, waiting) = Default::default();
+        let (by_handle, handles, names, waiting) = Default::default();
         let is_over = false;
-        Ok(Self { folder, aside, numbers, by_handle, handles, waiting, is_over })
+        Ok(Self { folder, aside, numbers, by_handle, handles, names, waiting, is_over })
     }
 
     /// Ends all watches: nothing is repeated from now on.
@@ -141,7 +148,7 @@ impl Shadows {
     }
 
     /// Creates a shadow without entries.
-    pub(super) fn make(&self, which: Which, is_directory: bool, mask: u32) -> Result<Shadow> {
+    pub(super) fn make(&mut self, which: Which, is_directory: bool, mask: u32) -> Result<Shadow> {
         let shadow = Shadow { number: self.number(), which, is_directory, mask };
         self.make_at(&shadow.path(b""), is_directory)?;
         let mode = chmodat(&self.folder, shadow.path(b""), shadow.mode(), AtFlags::empty());
@@ -185,7 +192,8 @@ impl Shadows {
     }
 
     /// Removes a shadow and everything in it.
-    pub(super) fn discard(&self, shadow: &Shadow) {
+    pub(super) fn discard(&mut self, shadow: &Shadow) {
+        self.names.remove(&shadow.which);
         // List the entries only if necessary, since watchers would see that, too.
         if self.remove_at(&shadow.path(b""), shadow.is_directory).is_err() {
             for (name, is_directory) in self.entries(shadow).unwrap_or_default() {
@@ -195,20 +203,52 @@ impl Shadows {
         }
     }
 
-    /// Makes these the only entries of a directory's shadow. Returns those that existed already.
-    pub(super) fn fill(&self, shadow: &Shadow, listing: Vec<Entry>) -> Result<Vec<Entry>> {
+    /// Makes these the only entries of a directory's shadow. Returns those of which nobody has known or found
+    /// otherwise. `changes` is the number of changes after the server was asked for them.
+    pub(super) fn fill(
+        &mut self,
+        shadow: &Shadow,
+        listing: Vec<Entry>,
+        changes: u64,
+    ) -> Result<Vec<Entry>> {
         if !shadow.is_directory {
             return Ok(Vec::new());
         }
-        let before: HashSet<Entry> = self.entries(shadow)?.into_iter().collect();
-        let now: HashSet<&Entry> = listing.iter().collect();
-        for (name, is_directory) in before.iter().filter(|entry| !now.contains(entry)) {
-            let _ = self.remove_at(&shadow.path(name), *is_directory);
+        let names = self.names.entry(shadow.which).or_default();
+        let differences = names.replace(listing, changes);
+        self.tell(shadow, &differences)?;
+        Ok(differences.same)
+    }
+
+    /// Notes what a program finds in a watched directory. Returns the directory's handle if the server has to be
+    /// asked for its names, to [settle](Self::settle) doubts.
+    pub(super) fn found(&mut self, listed: Listed) -> Option<u64> {
+        let which = (listed.mount, listed.identity);
+        let handle = *self.handles.get(&which)?;
+        self.names.get_mut(&which)?.found(listed).then_some(handle)
+    }
+
+    /// Tells watchers again which of the doubted names there are.
+    pub(super) fn settle(&mut self, handle: u64, listing: Vec<Entry>) -> Result<()> {
+        let Some(shadow) = self.at(handle) else { return Ok(()) };
+        let names = self.names.get_mut(&shadow.which);
+        let differences = names.map(|names| names.settle(listing)).unwrap_or_default();
+        self.tell(&shadow, &differences)
+    }
+
+    fn tell(&self, shadow: &Shadow, differences: &Differences) -> Result<()> {
+        for (name, is_directory) in &differences.gone {
+            let path = shadow.path(name);
+            if self.remove_at(&path, *is_directory) == Err(Errno::NOENT) {
+                // Only programs have found it.
+                self.make_at(&path, *is_directory)?;
+                let _ = self.remove_at(&path, *is_directory);
+            }
         }
-        for (name, is_directory) in listing.iter().filter(|entry| !before.contains(*entry)) {
-            self.make_at(&shadow.path(name), *is_directory)?;
+        for (name, is_directory) in &differences.new {
+            self.make_anew(&shadow.path(name), *is_directory)?;
         }
-        Ok(listing.into_iter().filter(|entry| before.contains(entry)).collect())
+        Ok(())
     }
 
     /// Returns whether to wait for more events before these are repeated. The first half of a move is
@@ -231,8 +271,6 @@ impl Shadows {
     /// Returns what has the name of this event just before it, after all events in `before`: true for a
     /// directory, false for anything else, `None` for nothing.
     fn there(&self, happening: &Happening, before: &[Happening]) -> Option<bool> {
-        const COMES: u32 = event::CREATE | event::MOVED_TO;
-        const GOES: u32 = event::DELETE | event::MOVED_FROM;
         let changes =
             |one: &&Happening| is_same_name(one, happening) && one.mask & (COMES | GOES) != 0;
         match before.iter().rev().find(changes) {
@@ -242,9 +280,13 @@ impl Shadows {
     }
 
     /// Adds a missing name to a shadow, and repeats an event on it.
-    pub(super) fn restore(&self, happening: &Happening) {
+    pub(super) fn restore(&mut self, happening: &Happening) {
         let Some(shadow) = self.at(happening.handle) else { return };
         let is_directory = happening.mask & event::ISDIR != 0;
+        if let Some(names) = self.names.get_mut(&shadow.which) {
+            names
+                .happened(&Happening { mask: happening.mask | event::CREATE, ..happening.clone() });
+        }
         // The name exists already if several events concern it.
         let _ = self.make_at(&shadow.path(&happening.name), is_directory);
         let _ = self.touch(&shadow, happening.mask, &happening.name);
@@ -262,6 +304,9 @@ impl Shadows {
                 }
                 continue;
             };
+            if let Some(names) = self.names.get_mut(&shadow.which) {
+                names.happened(happening);
+            }
             if done.contains(&at) {
                 continue;
             }
@@ -274,7 +319,8 @@ impl Shadows {
             } else if mask & event::MOVE_SELF != 0 {
                 self.move_to_next(handle);
             } else if mask & event::CREATE != 0 {
-                self.make_anew(&shadow.path(name), is_directory);
+                // If there is no space for it, nothing more can be reported.
+                let _ = self.make_anew(&shadow.path(name), is_directory);
             } else if mask & event::DELETE != 0 {
                 // If the entry does not exist, its removal has been repeated before.
                 let _ = self.remove_at(&shadow.path(name), is_directory);
@@ -393,10 +439,13 @@ impl Shadows {
     }
 
     /// Creates an entry. Anything with its name must have been removed without an event, so it is replaced.
-    fn make_anew(&self, path: &[u8], is_directory: bool) {
-        if self.make_at(path, is_directory) == Err(Errno::EXIST) {
-            let _ = self.remove_at(path, is_directory);
-            let _ = self.make_at(path, is_directory);
+    fn make_anew(&self, path: &[u8], is_directory: bool) -> Result<()> {
+        match self.make_at(path, is_directory) {
+            Err(Errno::EXIST) => {
+                let _ = self.remove_at(path, is_directory);
+                self.make_at(path, is_directory)
+            }
+            made => made,
         }
     }
 
@@ -446,7 +495,7 @@ impl Shadows {
     /// Creates an entry that stands for one moved from where nobody watches. Returns its path.
     fn come(&self, is_directory: bool) -> Vec<u8> {
         let aside = self.path_aside();
-        // If there is no space for it, nothing more can be reported.
+        // As above.
         let _ = self.make_at(&aside, is_directory);
         aside
     }

@@ -84,7 +84,7 @@ impl Scene {
 
     fn begin(&mut self, handle: u64, entries: Vec<Entry>, mask: u32) {
         let shadow = self.shadows.make((0, handle), true, mask).unwrap();
-        assert_eq!(self.shadows.fill(&shadow, entries).unwrap(), []);
+        assert_eq!(self.shadows.fill(&shadow, entries, 0).unwrap(), []);
         assert!(self.shadows.keep(handle, shadow));
     }
 
@@ -188,7 +188,7 @@ fn opening_is_told_with_closing_unless_nobody_hears_of_that() {
 fn files_have_shadows_too() {
     let mut scene = Scene::new(&[]);
     let shadow = scene.shadows.make((0, 5), false, ALL).unwrap();
-    assert_eq!(scene.shadows.fill(&shadow, Vec::new()).unwrap(), []);
+    assert_eq!(scene.shadows.fill(&shadow, Vec::new(), 0).unwrap(), []);
     assert!(scene.shadows.keep(5, shadow));
     assert_eq!(scene.queue.watch(&scene.path(5)), 3);
     for mask in [event::MODIFY, event::ATTRIB, event::ACCESS, event::MOVE_SELF] {
@@ -258,7 +258,7 @@ fn what_happens_while_a_shadow_is_filled_is_done_before_anybody_watches() {
         scene.shadows.wait_for(3);
         scene.shadows.repeat(&of(&happened.map(|(mask, cookie, name)| (3, mask, cookie, name))));
         let listing = listing.iter().map(|(name, is)| (name.as_bytes().to_vec(), *is)).collect();
-        scene.shadows.fill(&shadow, listing).unwrap();
+        scene.shadows.fill(&shadow, listing, 0).unwrap();
         assert!(scene.shadows.keep(3, shadow));
         assert_eq!(scene.names(3), after.map(|(name, is)| (name.to_owned(), is)));
     }
@@ -272,11 +272,12 @@ fn what_happens_while_a_shadow_is_filled_is_done_before_anybody_watches() {
 /// Lost events are made up for: the differences of two listings are reported.
 #[test]
 fn differences_are_told() {
-    let scene = Scene::new(&[("kept", false), ("gone", false), ("dir", true), ("other", false)]);
+    let mut scene =
+        Scene::new(&[("kept", false), ("gone", false), ("dir", true), ("other", false)]);
     let shadow = scene.shadows.at(1).unwrap();
     let listing = [("kept", false), ("new", false), ("dir", true), ("other", true)];
     let listing = listing.map(|(name, is)| (name.as_bytes().to_vec(), is)).to_vec();
-    let same = scene.shadows.fill(&shadow, listing.clone()).unwrap();
+    let same = scene.shadows.fill(&shadow, listing.clone(), 0).unwrap();
     assert_eq!(same, [listing[0].clone(), listing[2].clone()]);
     let told = scene.queue.told();
     let names = |mask: u32| {
@@ -288,6 +289,78 @@ fn differences_are_told() {
     assert_eq!(names(event::DELETE), [b"gone".to_vec(), b"other".to_vec()]);
     assert_eq!(names(event::CREATE), [b"new".to_vec()]);
     assert_eq!(names(event::CREATE | DIRECTORY), [b"other".to_vec()]);
+}
+
+fn files(names: &[&str]) -> Vec<Entry> {
+    names.iter().map(|name| (name.as_bytes().to_vec(), false)).collect()
+}
+
+/// What a program finds in the first directory, asked for when there were so many changes.
+fn found(changes: u64, names: &[&str]) -> Listed {
+    let names = files(names);
+    Listed { identity: 1, changes, begins: true, ends: true, names, ..Listed::default() }
+}
+
+/// If events are lost, programs may have found something else than what they were told.
+#[test]
+fn what_has_become_of_doubted_names_is_told_again() {
+    let mut scene = Scene::new(&[("kept", false), ("anew", false), ("gone", false)]);
+    let shadow = scene.shadows.at(1).unwrap();
+    // What is found before the events come is explained by them.
+    assert_eq!(scene.shadows.found(found(5, &["kept", "gone", "new"])), None);
+    scene.same(&[(1, event::DELETE, 0, "anew"), (1, event::CREATE, 0, "anew")]);
+    scene.same(&[(1, event::CREATE, 0, "new")]);
+    let all = files(&["kept", "anew", "gone", "new"]);
+    assert_eq!(scene.shadows.fill(&shadow, all.clone(), 6).unwrap(), all);
+    assert_eq!(scene.queue.told(), []);
+    let of = |told: &[Told], name: &str| -> Vec<u32> {
+        told.iter().filter(|told| told.3 == name.as_bytes()).map(|told| told.1).collect()
+    };
+    let (created, deleted) = (event::CREATE, event::DELETE);
+    // Nothing explains this.
+    assert_eq!(scene.shadows.found(found(6, &["kept", "gone", "new", "short-lived"])), None);
+    let now = files(&["kept", "anew", "new"]);
+    let same = scene.shadows.fill(&shadow, now.clone(), 7).unwrap();
+    assert_eq!(same, files(&["kept", "new"]));
+    let told = scene.queue.told();
+    assert_eq!(of(&told, "anew"), [deleted, created]);
+    assert_eq!(of(&told, "gone"), [deleted]);
+    assert_eq!(of(&told, "short-lived"), [created, deleted]);
+    assert_eq!(told.len(), 5);
+    // Once is enough.
+    assert_eq!(scene.shadows.fill(&shadow, now.clone(), 8).unwrap(), now);
+    // A program that had asked before learns of it later.
+    assert_eq!(scene.shadows.found(found(7, &["kept", "anew", "new"])), None);
+    assert_eq!(scene.shadows.found(found(7, &["kept", "short-lived"])), Some(1));
+    assert_eq!(scene.queue.told(), []);
+    scene.same(&[(1, event::DELETE, 0, "anew")]);
+    scene.shadows.settle(1, files(&["kept", "new"])).unwrap();
+    let told = scene.queue.told();
+    assert_eq!(of(&told, "new"), [deleted, created]);
+    assert_eq!(of(&told, "short-lived"), [created, deleted]);
+    assert_eq!(told.len(), 4);
+    assert_eq!(scene.names(1), [("kept".to_owned(), false), ("new".to_owned(), false)]);
+}
+
+/// Only at its end is it known which names a listing does not have.
+#[test]
+fn listings_in_parts_are_put_together() {
+    let mut scene = Scene::new(&[("a", false), ("b", false), ("c", false)]);
+    let shadow = scene.shadows.at(1).unwrap();
+    let all = files(&["a", "b", "c"]);
+    let mut part = |handle, names: &[&str], begins, ends| {
+        let listed = Listed { handle, begins, ends, ..found(1, names) };
+        assert_eq!(scene.shadows.found(listed), None);
+    };
+    part(1, &["a"], true, false);
+    part(2, &["a"], true, false);
+    part(1, &["c"], false, true);
+    part(2, &["b"], false, false);
+    part(2, &["c"], false, true);
+    // Its beginning is not known.
+    part(3, &["c"], false, true);
+    let same = scene.shadows.fill(&shadow, all, 2).unwrap();
+    assert_eq!(same, files(&["a", "c"]));
 }
 
 /// Impossible events are made possible: the program learns of everything that the server reported, and
