@@ -266,6 +266,30 @@ fn a_server_that_is_killed_is_watched_on_by_its_successor() {
     watcher.ends();
 }
 
+/// Many programs want to know only which files are complete.
+#[test]
+fn files_closed_while_the_server_was_away_are_told_as_well() {
+    let mut world = World::new();
+    let program = compiled(Libc::Shared, &world, "watcher.c");
+    let folder = world.local("served/folder");
+    fs::create_dir_all(folder.join("sub")).unwrap();
+    for file in ["folder/old", "file"] {
+        fs::write(world.local("served").join(file), "text").unwrap();
+    }
+    let watcher = Watcher::start(&world, &program, "dir", &["-c", "AT/folder", "AT/file"]);
+    world.stop();
+    for file in ["folder/old", "folder/new", "file"] {
+        fs::write(world.local("served").join(file), "other text").unwrap();
+    }
+    world.restart();
+    let mut told: Vec<String> = (0..3).map(|_| watcher.next()).collect();
+    told.sort();
+    assert_eq!(told, ["CLOSE_WRITE ", "CLOSE_WRITE new", "CLOSE_WRITE old"]);
+    fs::write(folder.join("end"), "").unwrap();
+    watcher.expect(&["CLOSE_WRITE end"]);
+    watcher.ends();
+}
+
 /// What a program has found in a watched directory itself, and what it is told, go together, even if the
 /// background process learns nothing of what happens in between.
 #[test]

@@ -1,7 +1,7 @@
 /* Watches the files named by its arguments, reports that, and prints each event as a line: what happened, and
  * to which name. It ends at a name "end" or when nothing more can come. With "-s" first it prints the length
  * of a file that was written, or appeared, in the directory named last; with "-l" it prints the names in that
- * directory, once it watches it. */
+ * directory, once it watches it; with "-c" it only wants to know which files were written and closed. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <errno.h>
@@ -22,8 +22,10 @@ int main(int count, char **names) {
     setvbuf(stdout, NULL, _IOLBF, 0);
     int queue = inotify_init1(IN_CLOEXEC), left = 0;
     int sizes = count > 1 && strcmp(names[1], "-s") == 0, lists = count > 1 && strcmp(names[1], "-l") == 0;
-    for (int i = 1 + (sizes || lists); i < count; i++) {
+    int closes = count > 1 && strcmp(names[1], "-c") == 0;
+    for (int i = 1 + (sizes || lists || closes); i < count; i++) {
         unsigned mask = IN_ALL_EVENTS & ~(IN_OPEN | IN_ACCESS | IN_CLOSE_NOWRITE | IN_CLOSE_WRITE);
+        if (closes) mask = IN_CLOSE_WRITE;
         if (inotify_add_watch(queue, names[i], mask) < 0) printf("%s: %s\n", names[i], strerrorname_np(errno));
         else left++;
     }

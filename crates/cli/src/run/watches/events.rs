@@ -137,27 +137,32 @@ impl Repeater {
         if shadows.at(handle).is_some_and(|now| now.mask != shadow.mask) {
             return false;
         }
-        match listing.and_then(|listing| shadows.fill(&shadow, listing, changes).map_err(failed)) {
-            Ok(same) => tell_modified(&shadows, &shadow, &same),
+        let told = listing.and_then(|listing| {
+            let same = shadows.fill(&shadow, listing.clone(), changes).map_err(failed)?;
+            tell_written(&shadows, &shadow, &listing, &same);
+            Ok(())
+        });
+        if told.is_err() {
             // The file is gone, or cannot be opened again.
-            Err(_) => {
-                shadows.remove(handle);
-                client.close_handle(handle);
-            }
+            shadows.remove(handle);
+            client.close_handle(handle);
         }
         true
     }
 }
 
-/// Reports all remaining files as modified, since those written meanwhile are not known.
-fn tell_modified(shadows: &Shadows, shadow: &Shadow, same: &[Entry]) {
-    if shadow.mask & event::MODIFY == 0 {
-        return;
-    }
-    if !shadow.is_directory {
-        let _ = shadows.touch(shadow, event::MODIFY, b"");
-    }
-    for (name, _) in same.iter().filter(|(_, is_directory)| !is_directory) {
-        let _ = shadows.touch(shadow, event::MODIFY, name);
+/// Reports all remaining files as modified, and all that there are as closed after writing, since those written
+/// meanwhile are not known.
+fn tell_written(shadows: &Shadows, shadow: &Shadow, listing: &[Entry], same: &[Entry]) {
+    for (mask, entries) in [(event::MODIFY, same), (event::CLOSE_WRITE, listing)] {
+        if shadow.mask & mask == 0 {
+            continue;
+        }
+        if !shadow.is_directory {
+            let _ = shadows.touch(shadow, mask, b"");
+        }
+        for (name, _) in entries.iter().filter(|(_, is_directory)| !is_directory) {
+            let _ = shadows.touch(shadow, mask, name);
+        }
     }
 }
