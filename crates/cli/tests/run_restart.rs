@@ -124,7 +124,7 @@ fn tar_goes_on_when_the_server_is_killed_and_comes_back() {
     assert_eq!(described(&place.0.join("served/part/out/tree")), described(&place.0.join("tree")));
 }
 
-/// Runs a script in a remote directory that has a file `one`. When it has printed `ready` and waits for a line,
+/// Runs a script in a remote directory that has a file `one` and is `$SERVED` on the server's machine. When it has printed `ready` and waits for a line,
 /// the server is killed; the script goes on while the server is away. Returns what it prints from then on.
 fn across_a_restart(name: &str, script: &str) -> String {
     let place = std::env::temp_dir().join(format!("towline-{name}-{}", std::process::id()));
@@ -138,6 +138,7 @@ fn across_a_restart(name: &str, script: &str) -> String {
     let mut shell = Command::new(TOWLINE)
         .args(["run", "--at", &format!("{PREFIX}={url}"), "--", "sh", "-c"])
         .arg(format!("cd {PREFIX} && {script}"))
+        .env("SERVED", place.0.join("served"))
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -210,6 +211,37 @@ print("got it")'"#;
         return;
     }
     assert_eq!(across_a_restart("closing", script), "got it");
+}
+
+/// The server has kept them open, which it does a moment after they are opened; with less sleep, the test is easier to
+/// pass.
+#[test]
+fn watched_files_that_lose_their_names_while_the_server_is_away_are_told_as_deleted() {
+    let script = r#"mkdir dir; exec python3 -c '
+import ctypes, os, signal, struct, time
+libc = ctypes.CDLL(None)
+queue = libc.inotify_init1(0)
+watched = {libc.inotify_add_watch(queue, name.encode(), 0x400): name for name in ["one", "dir"]}
+time.sleep(1)
+print("ready", flush=True)
+input()
+os.unlink(os.environ["SERVED"] + "/one")
+os.rmdir(os.environ["SERVED"] + "/dir")
+signal.alarm(60)
+gone = []
+while len(gone) < 2:
+    events = os.read(queue, 4096)
+    while events:
+        watch, mask, _, length = struct.unpack_from("iIII", events)
+        events = events[16 + length:]
+        if mask & 0x400:
+            gone.append(watched[watch])
+print(*sorted(gone))'"#;
+    if Command::new("python3").arg("--version").stdout(Stdio::null()).status().is_err() {
+        println!("SKIPPED: python3 is not installed");
+        return;
+    }
+    assert_eq!(across_a_restart("gone", script), "dir one");
 }
 
 /// Programs that hold locks and send nothing do not notice that the server is another one.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::Duration;
-use towline_client::{File, Happening, Happenings};
+use towline_client::{Errno, Error, File, Happening, Happenings};
 use towline_wire::event;
 
 /// How long to wait for the second half of a move, which a server sends right after the first. If it does not
@@ -126,7 +126,11 @@ impl Repeater {
         let Met { client, shared } = &self.met;
         let found = shared.shadows().at(handle);
         let Some(shadow) = found else { return true };
-        let listing = watch_and_list(client, handle, &shadow);
+        let listing = watch_and_list(client, handle, &shadow).and_then(|listing| {
+            // A server that has kept the file open has not told that it lost its last name meanwhile.
+            let is_gone = client.with_handle(handle, 0, is_gone)?;
+            if is_gone { Err(Errno::ENOENT.into()) } else { Ok(listing) }
+        });
         if listing.is_err() && client.glance().is_err() && !self.common.is_over() {
             // The next session may have lost nothing more, as far as the server can tell.
             towline_net::pause(AWAY);
@@ -149,6 +153,12 @@ impl Repeater {
         }
         true
     }
+}
+
+/// Returns true if an open file has no name. Some file systems count no links of any file.
+fn is_gone(file: &File) -> Result<bool, Error> {
+    let is_removed = || file.path().map_or(true, |path| path.ends_with(b" (deleted)"));
+    Ok(file.stat()?.links == 0 && is_removed())
 }
 
 /// Reports all remaining files as modified, and all that there are as closed after writing, since those written
