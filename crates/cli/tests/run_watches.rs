@@ -266,6 +266,30 @@ fn a_server_that_is_killed_is_watched_on_by_its_successor() {
     watcher.ends();
 }
 
+/// They are found by the name that they have when the server ends.
+#[test]
+fn watched_files_that_were_renamed_are_watched_after_a_restart() {
+    let mut world = World::new();
+    let program = compiled(Libc::Shared, &world, "watcher.c");
+    let served = world.local("served");
+    fs::create_dir(served.join("folder")).unwrap();
+    fs::write(served.join("file"), "text").unwrap();
+    let watcher = Watcher::start(&world, &program, "dir", &["AT/folder", "AT/file"]);
+    fs::rename(served.join("file"), served.join("folder/renamed")).unwrap();
+    watcher.expect(&["MOVED_TO renamed", "MOVE_SELF "]);
+    // Once this is told, the new name is known.
+    fs::create_dir(served.join("folder/later")).unwrap();
+    watcher.expect(&["CREATE later"]);
+    world.restart();
+    // The file as such, and as an entry, in any order.
+    let mut told = vec![watcher.next(), watcher.next()];
+    told.sort();
+    assert_eq!(told, ["MODIFY ", "MODIFY renamed"]);
+    fs::create_dir(served.join("folder/end")).unwrap();
+    watcher.expect(&["CREATE end"]);
+    watcher.ends();
+}
+
 /// Many programs want to know only which files are complete.
 #[test]
 fn files_closed_while_the_server_was_away_are_told_as_well() {

@@ -100,7 +100,7 @@ impl Repeater {
         }
         for moved in events.iter().filter(|one| one.mask & event::MOVE_SELF != 0) {
             let shadow = shared.shadows().at(moved.handle);
-            if let Some(shadow) = shadow.filter(|shadow| shadow.is_directory)
+            if let Some(shadow) = shadow
                 && let Ok(path) = client.with_handle(moved.handle, 0, File::path)
             {
                 self.common.remember(client, moved.handle, &shadow, &path);
