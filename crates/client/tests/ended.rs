@@ -153,8 +153,9 @@ fn a_killed_process_has_its_locks_until_threads_have_done_its_writes() {
     }
 }
 
-/// A client that comes back from a session which has ended, but for the write of a file that it had locked.
-fn coming_back(world: &World) -> Raw {
+/// A client that comes back from a session which has ended, but for the write of a file that it had locked. Returns the
+/// handle of that file, too.
+fn coming_back(world: &World) -> (Raw, u64) {
     let (mut client, Welcome { session, secret, .. }) = greeted_on(0, world.port, &hello());
     let handle = open(&mut client, b"b", b"stuck");
     ask(&mut client, 3, &[locking(handle, lock::FLOCK)]).unwrap();
@@ -162,7 +163,7 @@ fn coming_back(world: &World) -> Raw {
     write_held_up(&world.gates[0], &mut client, handle, &goodbye);
     let mut back = Raw::connect(world.port);
     back.send(&hello_message(&Hello { session, secret, ..hello() }));
-    back
+    (back, handle)
 }
 
 /// Its own lock would be in its way, and what it asks for next could overtake what threads still do.
@@ -170,7 +171,7 @@ fn coming_back(world: &World) -> Raw {
 fn a_client_is_back_once_its_last_session_is_over() {
     let world = World::new(false);
     let closed = world.gates[0].lock.lock().unwrap();
-    let mut back = coming_back(&world);
+    let (mut back, _) = coming_back(&world);
     drop(world.peer(0, 0, 0));
     back.0.set_nonblocking(true).unwrap();
     let early = back.0.peek(&mut [0]);
@@ -189,10 +190,11 @@ fn a_client_is_back_once_its_last_session_is_over() {
 fn a_client_does_not_wait_for_long_for_the_end_of_its_last_session() {
     let world = World::new(true);
     let closed = world.gates[0].lock.lock().unwrap();
-    let mut back = coming_back(&world);
+    let (mut back, before) = coming_back(&world);
     let (_, body) = back.receive().unwrap();
     assert_eq!(Welcome::parse(&body).unwrap().resumed, resumed::NEW);
-    open(&mut back, b"mem", b"file");
+    // Whoever still uses the old file does not get at this one.
+    assert_ne!(open(&mut back, b"mem", b"file"), before);
     drop(closed);
     world.server.stop();
 }

@@ -107,6 +107,10 @@ impl Core {
             return;
         };
         (served.has_ended, served.lane) = (true, None);
+        if !served.session.family {
+            // Its client may begin another one before this one is over.
+            self.shared.families.end(&served.session.files.lock());
+        }
         let disks = std::mem::take(&mut served.disks);
         self.end_disks(disks);
         self.withdraw_locks(id);

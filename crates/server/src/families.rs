@@ -48,6 +48,13 @@ impl Families {
         self.state.lock().epoch
     }
 
+    /// Notes that this table of open files has ended, although requests that use it may still be under way: the handles
+    /// in later ones differ from all that it has given out.
+    pub(crate) fn end(&self, files: &Files) {
+        let epoch = &mut self.state.lock().epoch;
+        *epoch = later_epoch(files.next_epoch(), *epoch);
+    }
+
     /// Adds a session to a family and returns the family's files.
     pub(crate) fn join(&self, number: u64, session: &Session) -> SharedFiles {
         let State { families, epoch } = &mut *self.state.lock();
