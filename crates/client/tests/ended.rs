@@ -13,7 +13,7 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use towline_client::Transport;
+use towline_client::{Client, Options, Transport};
 use towline_net::address::Address;
 use towline_server::{EngineWish, Export, ExportKind, OwnStore, Server};
 use towline_store::FileStore;
@@ -37,9 +37,13 @@ struct World {
 
 impl World {
     fn new(may_hang: bool) -> Self {
+        Self::on(2, may_hang)
+    }
+
+    fn on(cores: usize, may_hang: bool) -> Self {
         let (store, local) = (Brittle { may_hang, ..Brittle::default() }, Brittle::default());
         let gates = [store.gate.clone(), local.gate.clone()];
-        let mut config = config_of(store, Address::parse("tcp://127.0.0.1:0").unwrap(), 2);
+        let mut config = config_of(store, Address::parse("tcp://127.0.0.1:0").unwrap(), cores);
         let local = OwnStore(Arc::new(local) as Arc<dyn FileStore>);
         config.exports.push(Export::new("local", ExportKind::Own(local)));
         config.exports.push(Export::new("mem", ExportKind::Memory(1 << 20)));
@@ -153,9 +157,9 @@ fn a_killed_process_has_its_locks_until_threads_have_done_its_writes() {
     }
 }
 
-/// A client that comes back from a session which has ended, but for the write of a file that it had locked. Returns the
-/// handle of that file, too.
-fn coming_back(world: &World) -> (Raw, u64) {
+/// A client that comes back from a session which has ended, but for the write of a file that it had locked. Returns its
+/// last connection and the handle of that file, too.
+fn coming_back(world: &World) -> (Raw, Raw, u64) {
     let (mut client, Welcome { session, secret, .. }) = greeted_on(0, world.port, &hello());
     let handle = open(&mut client, b"b", b"stuck");
     ask(&mut client, 3, &[locking(handle, lock::FLOCK)]).unwrap();
@@ -163,7 +167,7 @@ fn coming_back(world: &World) -> (Raw, u64) {
     write_held_up(&world.gates[0], &mut client, handle, &goodbye);
     let mut back = Raw::connect(world.port);
     back.send(&hello_message(&Hello { session, secret, ..hello() }));
-    (back, handle)
+    (back, client, handle)
 }
 
 /// Its own lock would be in its way, and what it asks for next could overtake what threads still do.
@@ -171,7 +175,7 @@ fn coming_back(world: &World) -> (Raw, u64) {
 fn a_client_is_back_once_its_last_session_is_over() {
     let world = World::new(false);
     let closed = world.gates[0].lock.lock().unwrap();
-    let (mut back, _) = coming_back(&world);
+    let (mut back, ..) = coming_back(&world);
     drop(world.peer(0, 0, 0));
     back.0.set_nonblocking(true).unwrap();
     let early = back.0.peek(&mut [0]);
@@ -190,12 +194,30 @@ fn a_client_is_back_once_its_last_session_is_over() {
 fn a_client_does_not_wait_for_long_for_the_end_of_its_last_session() {
     let world = World::new(true);
     let closed = world.gates[0].lock.lock().unwrap();
-    let (mut back, before) = coming_back(&world);
+    let (mut back, _, before) = coming_back(&world);
     let (_, body) = back.receive().unwrap();
     assert_eq!(Welcome::parse(&body).unwrap().resumed, resumed::NEW);
     // Whoever still uses the old file does not get at this one.
     assert_ne!(open(&mut back, b"mem", b"file"), before);
     drop(closed);
+    world.server.stop();
+}
+
+/// Another session would be begun for nobody.
+#[test]
+fn a_client_that_does_not_wait_for_the_end_of_its_last_session_gets_no_other() {
+    let world = World::on(1, false);
+    let to_it = Transport::Tcp("127.0.0.1".into(), world.port);
+    let watcher = Client::connect(&to_it, Options::default()).unwrap();
+    let lanes = || counter(&watcher, "lanes");
+    let before = lanes();
+    let closed = world.gates[0].lock.lock().unwrap();
+    let (back, _last, _) = coming_back(&world);
+    eventually("it is back", || lanes() == before + 2);
+    drop(back);
+    eventually("it has hung up", || lanes() == before + 1);
+    drop(closed);
+    eventually("its session is over", || counter(&watcher, "sessions") == 1);
     world.server.stop();
 }
 

@@ -192,8 +192,6 @@ pub(crate) struct Core {
     pub(crate) orphans: Vec<Orphan>,
     /// Sessions that have ended, but have requests under way.
     pub(crate) ending: Vec<u64>,
-    /// Lanes that wait for the end of such a session before they are greeted.
-    pub(crate) returning: Vec<usize>,
     pub(crate) callers: Callers,
     pub(crate) nbd: Nbd,
     /// Moves the bytes of disks for all fronts.
@@ -286,7 +284,6 @@ impl Core {
             sessions: Sessions::default(),
             orphans: Vec::new(),
             ending: Vec::new(),
-            returning: Vec::new(),
             callers,
             nbd: Nbd::new(),
             engine: Engine::new(disk_limits),

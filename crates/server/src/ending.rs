@@ -168,17 +168,14 @@ impl Core {
             return false;
         }
         lane.hello = Some(*hello);
-        if !self.returning.contains(&index) {
-            self.returning.push(index);
-        }
         true
     }
 
     /// Greets the lanes that were early.
     pub(crate) fn greet_returning(&mut self) {
-        for index in std::mem::take(&mut self.returning) {
-            // Other lanes may have the numbers of those that did not wait.
-            if let Some(hello) = self.lanes[index].as_mut().and_then(|lane| lane.hello.take()) {
+        for index in 0..self.lanes.len() {
+            let lane = self.lanes[index].as_mut().filter(|lane| !lane.hung);
+            if let Some(hello) = lane.and_then(|lane| lane.hello.take()) {
                 self.greet(index, &hello);
             }
         }

@@ -33,6 +33,13 @@ impl Core {
 
     pub(crate) fn receive(&mut self, index: usize, scratch: &mut [u8]) {
         let Some(Some(lane)) = self.lanes.get_mut(index) else { return };
+        if lane.hello.is_some() {
+            // It waits to be greeted. Who has hung up needs no session.
+            if lane.hung {
+                self.close_lane(index, &io::ErrorKind::UnexpectedEof.into());
+            }
+            return;
+        }
         let Some(mut receiving) = lane.receiving.take() else { return };
         let mut failure = None;
         let received =
@@ -88,8 +95,7 @@ impl Core {
             (None, Some(hello)) => {
                 self.greet(index, &hello);
                 // A peer that has hung up may have sent more with its hello.
-                let lane = self.lanes.get(index).and_then(Option::as_ref);
-                if lane.is_some_and(|lane| lane.hung && lane.hello.is_none()) {
+                if self.lanes.get(index).is_some_and(|l| l.as_ref().is_some_and(|l| l.hung)) {
                     self.receive(index, scratch);
                 }
             }
