@@ -131,7 +131,7 @@ impl Repeater {
             let is_gone = client.with_handle(handle, 0, is_gone)?;
             if is_gone { Err(Errno::ENOENT.into()) } else { Ok(listing) }
         });
-        if listing.is_err() && client.glance().is_err() && !self.common.is_over() {
+        if matches!(listing, Err(Error::Connection { .. })) && !self.common.is_over() {
             // The next session may have lost nothing more, as far as the server can tell.
             towline_net::pause(AWAY);
             return false;
