@@ -1,9 +1,9 @@
 //! What a process of the run sends the keeper about watched files.
 //!
-//! When it wants to watch a remote file, it asks a question. This is one packet to [the keeper's socket](crate::KEEPER). It carries one end of a socket pair,
-//! over which the keeper answers. The answer is the number of the file's *shadow*: a local directory or
-//! file in the folder [`SHADOWS`](crate::SHADOWS), on which the keeper repeats all changes of the remote
-//! file, so that the kernel reports them to its watchers.
+//! When it wants to watch a remote file, it asks a question. This is one packet to [the keeper's socket](crate::KEEPER).
+//! It carries one end of a socket pair, over which the keeper answers. The answer is the number of the file's *shadow*:
+//! a local directory or file in the folder [`SHADOWS`](crate::SHADOWS), on which the keeper repeats all changes of the
+//! remote file, so that the kernel reports them to its watchers.
 //!
 //! When it lists a directory that is watched, it says which names it has found ([`Listed`]).
 
