@@ -3,6 +3,7 @@
 
 use crate::Target;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::retry_on_intr;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags,
@@ -314,7 +315,7 @@ fn vector_of(target: &mut Target<'_>) -> libc::iovec {
 /// the socket is a blocking one, as a peer can make a socket that it has passed.
 ///
 /// # Errors
-/// What `sendmsg(2)` says.
+/// What `sendmsg(2)` says, but not that a signal has interrupted it.
 pub fn send_descriptors(
     fd: impl AsFd,
     bytes: &[u8],
@@ -328,7 +329,9 @@ pub fn send_descriptors(
     }
     let wait = if wait == Wait::No { SendFlags::DONTWAIT } else { SendFlags::empty() };
     let flags = SendFlags::NOSIGNAL | wait;
-    Ok(rustix::net::sendmsg(fd, &[IoSlice::new(bytes)], &mut control, flags)?)
+    let bytes = [IoSlice::new(bytes)];
+    // Handlers of signals run meanwhile, under `towline run` after that.
+    Ok(retry_on_intr(|| rustix::net::sendmsg(&fd, &bytes, &mut control, flags))?)
 }
 
 /// Receives bytes and at most four descriptors that came with them.

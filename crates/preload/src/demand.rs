@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::pipe::PipeFlags;
 use std::ffi::OsStr;
-use std::io::{Error, ErrorKind};
+use std::io::Error;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -78,18 +78,9 @@ impl Pager {
     }
 
     fn say(&self, message: Message, with: &[BorrowedFd<'_>]) -> Result<(), i32> {
-        loop {
-            match towline_net::send_descriptors(
-                &self.socket,
-                &message.to_bytes(),
-                with,
-                towline_net::Wait::Any,
-            ) {
-                // Try again: the signal's handler runs after this.
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                sent => return sent.map(drop).map_err(|error| number(&error)),
-            }
-        }
+        let wait = towline_net::Wait::Any;
+        let sent = towline_net::send_descriptors(&self.socket, &message.to_bytes(), with, wait);
+        sent.map(drop).map_err(|error| number(&error))
     }
 
     /// Reads the answer to [`Message::Hello`] or [`Message::Begin`].

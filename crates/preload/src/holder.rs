@@ -12,7 +12,7 @@ use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::ffi::OsStr;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 use towline_instance::KEEPER;
@@ -43,17 +43,8 @@ pub(crate) fn tell() -> Result<(), i32> {
 /// If that fails, the keeper has ended, and nobody is told of events any more.
 pub(crate) fn tell_listed(listed: &Listed) -> Result<(), i32> {
     let socket = connected()?;
-    for packet in listed.to_packets() {
-        loop {
-            match towline_net::send_descriptors(&socket, &packet, &[], Wait::Any) {
-                // Try again: the signal's handler runs after this.
-                Err(error) if error.raw_os_error() == Some(libc::EINTR) => {}
-                sent => break sent,
-            }
-        }
-        .map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))?;
-    }
-    Ok(())
+    let packets = listed.to_packets();
+    packets.iter().try_for_each(|packet| send_over(&socket, packet, &[], Wait::Any))
 }
 
 /// Asks for the number of a shadow and waits for the answer.
@@ -116,7 +107,16 @@ fn question(bytes: &[u8], wait: Wait) -> Result<OwnedFd, i32> {
 }
 
 fn send(bytes: &[u8], with: &OwnedFd, wait: Wait) -> Result<(), i32> {
-    let sent = towline_net::send_descriptors(&connected()?, bytes, &[with.as_fd()], wait);
+    send_over(&connected()?, bytes, &[with.as_fd()], wait)
+}
+
+fn send_over(
+    socket: &OwnedFd,
+    bytes: &[u8],
+    with: &[BorrowedFd<'_>],
+    wait: Wait,
+) -> Result<(), i32> {
+    let sent = towline_net::send_descriptors(socket, bytes, with, wait);
     sent.map(drop).map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))
 }
 
