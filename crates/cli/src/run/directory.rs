@@ -140,12 +140,7 @@ const SETTLED: Duration = Duration::from_secs(60);
 /// Removes the directories beside this one of runs all of whose processes were killed. They hold what was mapped,
 /// mostly in memory.
 pub(super) fn remove_abandoned(own: &Path) {
-    let is_run = |path: &PathBuf| {
-        let name = path.file_name().unwrap_or_default().as_encoded_bytes();
-        name.starts_with(b"run-") && path != own
-    };
-    let entries = own.parent().and_then(|home| fs::read_dir(home).ok()).into_iter().flatten();
-    for path in entries.flatten().map(|entry| entry.path()).filter(is_run) {
+    for path in beside(own, "run-") {
         if fs::symlink_metadata(&path).is_ok_and(|found| found.is_dir() && age(&found) > SETTLED) {
             // Held while the directory is removed.
             let _state = match Prepared::abandoned(path.as_os_str().as_bytes()) {
@@ -159,6 +154,16 @@ pub(super) fn remove_abandoned(own: &Path) {
             }
         }
     }
+}
+
+/// Yields what has a name that begins like this in the folder of `own`, except that.
+fn beside<'a>(own: &'a Path, beginning: &'a str) -> impl Iterator<Item = PathBuf> + 'a {
+    let is_one = move |path: &PathBuf| {
+        let name = path.file_name().unwrap_or_default().as_encoded_bytes();
+        name.starts_with(beginning.as_bytes()) && path != own
+    };
+    let entries = own.parent().and_then(|home| fs::read_dir(home).ok()).into_iter().flatten();
+    entries.flatten().map(|entry| entry.path()).filter(is_one)
 }
 
 /// Adds advice for a folder for runs that cannot be used.
@@ -273,19 +278,14 @@ fn make(home: &Path, path: &Path) -> Outcome<()> {
         let _ = fs::remove_file(&new);
         return Err(error.into());
     }
-    remove_unused_libraries(home, path);
+    remove_unused_libraries(path);
     Ok(())
 }
 
 /// Removes libraries of other versions, and unfinished ones of processes that were killed. Those that cannot
 /// be removed may stay: they only take up space.
-fn remove_unused_libraries(home: &Path, own: &Path) {
-    let is_library = |path: &PathBuf| {
-        let name = path.file_name().unwrap_or_default().as_encoded_bytes();
-        name.starts_with(b"preload-") && path != own
-    };
-    let entries = fs::read_dir(home).into_iter().flatten().flatten();
-    for path in entries.map(|entry| entry.path()).filter(is_library) {
+fn remove_unused_libraries(own: &Path) {
+    for path in beside(own, "preload-") {
         if let Ok(file) = File::open(&path)
             && file.metadata().is_ok_and(|found| age(&found) > UNUSED)
             && flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok()
