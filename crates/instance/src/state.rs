@@ -1,15 +1,19 @@
 //! The mapped file: the configuration and the table of open file descriptions.
 #![allow(unsafe_code)]
 
+mod prepared;
+
 use crate::behind::{Behind, Counts};
 use crate::layout::{BETWEEN_AT, CONFIG_AT, MAGIC, STATE_BYTES as BYTES};
 use crate::position::Position;
 use crate::ready::Stock;
 use crate::set::Set;
-use crate::{COUNTED_MAX, Config, ENTRIES, Entry, Holder, MOUNTS_MAX, Root, STATE};
+use crate::{COUNTED_MAX, Config, ENTRIES, Entry, Holder, MOUNTS_MAX, Root};
+pub use prepared::Prepared;
+use prepared::{lock, open};
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 
@@ -81,62 +85,6 @@ enum Ready {
     NotYet = 0,
     Begun = 1,
     Failed = 2,
-}
-
-/// The file before it is mapped, locked so that nobody takes the run for one that was killed.
-pub struct Prepared(OwnedFd);
-
-impl Prepared {
-    /// Opens the file in `directory`.
-    ///
-    /// # Errors
-    /// Those of the system calls; `WouldBlock` if the run is over.
-    pub fn open(directory: &[u8]) -> io::Result<Self> {
-        Self::locked(open(directory, libc::O_RDWR)?, libc::LOCK_SH)
-    }
-
-    /// Opens the file of a run that has no process any more. Until it is dropped, no process can become one.
-    ///
-    /// # Errors
-    /// Those of the system calls; `WouldBlock` if there is a process.
-    pub fn abandoned(directory: &[u8]) -> io::Result<Self> {
-        Self::locked(open(directory, libc::O_RDWR)?, libc::LOCK_EX)
-    }
-
-    fn locked(fd: OwnedFd, how: i32) -> io::Result<Self> {
-        lock(&fd, how).map(|()| Self(fd))
-    }
-
-    /// Maps the file.
-    ///
-    /// # Errors
-    /// Those of the system call.
-    pub fn map(&self) -> io::Result<State> {
-        State::map(&self.0)
-    }
-
-    /// Returns true while a process that [opened](State::open) the file lives. Once it returns false, no
-    /// process can open the file any more.
-    #[must_use]
-    pub fn is_used(&self) -> bool {
-        let is_used = lock(&self.0, libc::LOCK_EX).is_err();
-        if is_used {
-            // The attempt gave up the shared lock. Nobody takes the other one as long as the file is used.
-            let _ = lock(&self.0, libc::LOCK_SH);
-        }
-        is_used
-    }
-}
-
-/// Locks the file without waiting.
-fn lock(fd: &OwnedFd, how: i32) -> io::Result<()> {
-    let number = fd.as_raw_fd() as usize;
-    // SAFETY: a plain system call on an open descriptor; the raw one, since a library that hooks `flock` calls
-    // this.
-    match unsafe { libc::syscall(libc::SYS_flock, number, (how | libc::LOCK_NB) as usize) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
 }
 
 /// Returns true if the keeper has ended, if it is a child of this process (one without a termination
@@ -590,28 +538,6 @@ impl State {
     pub fn keep(&self, keeps: bool) {
         self.head().kept.store(u32::from(keeps), Ordering::Relaxed);
     }
-}
-
-fn open(directory: &[u8], flags: i32) -> io::Result<OwnedFd> {
-    let mut path = directory.to_vec();
-    path.push(b'/');
-    path.extend_from_slice(STATE.as_bytes());
-    path.push(0);
-    // SAFETY: the path ends with a zero byte. The raw call: a library that hooks `open` calls this.
-    let fd = unsafe {
-        libc::syscall(
-            libc::SYS_openat,
-            libc::AT_FDCWD as usize,
-            path.as_ptr(),
-            (flags | libc::O_CLOEXEC) as usize,
-            0o600usize,
-        )
-    };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the kernel just returned this descriptor; nothing else owns it.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
 use super::*;
-use crate::Taken;
+use crate::{STATE, Taken};
 use std::os::unix::ffi::OsStrExt;
 
 #[test]
