@@ -1,9 +1,10 @@
-//! Locks between the processes of a run. A lock whose holder was killed or stopped is taken over.
+//! Locks between the processes of a run. A lock whose holder was killed or stopped is taken over, and who has waited for
+//! long gets it before those that come again and again.
 #![allow(unsafe_code)]
 
 use rustix::fs::{Mode, OFlags};
 use std::io;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// Bits of a lock's word: the number of the process that holds it (at most 22 bits on Linux), whether that is in another
@@ -13,6 +14,12 @@ const PROCESS: u64 = (1 << 22) - 1;
 const ELSEWHERE: u64 = 1 << 22;
 const TAG: u64 = 1 << 23;
 const TAGS: u64 = u64::MAX >> 1 & !(TAG - 1);
+
+/// The word of a lock that its last holder has passed on to those that have waited for long: that of no process.
+const PASSED_ON: u64 = TAG;
+
+/// After so many looks a process has waited for long: for a millisecond or two.
+const PATIENCE: u32 = 48;
 
 /// How long a lock is held at most by a process of which we cannot tell whether it lives: longer than it waits for a server
 /// that is away (`RECONNECT_SECONDS`).
@@ -48,26 +55,33 @@ impl Holder {
     }
 }
 
-/// A lock in shared memory: zero, or who holds it.
+/// A lock in shared memory.
 #[derive(Default)]
-#[repr(transparent)]
-pub(crate) struct Lock(AtomicU64);
+#[repr(C)]
+pub(crate) struct Lock {
+    /// Zero, who holds it, or [`PASSED_ON`].
+    word: AtomicU64,
+    /// Nonzero if somebody has waited for long. Otherwise a process that writes all the time would keep others from ever
+    /// writing: they look from time to time, and on one processor only while it waits for the server, with the lock.
+    awaited: AtomicU32,
+}
 
 impl Lock {
     /// Takes the lock unless a live process has it.
     pub(crate) fn try_lock(&self, me: Holder) -> Option<Locked<'_>> {
         let word = me.word();
         let Err(held) = self.take_over(0, word) else { return Some(Locked(self, word)) };
-        (me.has_ended(held) && self.take_over(held, word).is_ok()).then(|| Locked(self, word))
+        let is_free = held == PASSED_ON || me.has_ended(held);
+        (is_free && self.take_over(held, word).is_ok()).then(|| Locked(self, word))
     }
 
     fn take_over(&self, from: u64, to: u64) -> Result<u64, u64> {
-        self.0.compare_exchange(from, to, Ordering::SeqCst, Ordering::Relaxed)
+        self.word.compare_exchange(from, to, Ordering::SeqCst, Ordering::Relaxed)
     }
 
     /// Returns true while a process holds the lock.
     pub(crate) fn is_locked(&self) -> bool {
-        self.0.load(Ordering::Acquire) != 0
+        !matches!(self.word.load(Ordering::Acquire), 0 | PASSED_ON)
     }
 
     /// Takes the lock, also from a holder that has died or is stopped.
@@ -77,7 +91,7 @@ impl Lock {
             if let Some(taken) = self.lock_soon(me) {
                 return taken;
             }
-            let (word, held) = (me.word(), self.0.load(Ordering::Relaxed));
+            let (word, held) = (me.word(), self.word.load(Ordering::Relaxed));
             let (_, since) = match since {
                 Some((seen, since)) if seen == held => (seen, since),
                 _ => *since.insert((held, Instant::now())),
@@ -97,6 +111,12 @@ impl Lock {
         let word = me.word();
         for tries in 1..=512_u32 {
             let Err(held) = self.take_over(0, word) else { return Some(Locked(self, word)) };
+            if tries > PATIENCE {
+                if held == PASSED_ON && self.take_over(held, word).is_ok() {
+                    return Some(Locked(self, word));
+                }
+                self.awaited.store(1, Ordering::Relaxed);
+            }
             if tries.is_multiple_of(64) && me.has_ended(held) && self.take_over(held, word).is_ok()
             {
                 return Some(Locked(self, word));
@@ -114,7 +134,7 @@ impl Lock {
     /// Returns the lock if `me` has it, for a program that was just executed: a thread of the previous one took it. Not in
     /// another PID namespace than the keeper's, of which there may be several.
     pub(crate) fn left(&self, me: Holder) -> Option<Locked<'_>> {
-        let held = self.0.load(Ordering::Acquire);
+        let held = self.word.load(Ordering::Acquire);
         (me.known(held).map(u64::from) == Some(me.0)).then(|| Locked(self, held))
     }
 }
@@ -130,14 +150,20 @@ impl Locked<'_> {
 
     /// Returns true unless another process has taken the lock over, since this one was stopped.
     pub(crate) fn is_held(&self) -> bool {
-        self.0.0.load(Ordering::SeqCst) == self.1
+        self.0.word.load(Ordering::SeqCst) == self.1
     }
 }
 
 impl Drop for Locked<'_> {
     fn drop(&mut self) {
+        let Lock { word, awaited } = self.0;
+        let is_awaited = awaited.load(Ordering::Relaxed) != 0;
+        if is_awaited {
+            awaited.store(0, Ordering::Relaxed);
+        }
+        let next = if is_awaited { PASSED_ON } else { 0 };
         // It may have been taken over.
-        let _ = self.0.0.compare_exchange(self.1, 0, Ordering::Release, Ordering::Relaxed);
+        let _ = word.compare_exchange(self.1, next, Ordering::Release, Ordering::Relaxed);
     }
 }
 

@@ -1,7 +1,10 @@
-use super::{Holder, Locked, has_ended};
+use super::{Holder, Lock, Locked, PASSED_ON, has_ended};
 use crate::{Config, Entry, State};
 use std::os::unix::ffi::OsStrExt;
 use std::process::{Child, Command};
+use std::sync::atomic::Ordering;
+use std::sync::mpsc;
+use std::time::Duration;
 
 fn sleeper() -> Child {
     Command::new("sleep").arg("100").spawn().unwrap()
@@ -99,6 +102,50 @@ fn what_a_killed_holder_wrote_is_not_overwritten() {
         drop(entry.lock(this()));
         assert_eq!(entry.offset(), 20);
     });
+}
+
+#[test]
+fn who_has_waited_for_long_goes_before_who_comes_again() {
+    let lock = Lock::default();
+    let (end, ending) = mpsc::channel::<()>();
+    std::thread::scope(|scope| {
+        let held = lock.lock(this());
+        let waited = &lock;
+        let waiter = scope.spawn(move || {
+            let locked = waited.lock(this());
+            // Keeps the lock until the other one has tried.
+            let _ = ending.recv();
+            drop(locked);
+        });
+        while lock.awaited.load(Ordering::Relaxed) == 0 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        drop(held);
+        let again = lock.take_over(0, this().word()).is_ok();
+        drop(end);
+        waiter.join().unwrap();
+        assert!(!again, "who had the lock before has it again");
+    });
+}
+
+/// Those who had waited for long were killed, or gave up.
+#[test]
+fn a_lock_that_nobody_waits_for_any_more_is_free() {
+    let lock = Lock::default();
+    for take in [
+        |lock: &Lock| lock.try_lock(this()).is_some(),
+        |lock: &Lock| {
+            drop(lock.lock(this()));
+            true
+        },
+    ] {
+        let held = lock.lock(this());
+        lock.awaited.store(1, Ordering::Relaxed);
+        drop(held);
+        assert_eq!(lock.word.load(Ordering::Relaxed), PASSED_ON);
+        assert!(!lock.is_locked() && take(&lock));
+        assert_eq!(lock.word.load(Ordering::Relaxed), 0);
+    }
 }
 
 /// The number may be that of a living process here.
