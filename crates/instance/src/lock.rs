@@ -18,8 +18,9 @@ const TAGS: u64 = u64::MAX >> 1 & !(TAG - 1);
 /// The word of a lock that its last holder has passed on to those that have waited for long: that of no process.
 const PASSED_ON: u64 = TAG;
 
-/// After so many looks a process has waited for long: for a millisecond or two.
-const PATIENCE: u32 = 48;
+/// After so many looks a process has waited for long: for some ten milliseconds. To pass the lock on costs time in which nobody
+/// has it.
+const PATIENCE: u32 = 192;
 
 /// How long a lock is held at most by a process of which we cannot tell whether it lives: longer than it waits for a server
 /// that is away (`RECONNECT_SECONDS`).
