@@ -18,8 +18,7 @@ const TAGS: u64 = u64::MAX >> 1 & !(TAG - 1);
 /// The word of a lock that its last holder has passed on to those that have waited for long: that of no process.
 const PASSED_ON: u64 = TAG;
 
-/// After so many looks a process has waited for long: for some ten milliseconds. To pass the lock on costs time in which nobody
-/// has it.
+/// After so many looks a process has waited for long: for some 15 ms. To pass the lock on costs time in which nobody has it.
 const PATIENCE: u32 = 192;
 
 /// How long a lock is held at most by a process of which we cannot tell whether it lives: longer than it waits for a server
@@ -107,7 +106,7 @@ impl Lock {
         }
     }
 
-    /// [`Self::lock`] that gives up after some ten milliseconds: the holder may have been stopped.
+    /// [`Self::lock`] that gives up after some 50 ms: the holder may have been stopped.
     pub(crate) fn lock_soon(&self, me: Holder) -> Option<Locked<'_>> {
         let word = me.word();
         for tries in 1..=512_u32 {
@@ -158,11 +157,12 @@ impl Locked<'_> {
 impl Drop for Locked<'_> {
     fn drop(&mut self) {
         let Lock { word, awaited } = self.0;
-        let is_awaited = awaited.load(Ordering::Relaxed) != 0;
-        if is_awaited {
+        let mut next = 0;
+        if awaited.load(Ordering::Relaxed) != 0 {
+            // Who goes on waiting says so again.
             awaited.store(0, Ordering::Relaxed);
+            next = PASSED_ON;
         }
-        let next = if is_awaited { PASSED_ON } else { 0 };
         // It may have been taken over.
         let _ = word.compare_exchange(self.1, next, Ordering::Release, Ordering::Relaxed);
     }
