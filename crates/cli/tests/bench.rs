@@ -109,11 +109,13 @@ fn each_thread_of_each_process_is_a_client() {
     let _server = serve(&["--dir", &export, "--listen", &listen], &[&socket]);
     let url = format!("towline+unix:///e?socket={socket}");
     let load = ["file", "--server", &url, "--op", "stat_diff", "--files", "100", "--secs", "0.2"];
-    let mut attached = 0;
-    for (procs, threads) in [(1, 3), (2, 3)] {
+    let (mut attached, mut counted) = (0, 0);
+    for (procs, threads, ramp) in
+        [(1, 3, "0"), (2, 3, "0"), (1, 1, "0.2"), (1, 2, "0.2"), (2, 1, "0.2")]
+    {
         let counts = [procs, threads].map(|count: u64| count.to_string());
-        let out =
-            measured(&[&load[..], &["--procs", &counts[0], "--threads", &counts[1]]].concat());
+        let clients = ["--procs", &counts[0], "--threads", &counts[1], "--ramp", ramp];
+        let out = measured(&[&load[..], &clients].concat());
         let result: Value = serde_json::from_str(out.lines().last().unwrap()).unwrap();
         assert_eq!(result["errors"], 0, "{out}");
         are_told(&result, "bench file");
@@ -122,6 +124,11 @@ fn each_thread_of_each_process_is_a_client() {
         let told = command.args(["stats", "--json", &url.replace("/e?", "/?")]).output().unwrap();
         let told: Value = serde_json::from_slice(&told.stdout).unwrap();
         assert_eq!(told["operations"]["Attach"], attached, "{told}");
+        // What runs before the measurement is not measured.
+        let all = told["operations"]["Stat"].as_u64().unwrap();
+        let (made, measured) = (all - counted, result["ops"].as_u64().unwrap());
+        assert!(measured > 0 && (made == measured) == (ramp == "0"), "{made}, {out}");
+        counted = all;
         assert_eq!(told["counters"]["sessions"], 1, "only that of stats is left: {told}");
     }
 }

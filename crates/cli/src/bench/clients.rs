@@ -1,7 +1,7 @@
 //! Runs one or many client processes that start together.
 
 use super::local::Local;
-use super::processes::{self, mark};
+use super::processes::{self, mark, mark_after};
 use super::processor::{Pinned, end_with_parent};
 use super::result::{Measured, summary};
 use super::threads::at_once;
@@ -9,7 +9,7 @@ use super::tree;
 use super::workload::{Args, Worker};
 use crate::report::say;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A client, ready to run its workload.
 enum Load {
@@ -23,6 +23,18 @@ impl Load {
             return Ok(Self::Local(Local::new(args, number as u64)?));
         }
         Ok(Self::Remote(Worker::new(args, number as u64)?))
+    }
+
+    /// Runs for `left` seconds and measures the last `secs` of them.
+    fn run_ramped(&mut self, left: f64, secs: f64) -> Result<Measured, String> {
+        if left <= secs {
+            return self.run(left);
+        }
+        let start = Instant::now();
+        let ramp = self.run(left - secs)?;
+        let mut measured = self.run((left - start.elapsed().as_secs_f64()).max(0.0))?;
+        measured.errors += ramp.errors;
+        Ok(measured)
     }
 
     fn run(&mut self, secs: f64) -> Result<Measured, String> {
@@ -42,9 +54,17 @@ pub(super) fn run(args: &Args) -> Result<(), String> {
     let results = if args.procs == 1 {
         let _pinned = pin(args, 0)?;
         let mut loads = loads(args, 0)?;
-        mark("start")?;
-        let measured = run_all(&mut loads, args.secs);
-        mark("end")?;
+        let measured = std::thread::scope(|scope| {
+            if args.ramp > 0.0 {
+                let ramp = Duration::from_secs_f64(args.ramp);
+                scope.spawn(move || mark_after(ramp, "start"));
+            } else {
+                mark("start")?;
+            }
+            let measured = run_all(&mut loads, args.ramp + args.secs, args.secs);
+            mark("end")?;
+            measured
+        });
         measured?
     } else {
         many(args)?
@@ -70,13 +90,14 @@ fn loads(args: &Args, number: usize) -> Result<Vec<Load>, String> {
     (first..first + args.threads).map(|client| Load::new(args, client)).collect()
 }
 
-/// Runs clients together, each on a thread of its own.
-fn run_all(loads: &mut [Load], secs: f64) -> Result<Vec<Measured>, String> {
+/// Runs clients together for `left` seconds, each on a thread of its own, and measures the last `secs` of them.
+fn run_all(loads: &mut [Load], left: f64, secs: f64) -> Result<Vec<Measured>, String> {
     if let [load] = loads {
-        return Ok(vec![load.run(secs)?]);
+        return Ok(vec![load.run_ramped(left, secs)?]);
     }
-    let limit = Duration::from_secs_f64(secs);
-    let results = at_once(loads.iter_mut(), limit, |load, limit| load.run(limit.as_secs_f64()));
+    let results = at_once(loads.iter_mut(), Duration::from_secs_f64(left), |load, left| {
+        load.run_ramped(left.as_secs_f64(), secs)
+    });
     results.into_iter().collect()
 }
 
@@ -85,12 +106,13 @@ fn work(args: &Args, number: usize) -> Result<(), String> {
     end_with_parent();
     let _pinned = pin(args, number)?;
     let mut loads = loads(args, number)?;
-    processes::take_part(|secs| run_all(&mut loads, secs))
+    processes::take_part(|left| run_all(&mut loads, left, args.secs))
 }
 
 /// Runs several client processes at the same time and collects their results.
 fn many(args: &Args) -> Result<Vec<Measured>, String> {
-    processes::together(args.procs, args.secs, |number, command| tell(args, number, command))
+    let Args { procs, ramp, secs, .. } = *args;
+    processes::together(procs, ramp, secs, |number, command| tell(args, number, command))
 }
 
 /// Adds the arguments that start a client process.

@@ -51,6 +51,8 @@ Exit status: 0 measured, 1 an operation failed or a value is beyond its limits, 
 /// Seconds that `bench file` and `bench net` may take. Nothing can be measured in no time, and more than a day
 /// is a mistake.
 const SECS: std::ops::RangeInclusive<f64> = 0.001..=86_400.0;
+/// Seconds that they may run before they measure.
+const RAMP: std::ops::RangeInclusive<f64> = 0.0..=86_400.0;
 
 /// Arguments of `bench`.
 #[derive(clap::Args)]

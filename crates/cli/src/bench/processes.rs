@@ -7,15 +7,24 @@ use std::io::{BufRead, BufReader, PipeReader, Write};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
+/// The time that a harness has to take its figures after a mark.
+const MARK: Duration = Duration::from_millis(8);
+
 /// Prints a mark that tells the harness what to count, and gives it time to take its figures before the
 /// measurement goes on.
 pub(super) fn mark(text: &str) -> Result<(), String> {
     say(format_args!("#{text}"))?;
-    std::thread::sleep(Duration::from_millis(8));
+    std::thread::sleep(MARK);
     Ok(())
 }
 
-/// Reports that this process is ready, waits for the start, calls `run` with the seconds to measure, and
+/// Does the same so that this time is over after `ramp`, or later if that is shorter.
+pub(super) fn mark_after(ramp: Duration, text: &str) -> Result<(), String> {
+    std::thread::sleep(ramp.saturating_sub(MARK));
+    mark(text)
+}
+
+/// Reports that this process is ready, waits for the start, calls `run` with the seconds that are left, and
 /// sends the results of its clients to its parent, which is in [`together`].
 pub(super) fn take_part(
     run: impl FnOnce(f64) -> Result<Vec<Measured>, String>,
@@ -31,11 +40,13 @@ pub(super) fn take_part(
     say(text)
 }
 
-/// Runs `count` processes of this program, which [take part](take_part), and collects their results. `tell`
+/// Runs `count` processes of this program, which [take part](take_part), and collects their results. They run for
+/// `ramp` and `secs` seconds, and measure the latter. `tell`
 /// gets the number of each and adds its arguments. What they say on standard error is passed on, each line once:
 /// many often meet the same error.
 pub(super) fn together(
     count: usize,
+    ramp: f64,
     secs: f64,
     tell: impl Fn(usize, &mut Command),
 ) -> Result<Vec<Measured>, String> {
@@ -51,7 +62,7 @@ pub(super) fn together(
         let processes = (0..count).map(start).collect::<std::io::Result<Vec<_>>>();
         // With the last process the pipe ends, and with it the thread.
         drop(said);
-        measure(processes.map_err(failed)?, secs)
+        measure(processes.map_err(failed)?, ramp, secs)
     })
 }
 
@@ -76,18 +87,25 @@ pub(super) fn cpu_seconds(process: &Child) -> f64 {
     tasks.into_iter().flatten().flatten().filter_map(ran).sum::<f64>() / 1e9
 }
 
-fn measure(mut processes: Vec<Process>, secs: f64) -> Result<Vec<Measured>, String> {
+fn measure(mut processes: Vec<Process>, ramp: f64, secs: f64) -> Result<Vec<Measured>, String> {
     for process in &mut processes {
         process.line()?;
     }
-    mark("start")?;
-    let end = format!("{}\n", monotonic() + secs);
+    if ramp <= 0.0 {
+        mark("start")?;
+    }
+    let begin = monotonic() + ramp;
+    let end = format!("{}\n", begin + secs);
     for process in &mut processes {
         if let Some(mut input) = process.child.stdin.take() {
             input.write_all(end.as_bytes()).map_err(|e| e.to_string())?;
         }
     }
-    std::thread::sleep(Duration::from_secs_f64(secs));
+    let until = |then: f64| Duration::from_secs_f64((then - monotonic()).max(0.0));
+    if ramp > 0.0 {
+        mark_after(until(begin), "start")?;
+    }
+    std::thread::sleep(until(begin + secs));
     mark("end")?;
     let mut results = Vec::new();
     for process in &mut processes {

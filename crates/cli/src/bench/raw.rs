@@ -4,12 +4,12 @@
 //! The process that runs the measurement is the near end. It starts the same program again as the far end,
 //! which inherits its socket or memory as standard input.
 
-use super::SECS;
 use super::processes::cpu_seconds;
 use super::processor::{self, Pinned, end_with_parent};
 use super::raw_clients;
 use super::result::{Measured, monotonic, summary};
 use super::shared::{self, End};
+use super::{RAMP, SECS};
 use crate::report::say;
 use crate::serve::parse_bytes;
 use rustix::io::Errno;
@@ -55,6 +55,9 @@ pub(crate) struct Args {
     /// Seconds to measure.
     #[arg(long, default_value_t = 1.0)]
     pub(super) secs: f64,
+    /// Seconds to run before that, which are not measured.
+    #[arg(long, value_name = "SECS", default_value_t = 0.0)]
+    pub(super) ramp: f64,
     /// Poll sockets instead of sleeping (shm always does).
     #[arg(long)]
     pub(super) spin: bool,
@@ -119,6 +122,7 @@ impl Args {
             request: 60,
             reply: 180,
             secs,
+            ramp: 0.0,
             spin: false,
             pin: Vec::new(),
             stream: false,
@@ -141,6 +145,9 @@ impl Args {
         }
         if !SECS.contains(&self.secs) {
             return Err("--secs: expected 0.001 to 86400".into());
+        }
+        if !RAMP.contains(&self.ramp) {
+            return Err("--ramp: expected 0 to 86400".into());
         }
         if !matches!(self.pin.len(), 0 | 2) {
             return Err("--pin: expected two processors, NEAR,FAR".into());
@@ -209,7 +216,7 @@ fn measure_both(args: &Args) -> Result<(Measured, f64), String> {
         let far = memory.fd().try_clone_to_owned().map_err(failed)?;
         let far = Far::start(args, far).map_err(failed)?;
         let mut end = End::new(args, memory);
-        let outcome = repeat(args.secs, || {
+        let outcome = repeat(args, || {
             end.ask();
             Ok(())
         });
@@ -217,7 +224,7 @@ fn measure_both(args: &Args) -> Result<(Measured, f64), String> {
     }
     let (near, far) = pair(args.kind).map_err(failed)?;
     let far = Far::start(args, far).map_err(failed)?;
-    let outcome = if args.stream { take(&near, args) } else { ask(&near, args, args.secs) };
+    let outcome = if args.stream { take(&near, args) } else { ask(&near, args) };
     Ok((outcome.map_err(failed)?, cpu_seconds(&far.0)))
 }
 
@@ -225,7 +232,7 @@ fn measure_both(args: &Args) -> Result<(Measured, f64), String> {
 fn take(socket: &OwnedFd, args: &Args) -> io::Result<Measured> {
     let mut memory = vec![0; args.into as usize];
     let mut next = 0;
-    let mut measured = repeat(args.secs, || {
+    let mut measured = repeat(args, || {
         let piece = &mut memory[next..][..PIECE_BYTES];
         next = (next + PIECE_BYTES) % args.into as usize;
         receive(socket, piece, args.spin)
@@ -235,9 +242,9 @@ fn take(socket: &OwnedFd, args: &Args) -> io::Result<Measured> {
 }
 
 /// Sends requests and waits for the reply to each.
-pub(super) fn ask(socket: &OwnedFd, args: &Args, secs: f64) -> io::Result<Measured> {
+pub(super) fn ask(socket: &OwnedFd, args: &Args) -> io::Result<Measured> {
     let (request, mut reply) = (vec![1; args.request], vec![0; args.reply]);
-    let mut measured = repeat(secs, || {
+    let mut measured = repeat(args, || {
         send(socket, &request)?;
         receive(socket, &mut reply, args.spin)
     })?;
@@ -291,13 +298,18 @@ impl Answers {
     }
 }
 
-/// Times `one` over and over. The first call is not counted, since the far end is still starting.
-fn repeat(secs: f64, mut one: impl FnMut() -> io::Result<()>) -> io::Result<Measured> {
+/// Times `one` over and over. The first call is not counted, since the far end is still starting, nor is what `--ramp`
+/// excludes.
+fn repeat(args: &Args, mut one: impl FnMut() -> io::Result<()>) -> io::Result<Measured> {
+    let begin = Instant::now() + Duration::from_secs_f64(args.ramp);
     one()?;
+    while Instant::now() < begin {
+        one()?;
+    }
     let mut measured = Measured::new();
     measured.began = monotonic();
     let start = Instant::now();
-    let end = start + Duration::from_secs_f64(secs);
+    let end = start + Duration::from_secs_f64(args.secs);
     let mut now = start;
     while now < end {
         one()?;
@@ -471,6 +483,8 @@ mod tests {
             ("x --reply 0", false),
             ("x --secs nan", false),
             ("x --secs 0", false),
+            ("x --ramp 1", true),
+            ("x --ramp inf", false),
         ] {
             let args = Line::parse_from(line.split(' ')).args;
             assert_eq!(args.check().is_ok(), sense, "{line}");

@@ -27,8 +27,9 @@ pub(super) fn measure(args: &Args) -> Result<Vec<Measured>, String> {
     let procs = args.procs;
     // These threads end with the process: when the measurement fails, too.
     std::thread::spawn(move || far_end(&listener, procs, answers));
-    processes::together(procs, args.secs, |_, command| {
+    processes::together(procs, args.ramp, args.secs, |_, command| {
         command.args(["bench", "net", "--near", &address.to_string()]);
+        command.args(["--secs", &args.secs.to_string()]);
         command.args(["--request", &args.request.to_string(), "--reply", &args.reply.to_string()]);
     })
 }
@@ -37,8 +38,12 @@ pub(super) fn measure(args: &Args) -> Result<Vec<Measured>, String> {
 pub(super) fn near_end(args: &Args, address: SocketAddr) -> Result<(), String> {
     end_with_parent();
     let socket = connect(address).map_err(|error| format!("tcp: {error}"))?;
-    let measured = |secs| ask(&socket, args, secs).map_err(|error| format!("tcp: {error}"));
-    processes::take_part(|secs| Ok(vec![measured(secs)?]))
+    let measured = |left: f64| {
+        let secs = args.secs.min(left);
+        ask(&socket, &Args { ramp: left - secs, secs, ..args.clone() })
+    };
+    let measured = |left| measured(left).map_err(|error| format!("tcp: {error}"));
+    processes::take_part(|left| Ok(vec![measured(left)?]))
 }
 
 /// Accepts all connections and answers their requests, on as many threads as there are `answers`.

@@ -1,8 +1,8 @@
 //! The tree of files to measure, and the order in which a client walks it. Both are the same for every
 //! system.
 
-use super::SECS;
 use super::workload::Args;
+use super::{RAMP, SECS};
 
 /// Files in each directory below `tree`.
 pub(super) const PER_DIRECTORY: u64 = 100;
@@ -51,6 +51,9 @@ pub(super) fn check(args: &Args) -> Result<(), String> {
     }
     if !SECS.contains(&args.secs) {
         return Err("--secs: expected 0.001 to 86400".into());
+    }
+    if !RAMP.contains(&args.ramp) {
+        return Err("--ramp: expected 0 to 86400".into());
     }
     Ok(())
 }
@@ -218,6 +221,7 @@ mod tests {
             "x --server h/e --files 99",
             "x --server h/e --secs 0",
             "x --server h/e --secs inf",
+            "x --server h/e --ramp nan",
             "x --server h/e --bigsize 4095",
         ] {
             assert!(check(&args(line)).is_err(), "{line}");

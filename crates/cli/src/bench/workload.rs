@@ -7,7 +7,7 @@ use crate::report::note;
 use crate::serve::parse_bytes;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
-use towline_client::{DirEntry, Errno, Error, File, Group, Operation, Options, Url};
+use towline_client::{DirEntry, Errno, Error, File, Group, Operation, Options, Times, Url};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -42,6 +42,9 @@ pub(crate) struct Args {
     /// Seconds to measure.
     #[arg(long, default_value_t = 1.0)]
     pub(super) secs: f64,
+    /// Seconds to run before that, which are not measured.
+    #[arg(long, value_name = "SECS", default_value_t = 0.0)]
+    pub(super) ramp: f64,
     /// Files in the tree.
     #[arg(long, value_name = "N", default_value_t = 20_000)]
     pub(super) files: u64,
@@ -126,6 +129,7 @@ impl Worker {
 
     /// Runs the workload for this many seconds.
     pub(super) fn run(&mut self, secs: f64) -> Result<Measured, String> {
+        let before = self.client.times();
         let start = Instant::now();
         let end = start + Duration::from_secs_f64(secs);
         match self.args.op.as_str() {
@@ -139,8 +143,11 @@ impl Worker {
         .map_err(|error| format!("{}: {}", self.args.op, told(&error)))?;
         self.measured.seconds = start.elapsed().as_secs_f64();
         self.measured.began = monotonic() - self.measured.seconds;
-        let times = self.client.times();
-        self.measured.stages = [times.samples, times.client_ns, times.network_ns, times.server_ns];
+        let (now, sums) = (self.client.times(), |times: Times| {
+            [times.samples, times.client_ns, times.network_ns, times.server_ns]
+        });
+        let (now, before) = (sums(now), sums(before));
+        self.measured.stages = std::array::from_fn(|at| now[at] - before[at]);
         Ok(std::mem::replace(&mut self.measured, Measured::new()))
     }
 
