@@ -7,7 +7,7 @@
 //! busy machine, so cores are not bound to processors: the connections follow.
 //!
 //! The kernel also leaves more clients on one processor than on another, as few of them run at a time. So what counts is
-//! how long all connections of a core need for one turn each: none moves to where that takes longer, and if it takes
+//! how long all connections of a core need for one turn each: none moves to where that takes much longer, and if it takes
 //! much shorter somewhere, connections move there from the processor on which they are at home.
 //!
 //! A connection is looked at when its turn comes while others wait, and moves when nothing of it is under way. A
@@ -26,8 +26,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 use towline_net::{Link, LinkKind};
 
-/// How much sooner, in percent, connections must have their turns elsewhere to leave the processor of their client.
-const AWAY_PERCENT: u64 = 20;
+/// How much longer, in percent, the turns of all may take on the processor of a client than where its connection is, for
+/// it to move there. Without any slack most would have to wait until another one moves the other way.
+const HOME_PERCENT: u64 = 15;
+/// How much longer, in percent, the turns of all must take there than elsewhere for a connection to leave it. One that is
+/// away costs both processors more, so it bounds how differently clients are served, instead of serving them alike.
+const AWAY_PERCENT: u64 = 40;
 
 /// Where sessions live that are not on the core that their number says.
 #[derive(Default)]
@@ -101,7 +105,7 @@ impl Shared {
         others
             .filter(|(_, other)| is_home || is_near(other))
             .map(|(core, other)| (core, Load::of(other).with_turns_like(here)))
-            .min_by_key(|(_, there)| there.round(0))
+            .min_by_key(|(_, there)| there.round())
             .filter(|(_, there)| there.is_better(here, is_home))
             .map(|(core, _)| core)
     }
@@ -128,9 +132,14 @@ impl Load {
         Self { turn_ns, ..self }
     }
 
-    /// Returns how long it takes until each active connection has had a turn, with `more` connections.
-    fn round(self, more: u64) -> u64 {
-        self.turn_ns.max(1).saturating_mul(self.active + more)
+    /// Returns how long it takes until each active connection has had a turn.
+    fn round(self) -> u64 {
+        self.turn_ns.max(1).saturating_mul(self.active)
+    }
+
+    /// Returns true if a round takes longer than one with the load `other` by more than so many percent.
+    fn is_longer(self, other: Self, percent: u64) -> bool {
+        self.round().saturating_mul(100) > other.round().saturating_mul(100 + percent)
     }
 
     /// Returns true if a connection should leave a core with the load `here` for one with this load. `is_home`: its
@@ -138,9 +147,11 @@ impl Load {
     fn is_better(self, here: Self, is_home: bool) -> bool {
         let here = here.with_turns_like(self);
         if is_home {
-            self.round(1).saturating_mul(100 + AWAY_PERCENT) < here.round(0).saturating_mul(100)
+            let more = Self { active: self.active.saturating_add(1), ..self };
+            let less = Self { active: here.active.saturating_sub(1), ..here };
+            here.is_longer(self, AWAY_PERCENT) && !more.is_longer(less, 0)
         } else {
-            self.round(0) <= here.round(0)
+            !self.is_longer(here, HOME_PERCENT)
         }
     }
 }
@@ -193,7 +204,9 @@ impl Core {
         let before = place.client_on.replace(client_on);
         let is_home = client_on == here;
         // Once may be chance, when a thread has just moved.
-        if before != Some(client_on) || is_home && !self.order.round.may_leave_home() {
+        let is_sure = before == Some(client_on);
+        place.looks_again = !is_home && !is_sure;
+        if !is_sure || is_home && !self.order.round.may_leave_home() {
             return None;
         }
         let is_shm = link.kind() == LinkKind::Shm;
@@ -269,14 +282,20 @@ mod tests {
         // (here, there, whether a connection moves home to there, whether one that is at home here does)
         for (here, there, home, away) in [
             (unknown(92), unknown(92), true, false),
-            (unknown(92), unknown(93), false, false),
-            (unknown(92), unknown(75), true, true),
-            (unknown(92), unknown(80), true, false),
+            (unknown(92), unknown(105), true, false),
+            (unknown(92), unknown(106), false, false),
+            (unknown(92), unknown(65), true, true),
+            (unknown(92), unknown(66), true, false),
             (unknown(2), unknown(0), true, true),
+            // Of few connections one is a large part: it moves if that makes them more equal.
+            (unknown(5), unknown(3), true, true),
+            (unknown(4), unknown(3), true, false),
+            (unknown(2), unknown(1), true, false),
+            (unknown(1), unknown(0), true, false),
             (measured(92, 700), unknown(92), true, false),
             (unknown(92), measured(92, 700), true, false),
-            (measured(93, 800), measured(91, 600), true, true),
-            (measured(93, 700), measured(91, 600), true, false),
+            (measured(93, 850), measured(91, 600), true, true),
+            (measured(93, 800), measured(91, 600), true, false),
             (measured(91, 600), measured(93, 700), false, false),
             (measured(70, 600), measured(40, 2000), false, false),
             (measured(u64::MAX, u64::MAX), measured(1, 1), true, true),

@@ -48,6 +48,8 @@ pub(crate) struct Place {
     round: u64,
     /// Processor on which its client ran when that was last looked at.
     pub(super) client_on: Option<u32>,
+    /// The client was found elsewhere than before: it is looked at again with its next request.
+    pub(super) looks_again: bool,
 }
 
 impl Place {
@@ -78,8 +80,9 @@ pub(super) struct Order {
     was_rare: bool,
     /// Turns given so far.
     turns: u64,
-    /// The connection that was removed last begins its turn, and others wait for theirs.
-    begins: bool,
+    /// Whether the connection that was removed last should move is to be looked at: it begins its turn while others wait
+    /// for theirs, or was to be looked at again.
+    looks: bool,
     pub(super) round: Round,
     pub(super) way: GivingWay,
     /// Connections served since [`Order::width`] was last asked.
@@ -132,14 +135,15 @@ impl Order {
         let token = queue.pop_front()?;
         let place = place(token).filter(|place| place.is_queued)?;
         place.is_queued = false;
-        self.begins = !goes_on && !self.rest.is_empty();
+        let begins = !goes_on && !self.rest.is_empty();
+        self.looks = begins || goes_on && place.looks_again;
         if goes_on {
             self.way.goes_on();
             place.reads = place.reads.saturating_sub(1);
         } else {
             self.turns += 1;
             self.round.begin(&mut place.round, is_rare);
-            if self.begins {
+            if begins {
                 self.way.begins(token);
             }
             (place.left, place.bytes_left, place.reads) = (ROW, ROW_BYTES, READS - 1);
@@ -242,7 +246,7 @@ impl Core {
                 }
             }
             if let Some(token) = order.pop(|token| Some(place_at(nbd, lanes, token)?.0))
-                && !(self.order.begins && self.hand_over(token))
+                && !(self.order.looks && self.hand_over(token))
             {
                 self.read(token, scratch);
             }
@@ -294,6 +298,20 @@ mod tests {
             let count = served.iter().filter(|served| **served == token).count();
             assert!((9 * row..=11 * row).contains(&count), "{token}: {count} of {}", 10 * row);
         }
+    }
+
+    #[test]
+    fn who_was_found_elsewhere_is_looked_at_again_with_its_next_request() {
+        let (mut order, mut places) = connections(3);
+        let mut next = |again| {
+            let token = order.pop(|token| places.get_mut(token as usize)).unwrap();
+            let place = &mut places[token as usize];
+            place.looks_again = again;
+            order.push(token, place, false);
+            (token, order.looks)
+        };
+        assert_eq!(next(true), (0, true), "its turn begins");
+        assert_eq!([next(false), next(false)], [(0, true), (0, false)]);
     }
 
     #[test]
