@@ -292,8 +292,8 @@ def streams(bench):
 def many_clients(bench):
     """8 and 184 clients that read and write 64 KiB at a time, and a mix of 64 clients."""
     limit = 64
-    # Long enough that every client gets many turns.
-    length = max(4, bench.secs)
+    # Long enough that every client gets many turns, after all of them have started and found their order.
+    length = ("--ramp", 0.6, "--secs", max(4, bench.secs))
     # The bytes of a request and its reply: a read's reply and a write's request have the data behind a header.
     raw_sizes = {"reading": (53, 65536 + 68, "--sendfile", os.path.join(bench.root, "big")), "writing": (65536 + 68, 68)}
     for name, op in (("reading", "clients"), ("writing", "seqwrite")):
@@ -301,14 +301,14 @@ def many_clients(bench):
         fair = {"--procs": [], "--threads": []}
 
         def run(clients, url, kind="--procs"):
-            result = bench.file(url, op, "--bs", 65536, kind, clients, "--secs", length)
+            result = bench.file(url, op, "--bs", 65536, kind, clients, *length)
             if clients == 184 and url != bench.root:
                 fair[kind].append(result["fair_min"] / max(1e-9, result["fair_max"]))
             return result["bytes"] / result["secs"]
 
         def raw(procs):
             request, reply, *more = raw_sizes[name]
-            result = bench.run("net", "--procs", procs, "--request", request, "--reply", reply, "--secs", length, *more)
+            result = bench.run("net", "--procs", procs, "--request", request, "--reply", reply, *length, *more)
             return result["bytes"] / result["secs"]
 
         few, many, local_few, local_many, raw_few, raw_many, few_threads, many_threads = bench.medians(
