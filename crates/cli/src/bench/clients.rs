@@ -31,9 +31,14 @@ impl Load {
             return self.run(left);
         }
         let start = Instant::now();
-        let ramp = self.run(left - secs)?;
-        let mut measured = self.run((left - start.elapsed().as_secs_f64()).max(0.0))?;
-        measured.errors += ramp.errors;
+        let left_until = |end: f64| (end - start.elapsed().as_secs_f64()).max(0.0);
+        let mut errors = 0;
+        // A scan may end early.
+        while left_until(left - secs) > 0.0 {
+            errors += self.run(left_until(left - secs))?.errors;
+        }
+        let mut measured = self.run(left_until(left))?;
+        measured.errors += errors;
         Ok(measured)
     }
 
@@ -54,17 +59,15 @@ pub(super) fn run(args: &Args) -> Result<(), String> {
     let results = if args.procs == 1 {
         let _pinned = pin(args, 0)?;
         let mut loads = loads(args, 0)?;
-        let measured = std::thread::scope(|scope| {
-            if args.ramp > 0.0 {
-                let ramp = Duration::from_secs_f64(args.ramp);
-                scope.spawn(move || mark_after(ramp, "start"));
-            } else {
-                mark("start")?;
-            }
-            let measured = run_all(&mut loads, args.ramp + args.secs, args.secs);
-            mark("end")?;
-            measured
-        });
+        if args.ramp > 0.0 {
+            let ramp = Duration::from_secs_f64(args.ramp);
+            // Ends with the process, if that fails before.
+            std::thread::spawn(move || mark_after(ramp, "start"));
+        } else {
+            mark("start")?;
+        }
+        let measured = run_all(&mut loads, args.ramp + args.secs, args.secs);
+        mark("end")?;
         measured?
     } else {
         many(args)?
