@@ -111,7 +111,7 @@ fn each_thread_of_each_process_is_a_client() {
     let load = ["file", "--server", &url, "--op", "stat_diff", "--files", "100", "--secs", "0.2"];
     let (mut attached, mut counted) = (0, 0);
     for (procs, threads, ramp) in
-        [(1, 3, "0"), (2, 3, "0"), (1, 1, "0.2"), (1, 2, "0.2"), (2, 1, "0.2")]
+        [(1, 3, "0"), (2, 3, "0"), (1, 1, "0.2"), (1, 2, "0.2"), (2, 1, "1")]
     {
         let counts = [procs, threads].map(|count: u64| count.to_string());
         let clients = ["--procs", &counts[0], "--threads", &counts[1], "--ramp", ramp];

@@ -54,6 +54,17 @@ const SECS: std::ops::RangeInclusive<f64> = 0.001..=86_400.0;
 /// Seconds that they may run before they measure.
 const RAMP: std::ops::RangeInclusive<f64> = 0.0..=86_400.0;
 
+/// Refuses other seconds than these.
+fn check_length(ramp: f64, secs: f64) -> Result<(), String> {
+    if !SECS.contains(&secs) {
+        return Err("--secs: expected 0.001 to 86400".into());
+    }
+    if !RAMP.contains(&ramp) {
+        return Err("--ramp: expected 0 to 86400".into());
+    }
+    Ok(())
+}
+
 /// Arguments of `bench`.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]

@@ -4,12 +4,12 @@
 //! The process that runs the measurement is the near end. It starts the same program again as the far end,
 //! which inherits its socket or memory as standard input.
 
+use super::check_length;
 use super::processes::cpu_seconds;
 use super::processor::{self, Pinned, end_with_parent};
 use super::raw_clients;
 use super::result::{Measured, monotonic, summary};
 use super::shared::{self, End};
-use super::{RAMP, SECS};
 use crate::report::say;
 use crate::serve::parse_bytes;
 use rustix::io::Errno;
@@ -143,12 +143,7 @@ impl Args {
         if !(piece..=1 << 30).contains(&self.into) || !self.into.is_multiple_of(piece) {
             return Err("--into: expected a multiple of 256K, up to 1G".into());
         }
-        if !SECS.contains(&self.secs) {
-            return Err("--secs: expected 0.001 to 86400".into());
-        }
-        if !RAMP.contains(&self.ramp) {
-            return Err("--ramp: expected 0 to 86400".into());
-        }
+        check_length(self.ramp, self.secs)?;
         if !matches!(self.pin.len(), 0 | 2) {
             return Err("--pin: expected two processors, NEAR,FAR".into());
         }

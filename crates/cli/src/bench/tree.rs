@@ -1,8 +1,8 @@
 //! The tree of files to measure, and the order in which a client walks it. Both are the same for every
 //! system.
 
+use super::check_length;
 use super::workload::Args;
-use super::{RAMP, SECS};
 
 /// Files in each directory below `tree`.
 pub(super) const PER_DIRECTORY: u64 = 100;
@@ -49,13 +49,7 @@ pub(super) fn check(args: &Args) -> Result<(), String> {
     if args.files < PER_DIRECTORY {
         return Err(format!("at least one directory is needed: --files {PER_DIRECTORY}"));
     }
-    if !SECS.contains(&args.secs) {
-        return Err("--secs: expected 0.001 to 86400".into());
-    }
-    if !RAMP.contains(&args.ramp) {
-        return Err("--ramp: expected 0 to 86400".into());
-    }
-    Ok(())
+    check_length(args.ramp, args.secs)
 }
 
 /// A xorshift64 random number generator: speed matters here, quality does not.

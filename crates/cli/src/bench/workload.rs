@@ -7,7 +7,7 @@ use crate::report::note;
 use crate::serve::parse_bytes;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
-use towline_client::{DirEntry, Errno, Error, File, Group, Operation, Options, Times, Url};
+use towline_client::{DirEntry, Errno, Error, File, Group, Operation, Options, Url};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -129,7 +129,11 @@ impl Worker {
 
     /// Runs the workload for this many seconds.
     pub(super) fn run(&mut self, secs: f64) -> Result<Measured, String> {
-        let before = self.client.times();
+        let stages = |client: &Session| {
+            let times = client.times();
+            [times.samples, times.client_ns, times.network_ns, times.server_ns]
+        };
+        let before = stages(&self.client);
         let start = Instant::now();
         let end = start + Duration::from_secs_f64(secs);
         match self.args.op.as_str() {
@@ -143,10 +147,7 @@ impl Worker {
         .map_err(|error| format!("{}: {}", self.args.op, told(&error)))?;
         self.measured.seconds = start.elapsed().as_secs_f64();
         self.measured.began = monotonic() - self.measured.seconds;
-        let (now, sums) = (self.client.times(), |times: Times| {
-            [times.samples, times.client_ns, times.network_ns, times.server_ns]
-        });
-        let (now, before) = (sums(now), sums(before));
+        let now = stages(&self.client);
         self.measured.stages = std::array::from_fn(|at| now[at] - before[at]);
         Ok(std::mem::replace(&mut self.measured, Measured::new()))
     }
