@@ -147,6 +147,8 @@ const TICK: Duration = Duration::from_secs(1);
 pub(crate) const REFUSING: Duration = Duration::from_millis(100);
 /// How often a lack of descriptors is logged.
 pub(crate) const REFUSING_TOLD: Duration = Duration::from_secs(60);
+/// Connections do not ask all the time if none has asked for so long.
+const IDLE: Duration = Duration::from_millis(20);
 /// How long a server that shuts down waits for requests under way.
 const DRAIN: Duration = Duration::from_secs(5);
 
@@ -328,24 +330,29 @@ impl Core {
         loop {
             // A lane that failed while answers of disks were sent is ended in the next turn, and perhaps
             // nothing else would start that turn.
-            let busy = !self.order.is_empty()
-                || !self.accepting.is_empty()
+            let has_work = !self.accepting.is_empty()
                 || !self.failed.is_empty()
-                || self.serves_disks && (self.nbd.is_busy() || self.engine.has_work())
+                || self.serves_disks && (self.nbd.is_busy() || self.engine.has_work());
+            let busy = has_work
+                || !self.order.is_empty()
                 || self.has_low_request()
                 || self.spin_or_prepare_sleep();
-            let gave_way = self.order.way.give_way();
-            if !busy || gave_way || !self.try_guess(&mut scratch) {
+            let gives_way = self.give_way(has_work);
+            if !busy || gives_way.is_some() || !self.try_guess(&mut scratch) {
                 let timeout = if busy {
-                    Some(Duration::ZERO)
+                    Some(gives_way.unwrap_or_default())
                 } else {
                     self.take_looked();
                     self.timeout()
                 };
+                let since = (!busy).then(Instant::now);
                 self.statistics.turns.sleeps();
                 let waited = self.reactor.wait(timeout, &mut events);
                 self.statistics.turns.wakes();
                 waited.map_err(|error| format!("its event loop failed: {error}"))?;
+                if since.is_some_and(|since| since.elapsed() >= IDLE) {
+                    self.order.round.nobody_asks();
+                }
                 self.statistics.reactor_calls.store(self.reactor.system_calls(), Ordering::Relaxed);
             }
             self.finish_transfers();

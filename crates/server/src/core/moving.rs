@@ -13,6 +13,7 @@
 //! A connection is looked at when its turn comes while others wait, and moves when nothing of it is under way. A
 //! session moves with its lane.
 
+use super::giving_way::Whereabouts;
 use super::{Core, NBD_TOKENS, Shared};
 use crate::grants::Served;
 use crate::lane::Lane;
@@ -24,6 +25,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
+use towline_net::address::is_same_host;
 use towline_net::{Link, LinkKind};
 
 /// How much longer, in percent, the turns of all may take on the processor of a client than where its connection is, for
@@ -182,7 +184,7 @@ impl Core {
 
     /// Returns a connection's link, whether it is at home, and the core to which it should move.
     fn better_core(&mut self, token: u64) -> Option<(Arc<Link>, bool, usize)> {
-        if self.shared.cores.len() < 2 || self.draining.is_some() {
+        if self.draining.is_some() {
             return None;
         }
         let here = rustix::thread::sched_getcpu() as u32;
@@ -203,6 +205,11 @@ impl Core {
         }?;
         let before = place.client_on.replace(client_on);
         let is_home = client_on == here;
+        place.client = match *place.is_local.get_or_insert_with(|| is_local(link)) {
+            _ if !is_home => Whereabouts::Elsewhere,
+            true => Whereabouts::Here,
+            false => Whereabouts::Unknown,
+        };
         // Once may be chance, when a thread has just moved.
         let is_sure = before == Some(client_on);
         place.looks_again = !is_home && !is_sure;
@@ -269,6 +276,11 @@ impl Core {
             self.queue(index as u64);
         }
     }
+}
+
+/// Returns true if the client of a connection runs on this machine.
+fn is_local(link: &Link) -> bool {
+    link.kind() != LinkKind::Tcp || is_same_host(link)
 }
 
 #[cfg(test)]

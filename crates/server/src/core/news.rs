@@ -79,8 +79,13 @@ impl Core {
             return true;
         }
         self.statistics.record_times(&mut self.timed);
-        self.order.round.nobody_asks();
-        self.tell_load();
+        self.order.round.pauses();
+        self.tell_idle();
+        !self.prepare_sleep()
+    }
+
+    /// Has the clients over shared memory ring from now on. Returns false if there is work.
+    pub(super) fn prepare_sleep(&self) -> bool {
         let mut sleep = true;
         for index in &self.shm_lanes {
             if let Some(Some(lane)) = self.lanes.get(*index)
@@ -90,7 +95,7 @@ impl Core {
                 sleep &= link.prepare_sleep(lane.is_full(), !lane.out.is_empty());
             }
         }
-        !sleep
+        sleep
     }
 
     /// Returns true if something arrived that was not looked at.

@@ -5,13 +5,13 @@
 //! it is not. So connections have turns: in its turn, a connection starts [`ROW`] requests before the waiting
 //! connections are served, or as many as move [`ROW_BYTES`], provided that it sends them in time. Between two
 //! checks for new requests, the core serves only as many connections as move [`LOOK_BYTES`]. With 184 clients,
-//! each one waits longer for its turn but finishes its requests sooner. The core never waits for a client,
-//! but lets those run whose turn it is (`giving_way.rs`).
+//! each one waits longer for its turn but finishes its requests sooner. The core lets those run whose turn it is
+//! (`giving_way.rs`).
 //!
 //! A connection that asks after all others have had their turns goes before those that always ask, so who asks
 //! rarely hardly waits.
 
-use super::giving_way::GivingWay;
+use super::giving_way::{GivingWay, Trust, Whereabouts};
 use super::round::Round;
 use super::{Core, NBD_TOKENS};
 use crate::lane::Lane;
@@ -31,6 +31,10 @@ const LOOK_BYTES: u64 = 128 * 1024;
 const WIDTH_MIN: u64 = 2;
 /// Maximum number of connections served between two checks; their answers are sent together.
 const WIDTH_MAX: u64 = 64;
+/// Bytes moved for a connection from which on a core sleeps for those whose turn it is.
+const MUCH_BYTES: u64 = 16 * 1024;
+/// Of more connections that ask all the time, those whose turn it is are awaited.
+const CROWD: u64 = 8;
 
 /// What a connection stores about its turn.
 #[derive(Debug, Default)]
@@ -50,12 +54,23 @@ pub(crate) struct Place {
     pub(super) client_on: Option<u32>,
     /// The client was found elsewhere than before: it is looked at again with its next request.
     pub(super) looks_again: bool,
+    /// Where that is, seen from the core.
+    pub(super) client: Whereabouts,
+    /// The client runs on this machine; `None`: nobody has asked yet.
+    pub(super) is_local: Option<bool>,
+    pub(super) trust: Trust,
 }
 
 impl Place {
     /// Notes that the connection starts a request.
     pub(crate) fn begin(&mut self) {
         self.left = self.left.saturating_sub(1);
+    }
+
+    /// Ends the turn of a connection that was awaited in vain.
+    fn lose_turn(&mut self) {
+        self.left = 0;
+        self.trust.learn(false);
     }
 
     /// Notes that so many bytes were, or will be, moved for the connection.
@@ -81,7 +96,7 @@ pub(super) struct Order {
     /// Turns given so far.
     turns: u64,
     /// Whether the connection that was removed last should move is to be looked at: it begins its turn while others wait
-    /// for theirs, or was to be looked at again.
+    /// for theirs or ask all the time, or was to be looked at again.
     looks: bool,
     pub(super) round: Round,
     pub(super) way: GivingWay,
@@ -89,6 +104,8 @@ pub(super) struct Order {
     served: u64,
     /// Bytes that had been moved until then.
     moved: u64,
+    /// Bytes moved for each connection that was served before that.
+    each: u64,
 }
 
 impl Order {
@@ -111,7 +128,9 @@ impl Order {
             return self.first.push_back(token);
         }
         let waiting = (self.rare.len() + self.rest.len()) as u64;
-        let is_rare = place.turn + waiting < self.turns;
+        // Clients that queue for the processor do not wait here.
+        let others = waiting.max(self.round.active());
+        let is_rare = place.turn + others < self.turns;
         if is_rare { &mut self.rare } else { &mut self.rest }.push_back(token);
     }
 
@@ -135,16 +154,17 @@ impl Order {
         let token = queue.pop_front()?;
         let place = place(token).filter(|place| place.is_queued)?;
         place.is_queued = false;
-        let begins = !goes_on && !self.rest.is_empty();
+        let is_crowded = self.round.active() > CROWD;
+        let begins = !goes_on && (is_crowded || !self.rest.is_empty());
         self.looks = begins || goes_on && place.looks_again;
         if goes_on {
-            self.way.goes_on();
+            self.way.goes_on(&mut place.trust);
             place.reads = place.reads.saturating_sub(1);
         } else {
             self.turns += 1;
             self.round.begin(&mut place.round, is_rare);
-            if begins {
-                self.way.begins(token);
+            if is_crowded && !is_rare {
+                self.way.begins(token, &mut place.trust, place.client);
             }
             (place.left, place.bytes_left, place.reads) = (ROW, ROW_BYTES, READS - 1);
         }
@@ -153,12 +173,19 @@ impl Order {
         Some(token)
     }
 
+    /// Returns true if so much is moved for each connection that it matters whether it is in the caches.
+    pub(super) fn moves_much(&self) -> bool {
+        self.each >= MUCH_BYTES
+    }
+
     /// Returns how many connections to serve before the next check, from the bytes moved for those served
     /// since this was last asked.
     fn width(&mut self, moved: u64) -> u64 {
-        let since = moved - std::mem::replace(&mut self.moved, moved);
-        let each = since / std::mem::take(&mut self.served).max(1);
-        (LOOK_BYTES / each.max(1)).clamp(WIDTH_MIN, WIDTH_MAX)
+        if self.served > 0 {
+            let since = moved - std::mem::replace(&mut self.moved, moved);
+            self.each = since / std::mem::take(&mut self.served);
+        }
+        (LOOK_BYTES / self.each.max(1)).clamp(WIDTH_MIN, WIDTH_MAX)
     }
 }
 
@@ -218,9 +245,18 @@ impl Core {
 
     /// Tells the other cores how much is asked of this one.
     pub(super) fn tell_load(&self) {
-        self.statistics.active.store(self.order.round.active(), Ordering::Relaxed);
         let turn = self.order.round.turn_time().map_or(0, |turn| turn.as_nanos() as u64);
-        self.statistics.turn_ns.store(turn, Ordering::Relaxed);
+        self.tell(self.order.round.active(), turn);
+    }
+
+    /// Tells the other cores that nothing is asked of this one at the moment.
+    pub(super) fn tell_idle(&self) {
+        self.tell(0, 0);
+    }
+
+    fn tell(&self, active: u64, turn_ns: u64) {
+        self.statistics.active.store(active, Ordering::Relaxed);
+        self.statistics.turn_ns.store(turn_ns, Ordering::Relaxed);
     }
 
     fn read_next(&mut self, scratch: &mut [u8]) {
@@ -228,21 +264,25 @@ impl Core {
         if queued == 0 {
             return;
         }
-        let width = match self.draining {
-            None if queued > WIDTH_MIN => self.order.width(self.bytes_moved()),
-            _ => queued,
-        };
-        for _ in 0..width {
+        let width = self.order.width(self.bytes_moved());
+        let all = self.draining.is_some() || queued <= WIDTH_MIN;
+        for _ in 0..if all { queued } else { width } {
             if self.order.is_empty() {
                 return;
             }
             let Self { order, nbd, lanes, .. } = self;
             if self.draining.is_none() && order.gives_turn() {
-                let goes_on = |token: &u64| {
-                    place_at(nbd, lanes, *token).is_some_and(|(place, _)| place.left > 0)
-                };
-                if order.way.is_wanted(goes_on) {
+                let waiting = order.rest.len();
+                let goes_on =
+                    |token| place_at(nbd, lanes, token).is_some_and(|(place, _)| place.left > 0);
+                if order.way.is_wanted(waiting, goes_on) {
                     return;
+                }
+                // The next turns begin instead.
+                for token in order.way.take_late() {
+                    if let Some((place, _)) = place_at(nbd, lanes, token) {
+                        place.lose_turn();
+                    }
                 }
             }
             if let Some(token) = order.pop(|token| Some(place_at(nbd, lanes, token)?.0))
@@ -402,6 +442,23 @@ mod tests {
             order.push(next, place, next < 3);
         }
         assert!(served[3] > 4000 / (3 * READS as usize + 4), "{served:?}");
+    }
+
+    /// Their requests come one at a time, though all of them ask as often as they can.
+    #[test]
+    fn who_queues_for_the_processor_does_not_ask_rarely() {
+        let (mut order, mut places) = connections(20);
+        (0..20).for_each(|_| assert!(order.pop(|token| places.get_mut(token as usize)).is_some()));
+        for _ in 0..3 * ROW {
+            for token in 0..20 {
+                let place = &mut places[token as usize];
+                place.begin();
+                order.push(token, place, false);
+                assert!(order.rare.is_empty());
+                assert_eq!(order.pop(|_| Some(place)), Some(token));
+            }
+        }
+        assert_eq!(order.round.active(), 20);
     }
 
     #[test]

@@ -82,6 +82,11 @@ impl Round {
         self.began = None;
     }
 
+    /// Notes that nobody asks at the moment.
+    pub(super) fn pauses(&mut self) {
+        self.began = None;
+    }
+
     /// Notes that there is none any more.
     pub(super) fn nobody_asks(&mut self) {
         *self = Self { number: self.number, ..Self::default() };
