@@ -381,6 +381,14 @@ pub fn is_same_host(link: &Link) -> bool {
     matches!(ends_on_this_host(link), Ok(Some(_)))
 }
 
+/// True when the addresses of both ends of a TCP connection tell that they are on this machine. A client that has bound
+/// its end to another address of the machine is not recognized, other than by [`is_same_host`].
+#[must_use]
+pub fn is_within_machine(link: &Link) -> bool {
+    let fd = link.fd().filter(|_| link.kind() == LinkKind::Tcp);
+    fd.and_then(ends_within_machine).is_some()
+}
+
 /// Returns the near and the far end of a TCP connection if both are on this machine, whatever addresses of the
 /// machine the client has chosen. IPv4 addresses are returned as IPv4, also for IPv6 sockets.
 ///
@@ -390,14 +398,14 @@ pub fn is_same_host(link: &Link) -> bool {
 pub fn ends_on_this_host(link: &Link) -> io::Result<Option<(SocketAddr, SocketAddr)>> {
     let Some(fd) = link.fd().filter(|_| link.kind() == LinkKind::Tcp) else { return Ok(None) };
     let (near, far) = ends(fd)?;
-    let is_here = is_within_machine(plain(near), plain(far)) || is_own(far);
+    let is_here = are_within_machine(plain(near), plain(far)) || is_own(far);
     Ok(is_here.then_some((plain(near), plain(far))))
 }
 
 /// Returns both ends if their addresses alone tell that they are on this machine.
 fn ends_within_machine(socket: impl AsFd) -> Option<(SocketAddr, SocketAddr)> {
     let (near, far) = ends(socket).ok()?;
-    Some((plain(near), plain(far))).filter(|(near, far)| is_within_machine(*near, *far))
+    Some((plain(near), plain(far))).filter(|(near, far)| are_within_machine(*near, *far))
 }
 
 fn ends(socket: impl AsFd) -> io::Result<(SocketAddr, SocketAddr)> {
@@ -410,7 +418,7 @@ fn plain(end: SocketAddr) -> SocketAddr {
     SocketAddr::new(end.ip().to_canonical(), end.port())
 }
 
-fn is_within_machine(near: SocketAddr, far: SocketAddr) -> bool {
+fn are_within_machine(near: SocketAddr, far: SocketAddr) -> bool {
     far.ip().is_loopback() || far.ip() == near.ip()
 }
 

@@ -147,7 +147,7 @@ const TICK: Duration = Duration::from_secs(1);
 pub(crate) const REFUSING: Duration = Duration::from_millis(100);
 /// How often a lack of descriptors is logged.
 pub(crate) const REFUSING_TOLD: Duration = Duration::from_secs(60);
-/// Connections do not ask all the time if none has asked for so long.
+/// Connections do not ask all the time if nothing has happened for so long.
 const IDLE: Duration = Duration::from_millis(20);
 /// How long a server that shuts down waits for requests under way.
 const DRAIN: Duration = Duration::from_secs(5);
@@ -350,8 +350,11 @@ impl Core {
                 let waited = self.reactor.wait(timeout, &mut events);
                 self.statistics.turns.wakes();
                 waited.map_err(|error| format!("its event loop failed: {error}"))?;
-                if since.is_some_and(|since| since.elapsed() >= IDLE) {
-                    self.order.round.nobody_asks();
+                if let Some(since) = since {
+                    if since.elapsed() >= IDLE {
+                        self.order.round.nobody_asks();
+                    }
+                    self.tell_load();
                 }
                 self.statistics.reactor_calls.store(self.reactor.system_calls(), Ordering::Relaxed);
             }

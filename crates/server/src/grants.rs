@@ -273,6 +273,14 @@ impl Served {
             && self.disks.is_at_rest()
     }
 
+    /// Returns true if the server has done all that the client has asked so far; it may wait for more data.
+    pub(crate) fn is_answered(&self) -> bool {
+        self.away.is_empty()
+            && self.waiting.is_empty()
+            && self.running.iter().flatten().all(|running| running.is_transfer())
+            && !self.disks.is_busy()
+    }
+
     /// Returns true if the request of this slot waits for data.
     pub(crate) fn is_transfer(&self, slot: u16) -> bool {
         let running = self.running.get(usize::from(slot)).and_then(Option::as_ref);

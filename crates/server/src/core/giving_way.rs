@@ -1,6 +1,6 @@
 //! A core gives way to the clients whose turn it is.
 //!
-//! When the connections whose turn it is have all been answered, and many others ask, the core lets other threads of its
+//! When the connections whose turn it is have been answered, and many others ask, the core lets other threads of its
 //! processor run before the next connection has its turn. Clients on this processor then ask again at once and their
 //! turns go on, so few of them run at a time and find their memory in the caches. Without that, the clients of a busy
 //! processor queue for it instead of for the core, each of them for every single request.
@@ -12,13 +12,20 @@
 //! else, or other programs keep the processor.
 
 use super::Core;
+use super::order::{Order, place_at};
+use crate::lane::Lane;
+use crate::nbd::Nbd;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 /// So many connections are awaited at a time.
 const AWAITED_MAX: usize = 2;
 /// Clients that take longer than this to ask again do something else, or other programs run.
+const PROMPT: Duration = Duration::from_micros(200);
+/// How long those whose turn it is are awaited while nobody asks.
 const LONG: Duration = Duration::from_micros(500);
+/// How long while others ask: each of them once, before the processor is free for those that are awaited.
+const LONGEST: Duration = Duration::from_millis(5);
 /// Maximum number of turns of a connection in which it is not awaited after it was in vain.
 const PAUSE_MAX: u32 = 1023;
 
@@ -58,29 +65,49 @@ impl Trust {
     }
 }
 
+/// What the core has to expect of a connection whose turn began.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Turn {
+    /// Nothing: its turn is over, or it waits for the next one.
+    Over,
+    /// Nothing yet: the server still works on what it has asked.
+    Unanswered,
+    /// More requests.
+    Open,
+}
+
 #[derive(Debug)]
 struct Awaited {
     token: u64,
     is_here: bool,
 }
 
+/// The core waits for the connections whose turn it is.
+#[derive(Debug)]
+struct Wait {
+    began: Instant,
+    /// When the last connection asked that is not awaited; at first, when the wait began.
+    since: Instant,
+    /// Connections that waited for their turn then.
+    waiting: usize,
+}
+
 #[derive(Debug, Default)]
 pub(super) struct GivingWay {
     /// Connections that may go on with their turns: those that began last.
     awaited: VecDeque<Awaited>,
+    wait: Option<Wait>,
     /// The core gives way before it serves the next connection.
     is_due: bool,
-    /// Since when it has given way, or since somebody else asked meanwhile.
-    since: Option<Instant>,
-    /// Connections that waited for their turn then.
-    waiting: usize,
-    /// The core sleeps until something comes.
-    sleeps: bool,
+    /// The core may sleep until something comes.
+    is_patient: bool,
 }
 
 impl GivingWay {
     /// Notes that a connection's turn begins.
     pub(super) fn begins(&mut self, token: u64, trust: &mut Trust, client: Whereabouts) {
+        self.wait = None;
+        self.awaited.retain(|awaited| awaited.token != token);
         if client == Whereabouts::Elsewhere || !trust.is_due() {
             return;
         }
@@ -91,39 +118,53 @@ impl GivingWay {
     }
 
     /// Called when no connection whose turn it is has asked, before one of `waiting` others has its turn. Returns true
-    /// if the core should give way first. `goes_on` tells whether a turn is not over.
-    pub(super) fn is_wanted(
-        &mut self,
-        waiting: usize,
-        mut goes_on: impl FnMut(u64) -> bool,
-    ) -> bool {
-        self.awaited.retain(|awaited| goes_on(awaited.token));
-        if self.awaited.len() < AWAITED_MAX {
-            self.since = None;
+    /// if the core should give way first.
+    pub(super) fn is_wanted(&mut self, waiting: usize, turn: impl Fn(u64) -> Turn) -> bool {
+        self.awaited.retain(|awaited| turn(awaited.token) != Turn::Over);
+        let are_open = self.awaited.iter().all(|awaited| turn(awaited.token) == Turn::Open);
+        if !are_open || self.awaited.len() < AWAITED_MAX {
+            (self.wait, self.is_due) = (None, false);
             return false;
         }
-        // Each client that runs before those that are awaited asks once, and then waits for its own turn.
-        let has_come = waiting > std::mem::replace(&mut self.waiting, waiting);
-        let is_patient = has_come || self.sleeps;
-        self.is_due = self.since.is_none_or(|since| is_patient && since.elapsed() < LONG);
-        if self.is_due && (has_come || self.since.is_none()) {
-            self.since = Some(Instant::now());
+        let now = Instant::now();
+        let Some(wait) = &mut self.wait else {
+            self.wait = Some(Wait { began: now, since: now, waiting });
+            self.is_due = true;
+            return true;
+        };
+        if !self.is_due {
+            // Each client that runs before those that are awaited asks once, and then waits for its own turn.
+            let has_come = waiting > std::mem::replace(&mut wait.waiting, waiting);
+            if has_come {
+                wait.since = now;
+            }
+            let is_long = now - wait.since >= LONG || now - wait.began >= LONGEST;
+            self.is_due = (has_come || self.is_patient) && !is_long;
         }
         self.is_due
     }
 
     /// Removes the connections that were awaited in vain.
     pub(super) fn take_late(&mut self) -> impl Iterator<Item = u64> {
-        let late = self.since.take().is_some();
-        let late = if late { std::mem::take(&mut self.awaited) } else { VecDeque::new() };
-        late.into_iter().map(|awaited| awaited.token)
+        let late = self.wait.take().map(|_| std::mem::take(&mut self.awaited));
+        late.unwrap_or_default().into_iter().map(|awaited| awaited.token)
     }
 
     /// Called when a connection goes on with its turn.
-    pub(super) fn goes_on(&mut self, trust: &mut Trust) {
-        if let Some(since) = self.since.take() {
-            trust.learn(since.elapsed() < LONG);
+    pub(super) fn goes_on(&mut self, token: u64, trust: &mut Trust) {
+        if self.awaited.iter().any(|awaited| awaited.token == token)
+            && let Some(wait) = self.wait.take()
+        {
+            trust.learn(wait.since.elapsed() < PROMPT);
         }
+    }
+
+    /// Returns true if the core may sleep until one of those that are awaited asks.
+    fn may_sleep(&self, nbd: &mut Nbd, lanes: &mut [Option<Lane>]) -> bool {
+        self.awaited.iter().all(|awaited| {
+            let place = place_at(nbd, lanes, awaited.token);
+            awaited.is_here && place.is_some_and(|(place, _)| place.moves_much())
+        })
     }
 }
 
@@ -135,11 +176,14 @@ impl Core {
             return None;
         }
         rustix::thread::sched_yield();
-        let are_here = self.order.way.awaited.iter().all(|awaited| awaited.is_here);
-        self.order.way.sleeps = !has_work && are_here && self.order.moves_much();
-        let sleeps = self.order.way.sleeps && !self.reactor.is_ready() && self.prepare_sleep();
-        let limit = || self.timeout().map_or(LONG, |timeout| timeout.min(LONG));
-        Some(if sleeps { limit() } else { Duration::ZERO })
+        let has_work = has_work || self.has_low_request();
+        let Self { order: Order { way, .. }, nbd, lanes, .. } = self;
+        way.is_patient = !has_work && way.may_sleep(nbd, lanes);
+        if !way.is_patient || self.reactor.is_ready() || !self.prepare_sleep() {
+            return Some(Duration::ZERO);
+        }
+        self.take_looked();
+        Some(self.timeout().map_or(LONG, |timeout| timeout.min(LONG)))
     }
 }
 
@@ -147,35 +191,40 @@ impl Core {
 mod tests {
     use super::*;
 
-    fn begun(tokens: std::ops::Range<u64>) -> (GivingWay, Vec<Trust>) {
+    fn begun(count: u64) -> (GivingWay, Vec<Trust>) {
         let mut way = GivingWay::default();
-        let mut trust: Vec<_> = tokens.clone().map(|_| Trust::default()).collect();
-        for (token, trust) in tokens.zip(&mut trust) {
+        let mut trust: Vec<_> = (0..count).map(|_| Trust::default()).collect();
+        for (token, trust) in (0..count).zip(&mut trust) {
             way.begins(token, trust, Whereabouts::Here);
         }
         (way, trust)
     }
 
+    /// Asks whether to give way, and does so.
+    fn gives(way: &mut GivingWay, waiting: usize) -> bool {
+        let is_wanted = way.is_wanted(waiting, |_| Turn::Open);
+        assert!(is_wanted == way.is_wanted(waiting, |_| Turn::Open), "it has not given way yet");
+        way.is_due = false;
+        is_wanted
+    }
+
     #[test]
     fn it_is_given_while_that_brings_requests_and_rarely_while_not() {
-        let (mut way, mut trust) = begun(0..1);
-        assert!(!way.is_wanted(9, |_| true), "another turn may begin");
+        let (mut way, mut trust) = begun(1);
+        assert!(!way.is_wanted(9, |_| Turn::Open), "another turn may begin");
         way.begins(1, &mut trust[0], Whereabouts::Here);
         for _ in 0..10 {
-            assert!(way.is_wanted(9, |_| true));
-            way.goes_on(&mut trust[0]);
+            assert!(gives(&mut way, 9));
+            way.goes_on(1, &mut trust[0]);
         }
-        // Nobody has asked.
-        assert!(way.is_wanted(9, |_| true));
-        assert!(!way.is_wanted(9, |_| true));
-        assert!(way.take_late().eq([0, 1]));
         let mut trust = [Trust::default(), Trust::default()];
         let mut given = 0;
         for turn in 0..10_000 {
             way.begins(turn % 2, &mut trust[turn as usize % 2], Whereabouts::Here);
-            if way.is_wanted(9, |_| true) {
+            if gives(&mut way, 9) {
                 given += 1;
-                assert!(!way.is_wanted(9, |_| true));
+                // Nobody has asked.
+                assert!(!way.is_wanted(9, |_| Turn::Open));
                 way.take_late().for_each(|token| trust[token as usize].learn(false));
             }
         }
@@ -184,37 +233,40 @@ mod tests {
 
     #[test]
     fn who_asks_before_those_that_are_awaited_prolongs_that() {
-        let (mut way, _) = begun(0..2);
-        for waiting in [1, 2, 5] {
-            assert!(way.is_wanted(waiting, |_| true));
-        }
-        way.sleeps = true;
-        assert!(way.is_wanted(5, |_| true), "something else woke the core");
-        way.sleeps = false;
-        assert!(!way.is_wanted(5, |_| true));
+        let (mut way, _) = begun(2);
+        assert!([1, 2, 5].into_iter().all(|waiting| gives(&mut way, waiting)));
+        way.is_patient = true;
+        assert!(gives(&mut way, 5), "something else has woken the core");
+        way.wait.as_mut().unwrap().began -= LONGEST;
+        assert!(!way.is_wanted(6, |_| Turn::Open));
         assert!(way.take_late().eq([0, 1]));
         assert_eq!(way.take_late().count(), 0);
     }
 
     #[test]
     fn clients_of_a_processor_that_others_keep_for_long_are_not_awaited_again_soon() {
-        let (mut way, mut trust) = begun(0..2);
-        let long_ago = Instant::now().checked_sub(LONG).unwrap();
-        assert!(way.is_wanted(1, |_| true));
-        way.since = Some(long_ago);
-        way.goes_on(&mut trust[0]);
+        let (mut way, mut trust) = begun(2);
+        assert!(gives(&mut way, 1));
+        way.wait.as_mut().unwrap().since -= PROMPT;
+        way.goes_on(7, &mut trust[1]);
+        assert!(way.wait.is_some(), "it was not awaited");
+        way.goes_on(0, &mut trust[0]);
         assert!([trust[0].is_due(), trust[0].is_due()] == [false, true]);
-        assert!(way.is_wanted(1, |_| true));
-        way.since = Some(long_ago);
-        assert!(!way.is_wanted(2, |_| true));
     }
 
     #[test]
-    fn only_two_are_awaited_and_none_elsewhere_or_whose_turn_is_over() {
-        let (mut way, mut trust) = begun(0..1000);
+    fn only_two_are_awaited_and_none_elsewhere_or_whose_turn_is_over_or_who_waits_for_an_answer() {
+        let (mut way, mut trust) = begun(1000);
         way.begins(1000, &mut trust[0], Whereabouts::Elsewhere);
-        assert!(way.awaited.iter().map(|awaited| awaited.token).eq([998, 999]));
-        assert!(!way.is_wanted(1, |token| token == 999));
-        assert!(way.awaited.iter().map(|awaited| awaited.token).eq([999]));
+        way.begins(999, &mut trust[999], Whereabouts::Here);
+        let awaited = |way: &GivingWay| way.awaited.iter().map(|a| a.token).collect::<Vec<_>>();
+        assert_eq!(awaited(&way), [998, 999]);
+        let unanswered = |token| if token == 999 { Turn::Unanswered } else { Turn::Open };
+        assert!(gives(&mut way, 1));
+        assert!(!way.is_wanted(1, unanswered));
+        assert_eq!(way.take_late().count(), 0, "the server is late");
+        assert!(gives(&mut way, 1));
+        assert!(!way.is_wanted(1, |token| if token == 999 { Turn::Open } else { Turn::Over }));
+        assert_eq!(awaited(&way), [999]);
     }
 }

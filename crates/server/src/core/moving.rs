@@ -10,7 +10,7 @@
 //! how long all connections of a core need for one turn each: none moves to where that takes much longer, and if it takes
 //! much shorter somewhere, connections move there from the processor on which they are at home.
 //!
-//! A connection is looked at when its turn comes while others wait, and moves when nothing of it is under way. A
+//! A connection is looked at when its turn comes while others wait or many ask all the time, and moves when nothing of it is under way. A
 //! session moves with its lane.
 
 use super::giving_way::Whereabouts;
@@ -25,7 +25,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
-use towline_net::address::is_same_host;
+use towline_net::address::is_within_machine;
 use towline_net::{Link, LinkKind};
 
 /// How much longer, in percent, the turns of all may take on the processor of a client than where its connection is, for
@@ -278,9 +278,9 @@ impl Core {
     }
 }
 
-/// Returns true if the client of a connection runs on this machine.
+/// Returns true if the client of a connection surely runs on this machine.
 fn is_local(link: &Link) -> bool {
-    link.kind() != LinkKind::Tcp || is_same_host(link)
+    link.kind() != LinkKind::Tcp || is_within_machine(link)
 }
 
 #[cfg(test)]

@@ -84,7 +84,8 @@ impl Core {
         !self.prepare_sleep()
     }
 
-    /// Has the clients over shared memory ring from now on. Returns false if there is work.
+    /// Has the clients over shared memory ring from now on. Returns false if there is work other than reading from
+    /// connections that are queued already.
     pub(super) fn prepare_sleep(&self) -> bool {
         let mut sleep = true;
         for index in &self.shm_lanes {
@@ -92,7 +93,8 @@ impl Core {
                 && let Link::Shm(link) = &*lane.link
             {
                 // The answers of a full lane may still be prepared by threads that may block, which ring.
-                sleep &= link.prepare_sleep(lane.is_full(), !lane.out.is_empty());
+                let full = lane.is_full() || lane.place.is_queued();
+                sleep &= link.prepare_sleep(full, !lane.out.is_empty());
             }
         }
         sleep

@@ -11,9 +11,10 @@
 //! A connection that asks after all others have had their turns goes before those that always ask, so who asks
 //! rarely hardly waits.
 
-use super::giving_way::{GivingWay, Trust, Whereabouts};
+use super::giving_way::{GivingWay, Trust, Turn, Whereabouts};
 use super::round::Round;
 use super::{Core, NBD_TOKENS};
+use crate::grants::Served;
 use crate::lane::Lane;
 use crate::nbd::Nbd;
 use std::collections::VecDeque;
@@ -31,7 +32,7 @@ const LOOK_BYTES: u64 = 128 * 1024;
 const WIDTH_MIN: u64 = 2;
 /// Maximum number of connections served between two checks; their answers are sent together.
 const WIDTH_MAX: u64 = 64;
-/// Bytes moved for a connection from which on a core sleeps for those whose turn it is.
+/// Bytes of a request, with its answer, from which on it matters whether the client's memory is in the caches.
 const MUCH_BYTES: u64 = 16 * 1024;
 /// Of more connections that ask all the time, those whose turn it is are awaited.
 const CROWD: u64 = 8;
@@ -62,9 +63,19 @@ pub(crate) struct Place {
 }
 
 impl Place {
+    /// Returns true if the connection waits to be read.
+    pub(super) fn is_queued(&self) -> bool {
+        self.is_queued
+    }
+
     /// Notes that the connection starts a request.
     pub(crate) fn begin(&mut self) {
         self.left = self.left.saturating_sub(1);
+    }
+
+    /// Returns true if the requests of the current turn move much, on average.
+    pub(super) fn moves_much(&self) -> bool {
+        ROW_BYTES - self.bytes_left >= MUCH_BYTES * u64::from(ROW - self.left)
     }
 
     /// Ends the turn of a connection that was awaited in vain.
@@ -104,8 +115,6 @@ pub(super) struct Order {
     served: u64,
     /// Bytes that had been moved until then.
     moved: u64,
-    /// Bytes moved for each connection that was served before that.
-    each: u64,
 }
 
 impl Order {
@@ -134,6 +143,11 @@ impl Order {
         if is_rare { &mut self.rare } else { &mut self.rest }.push_back(token);
     }
 
+    /// Returns true if so many ask all the time that those whose turn it is are awaited.
+    fn is_crowded(&self) -> bool {
+        self.round.active() > CROWD
+    }
+
     /// Returns true if the next connection gets a new turn, though none asks rarely.
     fn gives_turn(&self) -> bool {
         self.first.is_empty() && self.rare.is_empty() && !self.rest.is_empty()
@@ -154,11 +168,11 @@ impl Order {
         let token = queue.pop_front()?;
         let place = place(token).filter(|place| place.is_queued)?;
         place.is_queued = false;
-        let is_crowded = self.round.active() > CROWD;
+        let is_crowded = self.is_crowded();
         let begins = !goes_on && (is_crowded || !self.rest.is_empty());
         self.looks = begins || goes_on && place.looks_again;
         if goes_on {
-            self.way.goes_on(&mut place.trust);
+            self.way.goes_on(token, &mut place.trust);
             place.reads = place.reads.saturating_sub(1);
         } else {
             self.turns += 1;
@@ -173,25 +187,18 @@ impl Order {
         Some(token)
     }
 
-    /// Returns true if so much is moved for each connection that it matters whether it is in the caches.
-    pub(super) fn moves_much(&self) -> bool {
-        self.each >= MUCH_BYTES
-    }
-
     /// Returns how many connections to serve before the next check, from the bytes moved for those served
     /// since this was last asked.
     fn width(&mut self, moved: u64) -> u64 {
-        if self.served > 0 {
-            let since = moved - std::mem::replace(&mut self.moved, moved);
-            self.each = since / std::mem::take(&mut self.served);
-        }
-        (LOOK_BYTES / self.each.max(1)).clamp(WIDTH_MIN, WIDTH_MAX)
+        let since = moved - std::mem::replace(&mut self.moved, moved);
+        let each = since / std::mem::take(&mut self.served).max(1);
+        (LOOK_BYTES / each.max(1)).clamp(WIDTH_MIN, WIDTH_MAX)
     }
 }
 
 /// Returns the turn of the connection with this token, and whether it is in the middle of a message or
 /// transfer.
-fn place_at<'a>(
+pub(super) fn place_at<'a>(
     nbd: &'a mut Nbd,
     lanes: &'a mut [Option<Lane>],
     token: u64,
@@ -259,25 +266,50 @@ impl Core {
         self.statistics.turn_ns.store(turn_ns, Ordering::Relaxed);
     }
 
+    /// Returns what to expect of a connection whose turn began.
+    fn turn_of(&self, token: u64) -> Turn {
+        let (place, is_answered) = match token.checked_sub(NBD_TOKENS) {
+            Some(index) => match self.nbd.place_and_owner(index as usize) {
+                Some((place, owner)) => (place, self.engine.requests_of(owner) == 0),
+                None => return Turn::Over,
+            },
+            None => match self.lanes.get(token as usize) {
+                Some(Some(lane)) => {
+                    let served = lane.session.and_then(|id| self.sessions.get(id));
+                    (&lane.place, served.is_none_or(Served::is_answered))
+                }
+                _ => return Turn::Over,
+            },
+        };
+        match place.left > 0 && place.reads > 0 && !place.is_queued {
+            false => Turn::Over,
+            true if is_answered => Turn::Open,
+            true => Turn::Unanswered,
+        }
+    }
+
     fn read_next(&mut self, scratch: &mut [u8]) {
         let queued = self.order.len();
         if queued == 0 {
             return;
         }
-        let width = self.order.width(self.bytes_moved());
-        let all = self.draining.is_some() || queued <= WIDTH_MIN;
-        for _ in 0..if all { queued } else { width } {
+        let width = match self.draining {
+            None if queued > WIDTH_MIN => self.order.width(self.bytes_moved()),
+            _ => queued,
+        };
+        for _ in 0..width {
             if self.order.is_empty() {
                 return;
             }
-            let Self { order, nbd, lanes, .. } = self;
-            if self.draining.is_none() && order.gives_turn() {
-                let waiting = order.rest.len();
-                let goes_on =
-                    |token| place_at(nbd, lanes, token).is_some_and(|(place, _)| place.left > 0);
-                if order.way.is_wanted(waiting, goes_on) {
+            if self.draining.is_none() && self.order.gives_turn() && self.order.is_crowded() {
+                let waiting = self.order.rest.len();
+                let mut way = std::mem::take(&mut self.order.way);
+                let is_wanted = way.is_wanted(waiting, |token| self.turn_of(token));
+                self.order.way = way;
+                if is_wanted {
                     return;
                 }
+                let Self { order, nbd, lanes, .. } = self;
                 // The next turns begin instead.
                 for token in order.way.take_late() {
                     if let Some((place, _)) = place_at(nbd, lanes, token) {
@@ -285,6 +317,7 @@ impl Core {
                     }
                 }
             }
+            let Self { order, nbd, lanes, .. } = self;
             if let Some(token) = order.pop(|token| Some(place_at(nbd, lanes, token)?.0))
                 && !(self.order.looks && self.hand_over(token))
             {

@@ -84,7 +84,7 @@ impl Round {
 
     /// Notes that nobody asks at the moment.
     pub(super) fn pauses(&mut self) {
-        self.began = None;
+        (self.began, self.may_leave) = (None, 0);
     }
 
     /// Notes that there is none any more.

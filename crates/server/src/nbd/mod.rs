@@ -16,7 +16,7 @@ pub(crate) use lane::NbdLane;
 pub(crate) use serving::Tag;
 use std::sync::Arc;
 use std::time::Instant;
-use towline_block::Engine;
+use towline_block::{Engine, OwnerKey};
 use towline_net::Link;
 
 /// The NBD connections of a core.
@@ -66,6 +66,12 @@ impl Nbd {
         let lane = self.lanes.get_mut(index)?.as_mut()?;
         let is_within = lane.awaits_payload() || !lane.held.is_empty();
         Some((&mut lane.place, is_within))
+    }
+
+    /// Returns the turn of a connection, and whose requests to disks are its own.
+    pub(crate) fn place_and_owner(&self, index: usize) -> Option<(&Place, OwnerKey)> {
+        let lane = self.lanes.get(index)?.as_ref()?;
+        Some((&lane.place, lane.owner))
     }
 
     /// Returns the link of a connection and its turn.
