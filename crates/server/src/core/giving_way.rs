@@ -7,7 +7,7 @@
 //!
 //! First the core yields. That does not help clients of other sessions or control groups, among which the kernel shares
 //! out the processor first. So if nothing has come, the core sleeps until something does, but not for long, and only for
-//! clients that run on this processor and move much: for the others, waiting longer for their turns would gain little.
+//! clients that run on this processor and move much over sockets: the others gain less than waiting for them costs.
 //! Those that do not ask in time lose the rest of their turn and are awaited more and more rarely: they do something
 //! else, or other programs keep the processor.
 
@@ -32,7 +32,7 @@ const PAUSE_MAX: u32 = 1023;
 /// Where the client of a connection runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Whereabouts {
-    /// Nobody knows, or on another machine.
+    /// Nobody knows, on another machine, or the connection is over shared memory.
     #[default]
     Unknown,
     /// On the processor of the core.

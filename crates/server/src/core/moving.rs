@@ -205,7 +205,7 @@ impl Core {
         }?;
         let before = place.client_on.replace(client_on);
         let is_home = client_on == here;
-        place.client = match *place.is_local.get_or_insert_with(|| is_local(link)) {
+        place.client = match *place.is_slept_for.get_or_insert_with(|| is_slept_for(link)) {
             _ if !is_home => Whereabouts::Elsewhere,
             true => Whereabouts::Here,
             false => Whereabouts::Unknown,
@@ -278,9 +278,14 @@ impl Core {
     }
 }
 
-/// Returns true if the client of a connection surely runs on this machine.
-fn is_local(link: &Link) -> bool {
-    link.kind() != LinkKind::Tcp || is_within_machine(link)
+/// Returns true if the client of a connection surely runs on this machine, and a core may sleep for it: a client that has to
+/// ring for each request over shared memory costs more than it gains.
+fn is_slept_for(link: &Link) -> bool {
+    match link.kind() {
+        LinkKind::Shm => false,
+        LinkKind::Tcp => is_within_machine(link),
+        _ => true,
+    }
 }
 
 #[cfg(test)]

@@ -57,8 +57,8 @@ pub(crate) struct Place {
     pub(super) looks_again: bool,
     /// Where that is, seen from the core.
     pub(super) client: Whereabouts,
-    /// The client runs on this machine; `None`: nobody has asked yet.
-    pub(super) is_local: Option<bool>,
+    /// The core may sleep for the client while both run on one processor; `None`: nobody has asked yet.
+    pub(super) is_slept_for: Option<bool>,
     pub(super) trust: Trust,
 }
 
