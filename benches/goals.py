@@ -3,7 +3,8 @@
 
     benches/goals.py [--towline PROGRAM] [--rounds N] [--secs S] [--one-session] [--json FILE] [ROW ...]
 
-Servers have sessions of their own, as servers do: the kernel shares out the processors among sessions first. Needs two processors and about 2 GiB in /dev/shm and memory. Peers are measured by peers/ours.py and its harness.
+Each server has a session of its own, as where users start them: the kernel shares out the processors among sessions first.
+Needs two processors and about 2 GiB in /dev/shm and memory. Peers are measured by peers/ours.py and its harness.
 """
 import argparse
 import json
