@@ -7,14 +7,11 @@
 //!
 //! First the core yields. That does not help clients of other sessions or control groups, among which the kernel shares
 //! out the processor first. So if nothing has come, the core sleeps until something does, but not for long, and only for
-//! clients that run on this processor and move much over sockets: the others gain less than waiting for them costs.
-//! Those that do not ask in time lose the rest of their turn and are awaited more and more rarely: they do something
-//! else, or other programs keep the processor.
+//! clients that run on this processor and ask over sockets: the others gain less than waiting for them costs. Those that
+//! do not ask in time are no longer first in their turn and are awaited more rarely for a while: they do something else,
+//! or other programs keep the processor.
 
 use super::Core;
-use super::order::{Order, place_at};
-use crate::lane::Lane;
-use crate::nbd::Nbd;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
@@ -27,7 +24,7 @@ const LONG: Duration = Duration::from_micros(500);
 /// How long while others ask: each of them once, before the processor is free for those that are awaited.
 const LONGEST: Duration = Duration::from_millis(5);
 /// Maximum number of turns of a connection in which it is not awaited after it was in vain.
-const PAUSE_MAX: u32 = 1023;
+const PAUSE_MAX: u32 = 15;
 
 /// Where the client of a connection runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -117,6 +114,11 @@ impl GivingWay {
         self.awaited.push_back(Awaited { token, is_here: client == Whereabouts::Here });
     }
 
+    /// Returns true if the connection goes on with its turn before others are served.
+    pub(super) fn awaits(&self, token: u64) -> bool {
+        self.awaited.iter().any(|awaited| awaited.token == token)
+    }
+
     /// Called when no connection whose turn it is has asked, before one of `waiting` others has its turn. Returns true
     /// if the core should give way first.
     pub(super) fn is_wanted(&mut self, waiting: usize, turn: impl Fn(u64) -> Turn) -> bool {
@@ -152,7 +154,7 @@ impl GivingWay {
 
     /// Called when a connection goes on with its turn.
     pub(super) fn goes_on(&mut self, token: u64, trust: &mut Trust) {
-        if self.awaited.iter().any(|awaited| awaited.token == token)
+        if self.awaits(token)
             && let Some(wait) = self.wait.take()
         {
             trust.learn(wait.since.elapsed() < PROMPT);
@@ -160,11 +162,8 @@ impl GivingWay {
     }
 
     /// Returns true if the core may sleep until one of those that are awaited asks.
-    fn may_sleep(&self, nbd: &mut Nbd, lanes: &mut [Option<Lane>]) -> bool {
-        self.awaited.iter().all(|awaited| {
-            let place = place_at(nbd, lanes, awaited.token);
-            awaited.is_here && place.is_some_and(|(place, _)| place.moves_much())
-        })
+    fn may_sleep(&self) -> bool {
+        self.awaited.iter().all(|awaited| awaited.is_here)
     }
 }
 
@@ -177,8 +176,8 @@ impl Core {
         }
         rustix::thread::sched_yield();
         let has_work = has_work || self.has_low_request();
-        let Self { order: Order { way, .. }, nbd, lanes, .. } = self;
-        way.is_patient = !has_work && way.may_sleep(nbd, lanes);
+        let way = &mut self.order.way;
+        way.is_patient = !has_work && way.may_sleep();
         if !way.is_patient || self.reactor.is_ready() || !self.prepare_sleep() {
             return Some(Duration::ZERO);
         }
@@ -228,7 +227,7 @@ mod tests {
                 way.take_late().for_each(|token| trust[token as usize].learn(false));
             }
         }
-        assert!((10..25).contains(&given), "{given}");
+        assert!((300..350).contains(&given), "{given}");
     }
 
     #[test]

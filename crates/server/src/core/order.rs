@@ -5,8 +5,11 @@
 //! it is not. So connections have turns: in its turn, a connection starts [`ROW`] requests before the waiting
 //! connections are served, or as many as move [`ROW_BYTES`], provided that it sends them in time. Between two
 //! checks for new requests, the core serves only as many connections as move [`LOOK_BYTES`]. With 184 clients,
-//! each one waits longer for its turn but finishes its requests sooner. The core lets those run whose turn it is
-//! (`giving_way.rs`).
+//! each one waits longer for its turn but finishes its requests sooner.
+//!
+//! While many ask all the time, the core lets those run whose turn it is (`giving_way.rs`) and gives them longer turns.
+//! Others whose turn is not over, since they did not ask in time, are served between two turns: if they went first,
+//! each of them would ask again at once, and all clients would queue for the processor.
 //!
 //! A connection that asks after all others have had their turns goes before those that always ask, so who asks
 //! rarely hardly waits.
@@ -22,6 +25,9 @@ use std::sync::atomic::Ordering;
 
 /// Requests that a connection may start in its turn.
 const ROW: u32 = 16;
+/// So many times as long is the turn of a client that the core sleeps for: what it costs to have its memory in the
+/// caches again is more than others gain by waiting less.
+const LONG_TURN: u32 = 2;
 /// Bytes after which a connection starts no more requests in its turn.
 const ROW_BYTES: u64 = 1 << 20;
 /// How often a connection may be read in its turn. Ends the turn of one that is always in the middle of a message.
@@ -32,8 +38,6 @@ const LOOK_BYTES: u64 = 128 * 1024;
 const WIDTH_MIN: u64 = 2;
 /// Maximum number of connections served between two checks; their answers are sent together.
 const WIDTH_MAX: u64 = 64;
-/// Bytes of a request, with its answer, from which on it matters whether the client's memory is in the caches.
-const MUCH_BYTES: u64 = 16 * 1024;
 /// Of more connections that ask all the time, those whose turn it is are awaited.
 const CROWD: u64 = 8;
 
@@ -73,17 +77,6 @@ impl Place {
         self.left = self.left.saturating_sub(1);
     }
 
-    /// Returns true if the requests of the current turn move much, on average.
-    pub(super) fn moves_much(&self) -> bool {
-        ROW_BYTES - self.bytes_left >= MUCH_BYTES * u64::from(ROW - self.left)
-    }
-
-    /// Ends the turn of a connection that was awaited in vain.
-    fn lose_turn(&mut self) {
-        self.left = 0;
-        self.trust.learn(false);
-    }
-
     /// Notes that so many bytes were, or will be, moved for the connection.
     pub(crate) fn spend(&mut self, bytes: u64) {
         self.bytes_left = self.bytes_left.saturating_sub(bytes);
@@ -93,11 +86,24 @@ impl Place {
     }
 }
 
+/// The queues of [`Order`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Next {
+    First,
+    Late,
+    Rare,
+    Rest,
+}
+
 /// Connections that can be read, by the tokens of their events.
 #[derive(Debug, Default)]
 pub(super) struct Order {
     /// Connections whose turn it is.
     first: VecDeque<u64>,
+    /// Others whose turn is not over.
+    late: VecDeque<u64>,
+    /// How many of these are served before the next turn begins, at most.
+    late_due: usize,
     /// Connections that had not asked for as long as all others had their turns.
     rare: VecDeque<u64>,
     /// Other connections that wait for their turn.
@@ -123,7 +129,12 @@ impl Order {
     }
 
     fn len(&self) -> u64 {
-        (self.first.len() + self.rare.len() + self.rest.len()) as u64
+        (self.first.len() + self.rare.len() + self.waiting()) as u64
+    }
+
+    /// Returns how many connections wait until those whose turn it is, or which ask rarely, are served.
+    fn waiting(&self) -> usize {
+        self.late.len() + self.rest.len()
     }
 
     /// Adds a connection that can be read. A connection in the middle of a message or transfer (`is_within`)
@@ -133,14 +144,21 @@ impl Order {
             return;
         }
         let goes_on = place.reads > 0 && (is_within || place.left > 0);
-        if goes_on {
-            return self.first.push_back(token);
-        }
+        let is_first = is_within
+            || !self.is_crowded()
+            || place.client == Whereabouts::Elsewhere
+            || self.way.awaits(token);
         let waiting = (self.rare.len() + self.rest.len()) as u64;
         // Clients that queue for the processor do not wait here.
         let others = waiting.max(self.round.active());
         let is_rare = place.turn + others < self.turns;
-        if is_rare { &mut self.rare } else { &mut self.rest }.push_back(token);
+        let queue = match (goes_on, is_rare) {
+            (true, _) if is_first => &mut self.first,
+            (_, true) => &mut self.rare,
+            (true, _) => &mut self.late,
+            _ => &mut self.rest,
+        };
+        queue.push_back(token);
     }
 
     /// Returns true if so many ask all the time that those whose turn it is are awaited.
@@ -148,39 +166,63 @@ impl Order {
         self.round.active() > CROWD
     }
 
-    /// Returns true if the next connection gets a new turn, though none asks rarely.
-    fn gives_turn(&self) -> bool {
-        self.first.is_empty() && self.rare.is_empty() && !self.rest.is_empty()
+    /// Returns true if only such connections ask as wait until those whose turn it is are served.
+    fn only_others_ask(&self) -> bool {
+        self.first.is_empty() && self.rare.is_empty() && self.waiting() > 0
+    }
+
+    /// Returns the queue of the connection that is next.
+    fn next(&mut self) -> Next {
+        // Every second time, so that neither kind can keep the other from being served.
+        self.was_rare = !self.was_rare && !self.rare.is_empty();
+        // Those that come late while others do are served after the next turn has begun.
+        self.late_due = self.late_due.min(self.late.len());
+        if self.was_rare {
+            Next::Rare
+        } else if !self.first.is_empty() {
+            Next::First
+        } else if self.late_due > 0 || self.rest.is_empty() && !self.late.is_empty() {
+            self.late_due = self.late_due.saturating_sub(1);
+            Next::Late
+        } else if !self.rest.is_empty() {
+            self.late_due = usize::MAX;
+            Next::Rest
+        } else {
+            Next::Rare
+        }
     }
 
     /// Removes the next connection, which gets a new turn if it had to wait for one. `None`: another
     /// connection has this token by now.
     fn pop<'a>(&mut self, place: impl FnOnce(u64) -> Option<&'a mut Place>) -> Option<u64> {
-        // Every second time, so that neither kind can keep the other from being served.
-        self.was_rare = !self.was_rare && !self.rare.is_empty();
-        let goes_on = !self.was_rare && !self.first.is_empty();
-        let is_rare = !goes_on && (self.was_rare || self.rest.is_empty());
-        let queue = match (goes_on, is_rare) {
-            (true, _) => &mut self.first,
-            (_, true) => &mut self.rare,
-            _ => &mut self.rest,
+        let next = self.next();
+        let queue = match next {
+            Next::First => &mut self.first,
+            Next::Late => &mut self.late,
+            Next::Rare => &mut self.rare,
+            Next::Rest => &mut self.rest,
         };
         let token = queue.pop_front()?;
         let place = place(token).filter(|place| place.is_queued)?;
         place.is_queued = false;
         let is_crowded = self.is_crowded();
+        let goes_on = matches!(next, Next::First | Next::Late);
         let begins = !goes_on && (is_crowded || !self.rest.is_empty());
         self.looks = begins || goes_on && place.looks_again;
         if goes_on {
             self.way.goes_on(token, &mut place.trust);
             place.reads = place.reads.saturating_sub(1);
         } else {
+            let is_rare = next == Next::Rare;
             self.turns += 1;
             self.round.begin(&mut place.round, is_rare);
             if is_crowded && !is_rare {
                 self.way.begins(token, &mut place.trust, place.client);
             }
-            (place.left, place.bytes_left, place.reads) = (ROW, ROW_BYTES, READS - 1);
+            let length =
+                if is_crowded && place.client == Whereabouts::Here { LONG_TURN } else { 1 };
+            (place.left, place.bytes_left) = (length * ROW, u64::from(length) * ROW_BYTES);
+            place.reads = length * READS - 1;
         }
         place.turn = self.turns;
         self.served += 1;
@@ -301,8 +343,8 @@ impl Core {
             if self.order.is_empty() {
                 return;
             }
-            if self.draining.is_none() && self.order.gives_turn() && self.order.is_crowded() {
-                let waiting = self.order.rest.len();
+            if self.draining.is_none() && self.order.only_others_ask() && self.order.is_crowded() {
+                let waiting = self.order.waiting();
                 let mut way = std::mem::take(&mut self.order.way);
                 let is_wanted = way.is_wanted(waiting, |token| self.turn_of(token));
                 self.order.way = way;
@@ -310,10 +352,9 @@ impl Core {
                     return;
                 }
                 let Self { order, nbd, lanes, .. } = self;
-                // The next turns begin instead.
                 for token in order.way.take_late() {
                     if let Some((place, _)) = place_at(nbd, lanes, token) {
-                        place.lose_turn();
+                        place.trust.learn(false);
                     }
                 }
             }
@@ -492,6 +533,28 @@ mod tests {
             }
         }
         assert_eq!(order.round.active(), 20);
+    }
+
+    #[test]
+    fn those_who_are_not_awaited_go_on_between_two_turns() {
+        let (mut order, mut places) = connections(20);
+        let mut serve = |order: &mut Order, asking: &[u64], count: usize| {
+            for token in asking {
+                order.push(*token, &mut places[*token as usize], false);
+            }
+            let served =
+                (0..count).map(|_| order.pop(|token| places.get_mut(token as usize)).unwrap());
+            served.collect::<Vec<_>>()
+        };
+        assert_eq!(serve(&mut order, &[], 17), Vec::from_iter(0..17));
+        assert!(order.is_crowded());
+        // 15 and 16 are awaited.
+        assert_eq!(serve(&mut order, &[0, 1, 16], 3), [16, 0, 1]);
+        assert_eq!(serve(&mut order, &[2, 16], 3), [16, 17, 2]);
+        // Those that ask again at once do not keep the next turn from beginning.
+        assert_eq!(serve(&mut order, &[0, 1, 2], 2), [18, 0]);
+        assert_eq!(serve(&mut order, &[0], 4), [1, 2, 19, 0]);
+        assert!(order.is_empty());
     }
 
     #[test]
