@@ -29,10 +29,10 @@ const PAUSE_MAX: u32 = 15;
 /// Where the client of a connection runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Whereabouts {
-    /// Nobody knows, on another machine, or the connection is over shared memory.
+    /// Nobody knows, on another machine, or on this processor, but not slept for.
     #[default]
     Unknown,
-    /// On the processor of the core.
+    /// On the processor of the core, which may sleep for it.
     Here,
     /// On another processor, or its bytes arrive there.
     Elsewhere,
@@ -162,8 +162,8 @@ impl GivingWay {
     }
 
     /// Returns true if the core may sleep until one of those that are awaited asks.
-    fn may_sleep(&self) -> bool {
-        self.awaited.iter().all(|awaited| awaited.is_here)
+    pub(super) fn may_sleep(&self) -> bool {
+        !self.awaited.is_empty() && self.awaited.iter().all(|awaited| awaited.is_here)
     }
 }
 

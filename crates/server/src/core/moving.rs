@@ -205,10 +205,11 @@ impl Core {
         }?;
         let before = place.client_on.replace(client_on);
         let is_home = client_on == here;
-        place.client = match *place.is_slept_for.get_or_insert_with(|| is_slept_for(link)) {
+        let most = std::mem::take(&mut place.most);
+        place.client = match *place.slept_from.get_or_insert_with(|| slept_from(link)) {
             _ if !is_home => Whereabouts::Elsewhere,
-            true => Whereabouts::Here,
-            false => Whereabouts::Unknown,
+            from if most >= from => Whereabouts::Here,
+            _ => Whereabouts::Unknown,
         };
         // Once may be chance, when a thread has just moved.
         let is_sure = before == Some(client_on);
@@ -278,13 +279,14 @@ impl Core {
     }
 }
 
-/// Returns true if the client of a connection surely runs on this machine, and a core may sleep for it: a client that has to
-/// ring for each request over shared memory costs more than it gains.
-fn is_slept_for(link: &Link) -> bool {
+/// Returns how many bytes requests have to move for a core to sleep for the client of a connection; `u64::MAX` if it is not
+/// surely on this machine, or would have to ring for each request, as over shared memory. Over Unix sockets, short ones
+/// gain nothing.
+fn slept_from(link: &Link) -> u64 {
     match link.kind() {
-        LinkKind::Shm => false,
-        LinkKind::Tcp => is_within_machine(link),
-        _ => true,
+        LinkKind::Tcp if is_within_machine(link) => 0,
+        LinkKind::Tcp | LinkKind::Shm => u64::MAX,
+        _ => 16 * 1024,
     }
 }
 

@@ -25,8 +25,8 @@ use std::sync::atomic::Ordering;
 
 /// Requests that a connection may start in its turn.
 const ROW: u32 = 16;
-/// So many times as long is the turn of a client that the core sleeps for: what it costs to have its memory in the
-/// caches again is more than others gain by waiting less.
+/// So many times as long are the turns, of all, while the core would sleep for those that are awaited: to have their
+/// memory in the caches again costs more than others gain by waiting less.
 const LONG_TURN: u32 = 2;
 /// Bytes after which a connection starts no more requests in its turn.
 const ROW_BYTES: u64 = 1 << 20;
@@ -61,8 +61,11 @@ pub(crate) struct Place {
     pub(super) looks_again: bool,
     /// Where that is, seen from the core.
     pub(super) client: Whereabouts,
-    /// The core may sleep for the client while both run on one processor; `None`: nobody has asked yet.
-    pub(super) is_slept_for: Option<bool>,
+    /// Bytes that requests have to move for the core to sleep for the client while both run on one processor;
+    /// `u64::MAX`: it never does; `None`: nobody has asked yet.
+    pub(super) slept_from: Option<u64>,
+    /// Most bytes moved at once since the client was last looked at.
+    pub(super) most: u64,
     pub(super) trust: Trust,
 }
 
@@ -77,8 +80,17 @@ impl Place {
         self.left = self.left.saturating_sub(1);
     }
 
+    /// Notes that the connection was awaited in vain. That ends its turn if it would be first again.
+    fn was_late(&mut self) {
+        if self.client != Whereabouts::Here {
+            self.left = 0;
+        }
+        self.trust.learn(false);
+    }
+
     /// Notes that so many bytes were, or will be, moved for the connection.
     pub(crate) fn spend(&mut self, bytes: u64) {
+        self.most = self.most.max(bytes);
         self.bytes_left = self.bytes_left.saturating_sub(bytes);
         if self.bytes_left == 0 {
             self.left = 0;
@@ -146,7 +158,7 @@ impl Order {
         let goes_on = place.reads > 0 && (is_within || place.left > 0);
         let is_first = is_within
             || !self.is_crowded()
-            || place.client == Whereabouts::Elsewhere
+            || place.client != Whereabouts::Here
             || self.way.awaits(token);
         let waiting = (self.rare.len() + self.rest.len()) as u64;
         // Clients that queue for the processor do not wait here.
@@ -219,8 +231,7 @@ impl Order {
             if is_crowded && !is_rare {
                 self.way.begins(token, &mut place.trust, place.client);
             }
-            let length =
-                if is_crowded && place.client == Whereabouts::Here { LONG_TURN } else { 1 };
+            let length = if is_crowded && self.way.may_sleep() { LONG_TURN } else { 1 };
             (place.left, place.bytes_left) = (length * ROW, u64::from(length) * ROW_BYTES);
             place.reads = length * READS - 1;
         }
@@ -354,7 +365,7 @@ impl Core {
                 let Self { order, nbd, lanes, .. } = self;
                 for token in order.way.take_late() {
                     if let Some((place, _)) = place_at(nbd, lanes, token) {
-                        place.trust.learn(false);
+                        place.was_late();
                     }
                 }
             }
@@ -538,6 +549,7 @@ mod tests {
     #[test]
     fn those_who_are_not_awaited_go_on_between_two_turns() {
         let (mut order, mut places) = connections(20);
+        places.iter_mut().for_each(|place| place.client = Whereabouts::Here);
         let mut serve = |order: &mut Order, asking: &[u64], count: usize| {
             for token in asking {
                 order.push(*token, &mut places[*token as usize], false);
@@ -554,7 +566,11 @@ mod tests {
         // Those that ask again at once do not keep the next turn from beginning.
         assert_eq!(serve(&mut order, &[0, 1, 2], 2), [18, 0]);
         assert_eq!(serve(&mut order, &[0], 4), [1, 2, 19, 0]);
-        assert!(order.is_empty());
+        // Clients on other machines, for example, are no better off if they wait.
+        places.iter_mut().for_each(|place| place.client = Whereabouts::Unknown);
+        let mut ask = |token: u64| order.push(token, &mut places[token as usize], false);
+        [0, 19].into_iter().for_each(&mut ask);
+        assert_eq!((order.first.len(), order.late.len()), (2, 0));
     }
 
     #[test]
