@@ -574,6 +574,15 @@ mod tests {
     }
 
     #[test]
+    fn who_was_awaited_in_vain_keeps_its_turn_only_if_others_are_served_before_it() {
+        for (client, left) in [(Whereabouts::Here, 3), (Whereabouts::Unknown, 0)] {
+            let mut place = Place { client, left: 3, ..Place::default() };
+            place.was_late();
+            assert_eq!(place.left, left);
+        }
+    }
+
+    #[test]
     fn a_connection_that_has_got_the_token_of_another_is_not_taken_for_it() {
         let (mut order, mut places) = connections(2);
         places[0] = Place::default();
