@@ -55,6 +55,8 @@ pub(crate) struct Place {
     turn: u64,
     /// The last round in which it had a turn.
     round: u64,
+    /// It had asked rarely when its turn began.
+    was_rare: bool,
     /// Processor on which its client ran when that was last looked at.
     pub(super) client_on: Option<u32>,
     /// The client was found elsewhere than before: it is looked at again with its next request.
@@ -159,6 +161,7 @@ impl Order {
         let is_first = is_within
             || !self.is_crowded()
             || place.client != Whereabouts::Here
+            || place.was_rare
             || self.way.awaits(token);
         let waiting = (self.rare.len() + self.rest.len()) as u64;
         // Clients that queue for the processor do not wait here.
@@ -187,8 +190,10 @@ impl Order {
     fn next(&mut self) -> Next {
         // Every second time, so that neither kind can keep the other from being served.
         self.was_rare = !self.was_rare && !self.rare.is_empty();
-        // Those that come late while others do are served after the next turn has begun.
-        self.late_due = self.late_due.min(self.late.len());
+        if self.first.is_empty() {
+            // Those that come late while others do are served after the next turn has begun.
+            self.late_due = self.late_due.min(self.late.len());
+        }
         if self.was_rare {
             Next::Rare
         } else if !self.first.is_empty() {
@@ -226,6 +231,7 @@ impl Order {
             place.reads = place.reads.saturating_sub(1);
         } else {
             let is_rare = next == Next::Rare;
+            place.was_rare = is_rare;
             self.turns += 1;
             self.round.begin(&mut place.round, is_rare);
             if is_crowded && !is_rare {
@@ -566,6 +572,11 @@ mod tests {
         // Those that ask again at once do not keep the next turn from beginning.
         assert_eq!(serve(&mut order, &[0, 1, 2], 2), [18, 0]);
         assert_eq!(serve(&mut order, &[0], 4), [1, 2, 19, 0]);
+        // Who asked rarely when its turn began does not wait in it either.
+        places[3].was_rare = true;
+        order.push(3, &mut places[3], false);
+        assert_eq!(order.first, [3]);
+        order.first.clear();
         // Clients on other machines, for example, are no better off if they wait.
         places.iter_mut().for_each(|place| place.client = Whereabouts::Unknown);
         let mut ask = |token: u64| order.push(token, &mut places[token as usize], false);
