@@ -8,8 +8,8 @@
 //! First the core yields. That does not help clients of other sessions or control groups, among which the kernel shares
 //! out the processor first. So if nothing has come, the core sleeps until something does, but not for long, and only for
 //! clients that run on this processor and ask over sockets: the others gain less than waiting for them costs. Those that
-//! do not ask in time are no longer first in their turn, or lose it, and are awaited more rarely for a while: they do something else,
-//! or other programs keep the processor.
+//! do not ask in time are no longer first in their turn, or lose it, and are awaited more rarely for a while: they do
+//! something else, or other programs keep the processor.
 
 use super::Core;
 use std::collections::VecDeque;
