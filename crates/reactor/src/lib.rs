@@ -16,6 +16,7 @@
 mod disk;
 mod epoll;
 mod guess;
+pub mod processor;
 #[allow(unsafe_code)] // passing memory to the ring
 mod registered;
 #[allow(unsafe_code)] // lists of addresses for the kernel

@@ -1,5 +1,6 @@
 //! A core: one thread with an event loop, lanes and sessions.
 
+mod abreast;
 mod giving_way;
 mod mail;
 mod moving;
@@ -8,6 +9,7 @@ mod order;
 mod receiving;
 mod resting;
 mod round;
+mod staying;
 
 use crate::caller::Callers;
 use crate::disks::Disks;
@@ -32,6 +34,8 @@ use order::Order;
 pub(crate) use order::Place;
 use parking_lot::{Mutex, RwLock};
 use resting::Resting;
+use staying::Stay;
+pub(crate) use staying::Stays;
 use std::collections::BinaryHeap;
 use std::io;
 use std::sync::Arc;
@@ -69,6 +73,7 @@ pub(crate) struct Shared {
     pub(crate) next_core: AtomicUsize,
     pub(crate) next_session: AtomicU64,
     pub(crate) homes: Homes,
+    pub(crate) stays: Arc<Stays>,
     pub(crate) families: Families,
     /// Listings that other threads than cores have.
     pub(crate) listings: Arc<AtomicUsize>,
@@ -241,6 +246,7 @@ pub(crate) struct Core {
     resting: Resting,
     /// Connections that can be read.
     order: Order,
+    stay: Option<Stay>,
     pub(crate) draining: Option<Instant>,
     /// Work for this core panicked.
     broken: bool,
@@ -311,6 +317,7 @@ impl Core {
             idle_at: 0,
             resting: Resting::default(),
             order: Order::default(),
+            stay: None,
             draining: None,
             broken: false,
             ticking,

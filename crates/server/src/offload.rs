@@ -6,6 +6,7 @@ use crate::priority::Queue;
 use parking_lot::{Condvar, Mutex};
 use std::sync::Arc;
 use std::time::Duration;
+use towline_reactor::processor;
 use towline_store::Caller;
 
 /// Maximum number of threads in a pool: enough to keep a device's queue busy.
@@ -54,8 +55,7 @@ impl Offload {
             self.shared.1.notify_one();
         } else if state.threads < self.threads_max {
             let shared = self.shared.clone();
-            let name = "towline-block".to_owned();
-            match std::thread::Builder::new().name(name).spawn(move || work(&shared)) {
+            match processor::spawn("towline-block", move || work(&shared)) {
                 Ok(_) => {
                     state.threads += 1;
                     if std::mem::take(&mut state.lacking) {

@@ -227,6 +227,7 @@ impl Server {
             next_core: AtomicUsize::new(0),
             next_session: AtomicU64::new(first_session),
             homes: Homes::default(),
+            stays: Arc::default(),
             families: Families::new(boot_epoch),
             listings: Arc::default(),
             identity: config.identity,

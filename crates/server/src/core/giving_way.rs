@@ -12,11 +12,10 @@
 //! something else, or other programs keep the processor.
 
 use super::Core;
+use super::abreast::Abreast;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// So many connections are awaited at a time.
-const AWAITED_MAX: usize = 2;
 /// Clients that take longer than this to ask again do something else, or other programs run.
 const PROMPT: Duration = Duration::from_micros(200);
 /// How long those whose turn it is are awaited while nobody asks.
@@ -93,6 +92,7 @@ struct Wait {
 pub(super) struct GivingWay {
     /// Connections that may go on with their turns: those that began last.
     awaited: VecDeque<Awaited>,
+    abreast: Abreast,
     wait: Option<Wait>,
     /// The core gives way before it serves the next connection.
     is_due: bool,
@@ -104,11 +104,12 @@ impl GivingWay {
     /// Notes that a connection's turn begins.
     pub(super) fn begins(&mut self, token: u64, trust: &mut Trust, client: Whereabouts) {
         self.wait = None;
+        self.abreast.begins();
         self.awaited.retain(|awaited| awaited.token != token);
         if client == Whereabouts::Elsewhere || !trust.is_due() {
             return;
         }
-        if self.awaited.len() == AWAITED_MAX {
+        while self.awaited.len() >= self.abreast.number() {
             self.awaited.pop_front();
         }
         self.awaited.push_back(Awaited { token, is_here: client == Whereabouts::Here });
@@ -124,12 +125,13 @@ impl GivingWay {
     pub(super) fn is_wanted(&mut self, waiting: usize, turn: impl Fn(u64) -> Turn) -> bool {
         self.awaited.retain(|awaited| turn(awaited.token) != Turn::Over);
         let are_open = self.awaited.iter().all(|awaited| turn(awaited.token) == Turn::Open);
-        if !are_open || self.awaited.len() < AWAITED_MAX {
+        if !are_open || self.awaited.len() < self.abreast.number() {
             (self.wait, self.is_due) = (None, false);
             return false;
         }
         let now = Instant::now();
         let Some(wait) = &mut self.wait else {
+            self.abreast.gives();
             self.wait = Some(Wait { began: now, since: now, waiting });
             self.is_due = true;
             return true;
@@ -154,9 +156,11 @@ impl GivingWay {
 
     /// Called when a connection goes on with its turn.
     pub(super) fn goes_on(&mut self, token: u64, trust: &mut Trust) {
-        if self.awaits(token)
-            && let Some(wait) = self.wait.take()
-        {
+        if !self.awaits(token) {
+            return;
+        }
+        self.abreast.asks();
+        if let Some(wait) = self.wait.take() {
             trust.learn(wait.since.elapsed() < PROMPT);
         }
     }
@@ -227,7 +231,7 @@ mod tests {
                 way.take_late().for_each(|token| trust[token as usize].learn(false));
             }
         }
-        assert!((300..350).contains(&given), "{given}");
+        assert!((550..650).contains(&given), "{given}");
     }
 
     #[test]

@@ -189,6 +189,7 @@ impl Core {
         }
         let here = rustix::thread::sched_getcpu() as u32;
         self.statistics.processor.store(here, Ordering::Relaxed);
+        self.stay(here);
         let (link, place, told) = match token.checked_sub(NBD_TOKENS) {
             Some(index) => {
                 let (link, place) = self.nbd.link_and_place(index as usize)?;

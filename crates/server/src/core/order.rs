@@ -177,8 +177,13 @@ impl Order {
     }
 
     /// Returns true if so many ask all the time that those whose turn it is are awaited.
-    fn is_crowded(&self) -> bool {
+    pub(super) fn is_crowded(&self) -> bool {
         self.round.active() > CROWD
+    }
+
+    /// Returns true if these are mostly clients for which the core may sleep.
+    pub(super) fn has_local_crowd(&self) -> bool {
+        self.is_crowded() && self.round.are_near()
     }
 
     /// Returns true if only such connections ask as wait until those whose turn it is are served.
@@ -233,11 +238,12 @@ impl Order {
             let is_rare = next == Next::Rare;
             place.was_rare = is_rare;
             self.turns += 1;
-            self.round.begin(&mut place.round, is_rare);
+            let is_near = place.client == Whereabouts::Here;
+            self.round.begin(&mut place.round, is_rare, is_near);
             if is_crowded && !is_rare {
                 self.way.begins(token, &mut place.trust, place.client);
             }
-            let length = if is_crowded && self.way.may_sleep() { LONG_TURN } else { 1 };
+            let length = if self.has_local_crowd() { LONG_TURN } else { 1 };
             (place.left, place.bytes_left) = (length * ROW, u64::from(length) * ROW_BYTES);
             place.reads = length * READS - 1;
         }
@@ -306,6 +312,7 @@ impl Core {
     /// Reads from the next connections; from all of them when the server shuts down.
     pub(super) fn serve_next(&mut self, scratch: &mut [u8]) {
         self.read_next(scratch);
+        self.leave_unless_crowded();
         self.tell_load();
     }
 

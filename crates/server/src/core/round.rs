@@ -17,6 +17,10 @@ pub(super) struct Round {
     /// Connections that have had a turn in it, and that had one in the last round.
     count: u64,
     before: u64,
+    /// Turns in it of connections whose clients the core may sleep for.
+    near: u64,
+    /// Those were most turns of the last round.
+    are_near: bool,
     /// When the measurement began, with a round, and the turns in the rounds since then.
     began: Option<Instant>,
     turns: u32,
@@ -28,13 +32,14 @@ pub(super) struct Round {
 
 impl Round {
     /// Notes that a connection, which asks all the time or rarely, begins a turn. `last` is the last round in which it
-    /// had one.
-    pub(super) fn begin(&mut self, last: &mut u64, is_rare: bool) {
+    /// had one. `is_near`: the core may sleep for its client.
+    pub(super) fn begin(&mut self, last: &mut u64, is_rare: bool, is_near: bool) {
         if *last == self.number && !is_rare {
             self.end(Instant::now());
         }
         *last = self.number;
         self.count += 1;
+        self.near += u64::from(is_near);
     }
 
     fn end(&mut self, now: Instant) {
@@ -50,6 +55,7 @@ impl Round {
         if self.began.is_none() {
             (self.began, self.turns) = (Some(now), 0);
         }
+        self.are_near = 2 * std::mem::take(&mut self.near) > self.count;
         (self.before, self.count) = (self.count, 0);
         self.number += 1;
     }
@@ -57,6 +63,11 @@ impl Round {
     /// Returns how many connections ask all the time.
     pub(super) fn active(&self) -> u64 {
         self.count.max(self.before)
+    }
+
+    /// Returns true if most turns of the last round were of connections whose clients the core may sleep for.
+    pub(super) fn are_near(&self) -> bool {
+        self.are_near
     }
 
     /// Returns how long a turn takes, if that is known.
@@ -105,7 +116,7 @@ mod tests {
                 if *last == round.number {
                     round.end(*now);
                 }
-                round.begin(last, false);
+                round.begin(last, false, false);
                 *now += Duration::from_millis(10);
             }
         }

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Instant;
 use towline_block::{Call, Disk, Driver, Status, Work};
 use towline_mem::PoolBuffer;
-use towline_reactor::{Reactor, Transfer};
+use towline_reactor::{Reactor, Transfer, processor};
 use towline_store::{Direction, Place};
 
 /// Work that is due at a certain time; ordered so that the earliest comes first.
@@ -94,8 +94,9 @@ impl Driver for Apart<'_> {
     fn begin(&mut self, token: u64, disk: &Arc<Disk>, work: Work) {
         let Work::Ask(call) = work else { return self.0.begin(token, disk, work) };
         let mailbox = self.0.mailbox.clone();
-        let thread = std::thread::Builder::new().name("towline-apart".to_owned());
-        if let Err(error) = thread.spawn(move || mailbox.send(answer(token, call))) {
+        if let Err(error) =
+            processor::spawn("towline-apart", move || mailbox.send(answer(token, call)))
+        {
             self.0.mailbox.send(Mail::Answered { token, result: Err(error) });
         }
     }

@@ -9,6 +9,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+use towline_reactor::processor;
 
 /// Shortest interval between two checks of the size.
 const LOOK: Duration = Duration::from_secs(1);
@@ -156,5 +157,5 @@ impl Drop for ForeignDisk {
 
 /// Runs `work` on a thread of its own, without waiting for it.
 fn apart(work: impl FnOnce() + Send + 'static) -> io::Result<()> {
-    std::thread::Builder::new().name("towline-foreign".into()).spawn(work).map(drop)
+    processor::spawn("towline-foreign", work).map(drop)
 }

@@ -17,6 +17,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 use towline_mem::{HUGE_BYTES, SharedMemory};
+use towline_reactor::processor;
 
 /// Pause after a block that became huge before, or could not: these take at most a tenth of a CPU.
 const AGAIN: Duration = Duration::from_millis(10);
@@ -62,7 +63,7 @@ impl Settling {
             let queued = self.queued.clone();
             let body = move || settle(&receiver, &queued, &memory, &written);
             // Without a thread, pages stay small.
-            let thread = std::thread::Builder::new().name("towline-settle".into()).spawn(body);
+            let thread = processor::spawn("towline-settle", body);
             thread.is_ok().then_some(sender)
         };
         if let Some(full) = self.full.get_or_init(start)

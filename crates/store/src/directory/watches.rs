@@ -27,6 +27,7 @@ use std::collections::HashMap;
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, LazyLock};
+use towline_reactor::processor;
 use towline_wire::Errno;
 use towline_wire::attr::TYPE_DIRECTORY;
 use towline_wire::event;
@@ -211,8 +212,7 @@ impl Table {
         })?;
         let inotify = Arc::new(inotify);
         let queue = inotify.clone();
-        let thread = std::thread::Builder::new().name("towline-watches".into());
-        thread.spawn(move || attend(&queue)).map_err(|_| Errno::ENOMEM)?;
+        processor::spawn("towline-watches", move || attend(&queue)).map_err(|_| Errno::ENOMEM)?;
         self.inotify = Some(inotify.clone());
         Ok(inotify)
     }
