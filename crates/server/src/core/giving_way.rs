@@ -1,7 +1,7 @@
 //! A core gives way to the clients whose turn it is.
 //!
 //! When the connections whose turn it is have been answered, and many others ask, the core lets other threads of its
-//! processor run before the next connection has its turn. Clients on this processor then ask again at once and their
+//! processor run before the next connection has its turn (one or two have theirs at a time, see `abreast.rs`). Clients on this processor then ask again at once and their
 //! turns go on, so few of them run at a time and find their memory in the caches. Without that, the clients of a busy
 //! processor queue for it instead of for the core, each of them for every single request.
 //!
@@ -123,8 +123,12 @@ impl GivingWay {
     /// Called when no connection whose turn it is has asked, before one of `waiting` others has its turn. Returns true
     /// if the core should give way first.
     pub(super) fn is_wanted(&mut self, waiting: usize, turn: impl Fn(u64) -> Turn) -> bool {
-        self.awaited.retain(|awaited| turn(awaited.token) != Turn::Over);
-        let are_open = self.awaited.iter().all(|awaited| turn(awaited.token) == Turn::Open);
+        let mut are_open = true;
+        self.awaited.retain(|awaited| {
+            let turn = turn(awaited.token);
+            are_open &= turn != Turn::Unanswered;
+            turn != Turn::Over
+        });
         if !are_open || self.awaited.len() < self.abreast.number() {
             (self.wait, self.is_due) = (None, false);
             return false;

@@ -3,8 +3,7 @@
 //! Over TCP that is the processor where bytes arrive: of a client on the same machine, the one on which it runs; of
 //! others, the one that handles the interrupts of the network card. Over Unix sockets and shared memory the client says
 //! where it runs. If the connection's core runs there too, no other processor has to be woken for an answer, and
-//! sockets, buffers and the counters of pages stay in the caches of one processor. The kernel rarely moves threads of a
-//! busy machine, so cores are not bound to processors: the connections follow.
+//! sockets, buffers and the counters of pages stay in the caches of one processor.
 //!
 //! The kernel also leaves more clients on one processor than on another, as few of them run at a time. So what counts is
 //! how long all connections of a core need for one turn each: none moves to where that takes much longer, and if it takes

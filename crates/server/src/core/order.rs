@@ -25,8 +25,8 @@ use std::sync::atomic::Ordering;
 
 /// Requests that a connection may start in its turn.
 const ROW: u32 = 16;
-/// So many times as long are the turns that begin while the core would sleep for those that are awaited, whoever has
-/// them: to have a client's memory in the caches again costs more than others gain by waiting less.
+/// So many times as long are all turns while many ask, most of them on this machine: to have a client's memory in the
+/// caches again costs more than others gain by waiting less.
 const LONG_TURN: u32 = 2;
 /// Bytes after which a connection starts no more requests in its turn.
 const ROW_BYTES: u64 = 1 << 20;
@@ -75,6 +75,11 @@ impl Place {
     /// Returns true if the connection waits to be read.
     pub(super) fn is_queued(&self) -> bool {
         self.is_queued
+    }
+
+    /// Returns true if the core sleeps for the client where both run on one processor.
+    fn is_local(&self) -> bool {
+        self.client != Whereabouts::Unknown && self.slept_from.is_some_and(|from| from < u64::MAX)
     }
 
     /// Notes that the connection starts a request.
@@ -181,9 +186,14 @@ impl Order {
         self.round.active() > CROWD
     }
 
-    /// Returns true if these are mostly clients for which the core may sleep.
+    /// Returns true if these are mostly clients on this machine.
     pub(super) fn has_local_crowd(&self) -> bool {
-        self.is_crowded() && self.round.are_near()
+        self.is_crowded() && self.round.are_local()
+    }
+
+    /// Returns true if far fewer ask all the time.
+    pub(super) fn has_emptied(&self) -> bool {
+        2 * self.round.active() <= CROWD
     }
 
     /// Returns true if only such connections ask as wait until those whose turn it is are served.
@@ -238,8 +248,8 @@ impl Order {
             let is_rare = next == Next::Rare;
             place.was_rare = is_rare;
             self.turns += 1;
-            let is_near = place.client == Whereabouts::Here;
-            self.round.begin(&mut place.round, is_rare, is_near);
+            let is_local = place.is_local();
+            self.round.begin(&mut place.round, is_rare, is_local);
             if is_crowded && !is_rare {
                 self.way.begins(token, &mut place.trust, place.client);
             }
@@ -312,7 +322,7 @@ impl Core {
     /// Reads from the next connections; from all of them when the server shuts down.
     pub(super) fn serve_next(&mut self, scratch: &mut [u8]) {
         self.read_next(scratch);
-        self.leave_unless_crowded();
+        self.leave_when_emptied();
         self.tell_load();
     }
 

@@ -17,10 +17,10 @@ pub(super) struct Round {
     /// Connections that have had a turn in it, and that had one in the last round.
     count: u64,
     before: u64,
-    /// Turns in it of connections whose clients the core may sleep for.
-    near: u64,
+    /// Turns in it of clients on this machine.
+    local: u64,
     /// Those were most turns of the last round.
-    are_near: bool,
+    are_local: bool,
     /// When the measurement began, with a round, and the turns in the rounds since then.
     began: Option<Instant>,
     turns: u32,
@@ -32,14 +32,14 @@ pub(super) struct Round {
 
 impl Round {
     /// Notes that a connection, which asks all the time or rarely, begins a turn. `last` is the last round in which it
-    /// had one. `is_near`: the core may sleep for its client.
-    pub(super) fn begin(&mut self, last: &mut u64, is_rare: bool, is_near: bool) {
+    /// had one. `is_local`: its client runs on this machine.
+    pub(super) fn begin(&mut self, last: &mut u64, is_rare: bool, is_local: bool) {
         if *last == self.number && !is_rare {
             self.end(Instant::now());
         }
         *last = self.number;
         self.count += 1;
-        self.near += u64::from(is_near);
+        self.local += u64::from(is_local);
     }
 
     fn end(&mut self, now: Instant) {
@@ -55,7 +55,7 @@ impl Round {
         if self.began.is_none() {
             (self.began, self.turns) = (Some(now), 0);
         }
-        self.are_near = 2 * std::mem::take(&mut self.near) > self.count;
+        self.are_local = 2 * std::mem::take(&mut self.local) > self.count;
         (self.before, self.count) = (self.count, 0);
         self.number += 1;
     }
@@ -65,9 +65,9 @@ impl Round {
         self.count.max(self.before)
     }
 
-    /// Returns true if most turns of the last round were of connections whose clients the core may sleep for.
-    pub(super) fn are_near(&self) -> bool {
-        self.are_near
+    /// Returns true if most turns of the last round were of clients on this machine.
+    pub(super) fn are_local(&self) -> bool {
+        self.are_local
     }
 
     /// Returns how long a turn takes, if that is known.
