@@ -47,17 +47,28 @@ impl Stay {
 impl Drop for Stay {
     fn drop(&mut self) {
         let before = OTHERWISE.take();
-        // If somebody else has changed it meanwhile, that holds.
+        // If somebody else has changed it meanwhile, or the processor is gone, that holds.
         if let Some(before) = before
             && sched_getaffinity(None).is_ok_and(|now| now == self.only)
         {
-            let _ = sched_setaffinity(None, &before);
+            use_again(&before);
         }
     }
 }
 
+/// Lets the calling thread use these processors. If they were all that it could have, it may also use those that are added
+/// to the machine or its control group later. If that is refused, it only takes longer.
+fn use_again(before: &CpuSet) {
+    let mut all = CpuSet::new();
+    (0..CpuSet::MAX_CPU).for_each(|processor| all.set(processor));
+    let is_all = sched_setaffinity(None, &all).and_then(|()| sched_getaffinity(None));
+    if is_all.is_ok_and(|now| now != *before) {
+        let _ = sched_setaffinity(None, before);
+    }
+}
+
 /// Creates a thread as [`std::thread::Builder::spawn`] does. It may use all processors that the calling thread may use
-/// when that does not stay on one.
+/// when that does not stay on one; it begins on the one on which that stays.
 ///
 /// # Errors
 /// If no thread could be created.
@@ -68,8 +79,7 @@ pub fn spawn<T: Send + 'static>(
     let processors = OTHERWISE.get();
     std::thread::Builder::new().name(name.to_owned()).spawn(move || {
         if let Some(processors) = processors {
-            // If that is refused, it only takes longer.
-            let _ = sched_setaffinity(None, &processors);
+            use_again(&processors);
         }
         body()
     })
@@ -104,7 +114,7 @@ mod tests {
     #[test]
     fn what_others_have_chosen_meanwhile_holds() {
         let all = processors();
-        let (Some(first), Some(last)) = (all.first().copied(), all.last().copied()) else { return };
+        let (first, last) = (*all.first().unwrap(), *all.last().unwrap());
         let thread = std::thread::spawn(move || {
             let stay = Stay::on(first).unwrap();
             let mut chosen = CpuSet::new();

@@ -34,7 +34,7 @@ use order::Order;
 pub(crate) use order::Place;
 use parking_lot::{Mutex, RwLock};
 use resting::Resting;
-use staying::Stay;
+use staying::Staying;
 pub(crate) use staying::Stays;
 use std::collections::BinaryHeap;
 use std::io;
@@ -246,7 +246,7 @@ pub(crate) struct Core {
     resting: Resting,
     /// Connections that can be read.
     order: Order,
-    stay: Option<Stay>,
+    staying: Staying,
     pub(crate) draining: Option<Instant>,
     /// Work for this core panicked.
     broken: bool,
@@ -317,7 +317,7 @@ impl Core {
             idle_at: 0,
             resting: Resting::default(),
             order: Order::default(),
-            stay: None,
+            staying: Staying::default(),
             draining: None,
             broken: false,
             ticking,

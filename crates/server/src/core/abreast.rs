@@ -10,6 +10,9 @@ const TRIED: u32 = 64;
 /// Turns until two at a time are tried again.
 const ALONE: u32 = 1024;
 
+/// How often the core has to give way for that.
+const GIVEN_MIN: u32 = 16;
+
 #[derive(Debug)]
 pub(super) struct Abreast {
     is_alone: bool,
@@ -46,7 +49,8 @@ impl Abreast {
             *self = Self::tried(false);
         } else if !self.is_alone && self.turns >= TRIED {
             // Nearer to one request each time than to two.
-            *self = Self::tried(2 * self.asked < 3 * self.given);
+            let is_alone = self.asked < self.given.saturating_add(self.given / 2);
+            *self = Self::tried(is_alone && self.given >= GIVEN_MIN);
         }
     }
 

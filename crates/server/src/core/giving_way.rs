@@ -235,7 +235,7 @@ mod tests {
                 way.take_late().for_each(|token| trust[token as usize].learn(false));
             }
         }
-        assert!((550..650).contains(&given), "{given}");
+        assert!((300..350).contains(&given), "{given}");
     }
 
     #[test]

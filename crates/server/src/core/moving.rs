@@ -186,9 +186,9 @@ impl Core {
         if self.draining.is_some() {
             return None;
         }
+        self.stay();
         let here = rustix::thread::sched_getcpu() as u32;
         self.statistics.processor.store(here, Ordering::Relaxed);
-        self.stay(here);
         let (link, place, told) = match token.checked_sub(NBD_TOKENS) {
             Some(index) => {
                 let (link, place) = self.nbd.link_and_place(index as usize)?;
@@ -206,10 +206,12 @@ impl Core {
         let before = place.client_on.replace(client_on);
         let is_home = client_on == here;
         let most = std::mem::take(&mut place.most);
-        place.client = match *place.slept_from.get_or_insert_with(|| slept_from(link)) {
+        let from = *place.slept_from.get_or_insert_with(|| slept_from(link));
+        place.is_local = from < u64::MAX && most >= from;
+        place.client = match place.is_local {
             _ if !is_home => Whereabouts::Elsewhere,
-            from if most >= from => Whereabouts::Here,
-            _ => Whereabouts::Unknown,
+            true => Whereabouts::Here,
+            false => Whereabouts::Unknown,
         };
         // Once may be chance, when a thread has just moved.
         let is_sure = before == Some(client_on);

@@ -1,7 +1,7 @@
 //! How a core learns that there is something to do.
 
 use super::resting::LONG_BYTES;
-use super::{Core, REFUSING, TICK, shm_link};
+use super::{Core, IDLE, REFUSING, TICK, shm_link};
 use crate::lane::Lane;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -116,6 +116,7 @@ impl Core {
         let nbd = self.nbd.next_wake().map(left);
         let late = self.late.peek().map(|late| left(late.at));
         let waiting = self.waiting.next_wake().map(left);
-        [untaken, refusing, tick, nbd, late, waiting].into_iter().flatten().min()
+        let stay = self.staying.stays().then_some(IDLE);
+        [untaken, refusing, tick, nbd, late, waiting, stay].into_iter().flatten().min()
     }
 }

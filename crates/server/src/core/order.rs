@@ -25,8 +25,8 @@ use std::sync::atomic::Ordering;
 
 /// Requests that a connection may start in its turn.
 const ROW: u32 = 16;
-/// So many times as long are all turns while many ask, most of them on this machine: to have a client's memory in the
-/// caches again costs more than others gain by waiting less.
+/// So many times as long are all turns while many ask, most of them on the core's processor: to have a client's memory in
+/// the caches again costs more than others gain by waiting less.
 const LONG_TURN: u32 = 2;
 /// Bytes after which a connection starts no more requests in its turn.
 const ROW_BYTES: u64 = 1 << 20;
@@ -63,6 +63,8 @@ pub(crate) struct Place {
     pub(super) looks_again: bool,
     /// Where that is, seen from the core.
     pub(super) client: Whereabouts,
+    /// It runs on this machine, and a core sleeps for it where both run on one processor.
+    pub(super) is_local: bool,
     /// Bytes that requests have to move for the core to sleep for the client while both run on one processor;
     /// `u64::MAX`: it never does; `None`: nobody has asked yet.
     pub(super) slept_from: Option<u64>,
@@ -75,11 +77,6 @@ impl Place {
     /// Returns true if the connection waits to be read.
     pub(super) fn is_queued(&self) -> bool {
         self.is_queued
-    }
-
-    /// Returns true if the core sleeps for the client where both run on one processor.
-    fn is_local(&self) -> bool {
-        self.client != Whereabouts::Unknown && self.slept_from.is_some_and(|from| from < u64::MAX)
     }
 
     /// Notes that the connection starts a request.
@@ -186,7 +183,7 @@ impl Order {
         self.round.active() > CROWD
     }
 
-    /// Returns true if these are mostly clients on this machine.
+    /// Returns true if most of these are on this machine (`Place::is_local`).
     pub(super) fn has_local_crowd(&self) -> bool {
         self.is_crowded() && self.round.are_local()
     }
@@ -242,18 +239,20 @@ impl Order {
         let begins = !goes_on && (is_crowded || !self.rest.is_empty());
         self.looks = begins || goes_on && place.looks_again;
         if goes_on {
-            self.way.goes_on(token, &mut place.trust);
+            if is_crowded {
+                self.way.goes_on(token, &mut place.trust);
+            }
             place.reads = place.reads.saturating_sub(1);
         } else {
             let is_rare = next == Next::Rare;
             place.was_rare = is_rare;
             self.turns += 1;
-            let is_local = place.is_local();
-            self.round.begin(&mut place.round, is_rare, is_local);
+            let (is_local, is_here) = (place.is_local, place.client == Whereabouts::Here);
+            self.round.begin(&mut place.round, is_rare, is_local, is_here);
             if is_crowded && !is_rare {
                 self.way.begins(token, &mut place.trust, place.client);
             }
-            let length = if self.has_local_crowd() { LONG_TURN } else { 1 };
+            let length = if is_crowded && self.round.are_here() { LONG_TURN } else { 1 };
             (place.left, place.bytes_left) = (length * ROW, u64::from(length) * ROW_BYTES);
             place.reads = length * READS - 1;
         }
@@ -322,7 +321,7 @@ impl Core {
     /// Reads from the next connections; from all of them when the server shuts down.
     pub(super) fn serve_next(&mut self, scratch: &mut [u8]) {
         self.read_next(scratch);
-        self.leave_when_emptied();
+        self.roam();
         self.tell_load();
     }
 

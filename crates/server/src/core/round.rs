@@ -17,10 +17,12 @@ pub(super) struct Round {
     /// Connections that have had a turn in it, and that had one in the last round.
     count: u64,
     before: u64,
-    /// Turns in it of clients on this machine.
+    /// Turns in it of clients on this machine, and on the core's processor.
     local: u64,
+    here: u64,
     /// Those were most turns of the last round.
     are_local: bool,
+    are_here: bool,
     /// When the measurement began, with a round, and the turns in the rounds since then.
     began: Option<Instant>,
     turns: u32,
@@ -32,14 +34,15 @@ pub(super) struct Round {
 
 impl Round {
     /// Notes that a connection, which asks all the time or rarely, begins a turn. `last` is the last round in which it
-    /// had one. `is_local`: its client runs on this machine.
-    pub(super) fn begin(&mut self, last: &mut u64, is_rare: bool, is_local: bool) {
+    /// had one. `is_local`, `is_here`: its client runs on this machine, on the core's processor.
+    pub(super) fn begin(&mut self, last: &mut u64, is_rare: bool, is_local: bool, is_here: bool) {
         if *last == self.number && !is_rare {
             self.end(Instant::now());
         }
         *last = self.number;
         self.count += 1;
         self.local += u64::from(is_local);
+        self.here += u64::from(is_here);
     }
 
     fn end(&mut self, now: Instant) {
@@ -56,6 +59,7 @@ impl Round {
             (self.began, self.turns) = (Some(now), 0);
         }
         self.are_local = 2 * std::mem::take(&mut self.local) > self.count;
+        self.are_here = 2 * std::mem::take(&mut self.here) > self.count;
         (self.before, self.count) = (self.count, 0);
         self.number += 1;
     }
@@ -68,6 +72,11 @@ impl Round {
     /// Returns true if most turns of the last round were of clients on this machine.
     pub(super) fn are_local(&self) -> bool {
         self.are_local
+    }
+
+    /// Returns true if most of them were of clients on the core's processor.
+    pub(super) fn are_here(&self) -> bool {
+        self.are_here
     }
 
     /// Returns how long a turn takes, if that is known.
@@ -116,7 +125,7 @@ mod tests {
                 if *last == round.number {
                     round.end(*now);
                 }
-                round.begin(last, false, false);
+                round.begin(last, false, true, false);
                 *now += Duration::from_millis(10);
             }
         }
@@ -141,6 +150,7 @@ mod tests {
             turns(&mut round, &mut last, &mut now, MEASURED / 2);
             assert_eq!(round.turn_time(), known);
         }
+        assert_eq!((round.are_local(), round.are_here()), (true, false));
         round.nobody_asks();
         assert_eq!((round.active(), round.turn_time()), (0, None));
     }

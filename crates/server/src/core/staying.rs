@@ -1,89 +1,134 @@
-//! A core stays on its processor while many clients on that processor ask all the time.
+//! A core stays on its processor while many clients of its machine ask all the time.
 //!
 //! The kernel moves threads of a busy machine rarely. But when it moves a core, all its connections have to follow, and
 //! until they have, each of their requests wakes another processor and finds nothing in its caches. Clients that are moved
 //! cost that only for themselves, so the kernel can still share out the work by moving those.
+//!
+//! No stay is long: after it, the kernel may move the core for a moment. So a core gets away from what keeps its processor
+//! and cannot be moved, be it a program that is bound to it or a core of another server.
 
 use super::Core;
 use parking_lot::Mutex;
-use rustix::thread::{CpuSet, sched_getaffinity};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu};
 use std::collections::HashSet;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 use towline_reactor::processor;
+
+/// How long a core stays at most.
+const STAY: Duration = Duration::from_secs(1);
+/// How long it may be moved before it stays again.
+const ROAM: Duration = Duration::from_millis(20);
 
 /// Processors on which cores of a server stay: at most one on each.
 #[derive(Debug, Default)]
 pub(crate) struct Stays {
     processors: Mutex<HashSet<u32>>,
-    /// The kernel does not let threads stay, for instance because a filter of system calls forbids it.
-    is_refused: AtomicBool,
+    /// The log says that the kernel does not let cores stay.
+    is_told: AtomicBool,
 }
 
-/// A core's stay on its processor.
+impl Stays {
+    /// Takes the processor `here` or, if a core stays there, the first one where none stays and none `is_busy`.
+    fn take(&self, here: u32, is_busy: impl Fn(u32) -> bool) -> io::Result<Option<u32>> {
+        let allowed = sched_getaffinity(None)?;
+        let allowed = (0..CpuSet::MAX_CPU).filter(|processor| allowed.is_set(*processor));
+        let others = allowed.map(|other| other as u32).filter(|other| !is_busy(*other));
+        let mut processors = self.processors.lock();
+        Ok(std::iter::once(here).chain(others).find(|processor| processors.insert(*processor)))
+    }
+
+    fn tell(&self, error: &io::Error) {
+        if !self.is_told.swap(true, Ordering::Relaxed) {
+            log::info!("cores cannot stay on their processors while many ask: {error}");
+        }
+    }
+}
+
+/// A place of a core among [`Stays`].
 #[derive(Debug)]
-pub(super) struct Stay {
+struct Place {
     processor: u32,
     stays: Arc<Stays>,
     _stay: processor::Stay,
 }
 
-impl Stay {
-    /// Keeps the calling thread on the processor `here`, or on another if a core of its server stays there already.
-    fn near(here: u32, stays: &Arc<Stays>) -> Option<Self> {
-        let processor = stays.take(here)?;
-        match processor::Stay::on(processor as usize) {
-            Ok(stay) => Some(Self { processor, stays: stays.clone(), _stay: stay }),
-            Err(error) => {
-                stays.processors.lock().remove(&processor);
-                stays.refuse(processor, &error);
-                None
-            }
+impl Place {
+    /// Keeps the calling thread on a processor; see [`Stays::take`]. `None`: there is none.
+    fn near(
+        here: u32,
+        is_busy: impl Fn(u32) -> bool,
+        stays: &Arc<Stays>,
+    ) -> io::Result<Option<Self>> {
+        let Some(processor) = stays.take(here, is_busy)? else { return Ok(None) };
+        let stay = processor::Stay::on(processor as usize);
+        if stay.is_err() {
+            stays.processors.lock().remove(&processor);
         }
+        Ok(Some(Self { processor, stays: stays.clone(), _stay: stay? }))
     }
 }
 
-impl Drop for Stay {
+impl Drop for Place {
     fn drop(&mut self) {
         self.stays.processors.lock().remove(&self.processor);
     }
 }
 
-impl Stays {
-    /// Takes the processor `here` or, if that is taken, the first one that is free.
-    fn take(&self, here: u32) -> Option<u32> {
-        if self.is_refused.load(Ordering::Relaxed) {
-            return None;
-        }
-        let mut processors = self.processors.lock();
-        let allowed = sched_getaffinity(None).ok()?;
-        let others = (0..CpuSet::MAX_CPU).filter(|other| allowed.is_set(*other));
-        let mut free = std::iter::once(here).chain(others.map(|other| other as u32));
-        free.find(|processor| processors.insert(*processor))
+/// Whether a core stays.
+#[derive(Debug, Default)]
+pub(super) struct Staying {
+    place: Option<Place>,
+    /// When the last stay, or try, began or ended.
+    since: Option<Instant>,
+}
+
+impl Staying {
+    fn set(&mut self, place: Option<Place>, now: Instant) {
+        (self.place, self.since) = (place, Some(now));
     }
 
-    fn refuse(&self, processor: u32, error: &io::Error) {
-        if !self.is_refused.swap(true, Ordering::Relaxed) {
-            log::info!(
-                "cores cannot stay on their processors while many ask (here {processor}): {error}"
-            );
-        }
+    fn has_lasted(&self, time: Duration, now: Instant) -> bool {
+        self.since.is_none_or(|since| now.saturating_duration_since(since) >= time)
+    }
+
+    pub(super) fn stays(&self) -> bool {
+        self.place.is_some()
     }
 }
 
 impl Core {
-    /// Starts to stay on the processor on which the core runs if that helps its clients.
-    pub(super) fn stay(&mut self, processor: u32) {
-        if self.stay.is_none() && self.order.has_local_crowd() {
-            self.stay = Stay::near(processor, &self.shared.stays);
+    /// Starts to stay if that helps the clients.
+    pub(super) fn stay(&mut self) {
+        if self.staying.stays() || !self.order.has_local_crowd() {
+            return;
         }
+        let now = Instant::now();
+        if !self.staying.has_lasted(ROAM, now) {
+            return;
+        }
+        let others = self.shared.cores.iter().enumerate().filter(|(core, _)| *core != self.index);
+        let is_busy = |processor| {
+            others.clone().any(|(_, core)| core.processor.load(Ordering::Relaxed) == processor)
+        };
+        let place = Place::near(sched_getcpu() as u32, is_busy, &self.shared.stays);
+        let place = place.unwrap_or_else(|error| {
+            self.shared.stays.tell(&error);
+            None
+        });
+        self.staying.set(place, now);
     }
 
-    /// Ends the stay when far fewer ask.
-    pub(super) fn leave_when_emptied(&mut self) {
-        if self.stay.is_some() && self.order.has_emptied() {
-            self.stay = None;
+    /// Ends a stay that is long enough, or when far fewer ask.
+    pub(super) fn roam(&mut self) {
+        if !self.staying.stays() {
+            return;
+        }
+        let now = Instant::now();
+        if self.order.has_emptied() || self.staying.has_lasted(STAY, now) {
+            self.staying.set(None, now);
         }
     }
 }
@@ -91,29 +136,34 @@ impl Core {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rustix::thread::sched_getcpu;
     use std::sync::Barrier;
     use std::sync::mpsc::channel;
+
+    fn near(here: u32, stays: &Arc<Stays>) -> Option<Place> {
+        Place::near(here, |_| false, stays).unwrap()
+    }
 
     #[test]
     fn each_core_has_a_processor_for_itself() {
         let stays: Arc<Stays> = Arc::default();
         let here = sched_getcpu() as u32;
-        let count = sched_getaffinity(None).unwrap().count();
-        let (all_stay, told) = (Arc::new(Barrier::new(count as usize + 1)), channel());
+        let count = sched_getaffinity(None).unwrap().count() as usize;
+        let (all_stay, (tell, told)) = (Arc::new(Barrier::new(count + 1)), channel());
         for _ in 0..count {
-            let (stays, all_stay, tell) = (stays.clone(), all_stay.clone(), told.0.clone());
+            let (stays, all_stay, tell) = (stays.clone(), all_stay.clone(), tell.clone());
             std::thread::spawn(move || {
-                let stay = Stay::near(here, &stays).unwrap();
-                tell.send((stay.processor, sched_getcpu() as u32)).unwrap();
+                let place = near(here, &stays).unwrap();
+                tell.send((place.processor, sched_getcpu() as u32)).unwrap();
                 all_stay.wait();
             });
         }
-        let taken: Vec<_> = told.1.iter().take(count as usize).collect();
+        drop(tell);
+        let taken: Vec<_> = told.iter().take(count).collect();
+        assert_eq!(taken.len(), count, "one could not stay");
         assert!(taken.iter().any(|(processor, _)| *processor == here));
         assert!(taken.iter().all(|(processor, ran_on)| processor == ran_on), "{taken:?}");
-        assert_eq!(taken.iter().collect::<HashSet<_>>().len(), taken.len());
-        assert!(Stay::near(here, &stays).is_none(), "no processor is left");
+        assert_eq!(taken.iter().collect::<HashSet<_>>().len(), count);
+        assert!(near(here, &stays).is_none(), "no processor is left");
         all_stay.wait();
     }
 
@@ -122,17 +172,27 @@ mod tests {
         let stays = Arc::default();
         let here = sched_getcpu() as u32;
         for _ in 0..2 {
-            assert_eq!(Stay::near(here, &stays).unwrap().processor, here);
+            assert_eq!(near(here, &stays).unwrap().processor, here);
         }
+        assert!(Place::near(u32::MAX, |_| false, &stays).is_err());
         assert!(stays.processors.lock().is_empty());
     }
 
     #[test]
-    fn a_core_that_cannot_stay_does_not_try_again() {
+    fn nobody_goes_where_another_core_runs() {
         let stays = Arc::default();
-        assert!(Stay::near(u32::MAX, &stays).is_none());
         let here = sched_getcpu() as u32;
-        assert!(Stay::near(here, &stays).is_none());
-        assert!(stays.processors.lock().is_empty());
+        let _first = near(here, &stays);
+        assert!(Place::near(here, |_| true, &stays).unwrap().is_none());
+    }
+
+    #[test]
+    fn no_stay_and_no_pause_is_long() {
+        let (mut staying, now) = (Staying::default(), Instant::now());
+        assert!(staying.has_lasted(ROAM, now), "it has not stayed yet");
+        staying.set(None, now);
+        assert!(!staying.has_lasted(ROAM, now));
+        assert!(staying.has_lasted(ROAM, now + ROAM) && !staying.has_lasted(STAY, now + ROAM));
+        assert!(staying.has_lasted(STAY, now + STAY));
     }
 }

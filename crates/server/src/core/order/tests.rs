@@ -222,3 +222,32 @@ fn more_small_requests_than_long_ones_are_served_between_two_looks() {
     order.served = 10;
     assert_eq!(order.width(10 * 64 * 1024 + 10 * 4096 + 100), WIDTH_MAX);
 }
+
+#[test]
+fn turns_are_long_while_most_of_many_are_on_the_processor_of_the_core() {
+    let count = CROWD as usize + 2;
+    let (mut order, mut places) = connections(count);
+    let row = ROW as usize;
+    let long = row * LONG_TURN as usize;
+    for (client, is_local, length) in [
+        (Whereabouts::Here, true, long),
+        (Whereabouts::Elsewhere, true, row),
+        (Whereabouts::Here, true, long),
+        (Whereabouts::Unknown, false, row),
+    ] {
+        for place in &mut places {
+            (place.client, place.is_local) = (client, is_local);
+        }
+        // The rounds in which that is noticed.
+        serve(&mut order, &mut places, 1, 3 * count * long);
+        let served = serve(&mut order, &mut places, 1, count * long);
+        let rows: Vec<_> = served.chunk_by(|one, next| one == next).map(<[u64]>::len).collect();
+        // The first and the last may be cut.
+        let whole = &rows[1..rows.len() - 1];
+        assert!(whole.iter().all(|row| *row == length), "{client:?}: {rows:?}");
+        assert_eq!(order.has_local_crowd(), is_local, "{client:?}");
+    }
+    assert!(!order.has_emptied());
+    order.round.nobody_asks();
+    assert!(order.has_emptied() && !order.has_local_crowd());
+}
