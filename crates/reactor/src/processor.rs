@@ -61,8 +61,8 @@ impl Drop for Stay {
 fn use_again(before: &CpuSet) {
     let mut all = CpuSet::new();
     (0..CpuSet::MAX_CPU).for_each(|processor| all.set(processor));
-    let is_all = sched_setaffinity(None, &all).and_then(|()| sched_getaffinity(None));
-    if is_all.is_ok_and(|now| now != *before) {
+    let now = sched_setaffinity(None, &all).and_then(|()| sched_getaffinity(None));
+    if now != Ok(*before) {
         let _ = sched_setaffinity(None, before);
     }
 }

@@ -1,9 +1,10 @@
 //! A core gives way to the clients whose turn it is.
 //!
 //! When the connections whose turn it is have been answered, and many others ask, the core lets other threads of its
-//! processor run before the next connection has its turn (one or two have theirs at a time, see `abreast.rs`). Clients on this processor then ask again at once and their
-//! turns go on, so few of them run at a time and find their memory in the caches. Without that, the clients of a busy
-//! processor queue for it instead of for the core, each of them for every single request.
+//! processor run before the next connection has its turn (one or two have theirs at a time, see `abreast.rs`). Clients on
+//! this processor then ask again at once and their turns go on, so few of them run at a time and find their memory in the
+//! caches. Without that, the clients of a busy processor queue for it instead of for the core, each of them for every
+//! single request.
 //!
 //! First the core yields. That does not help clients of other sessions or control groups, among which the kernel shares
 //! out the processor first. So if nothing has come, the core sleeps until something does, but not for long, and only for

@@ -179,7 +179,7 @@ impl Order {
     }
 
     /// Returns true if so many ask all the time that those whose turn it is are awaited.
-    pub(super) fn is_crowded(&self) -> bool {
+    fn is_crowded(&self) -> bool {
         self.round.active() > CROWD
     }
 
