@@ -7,11 +7,10 @@
 
 /// Turns after which it is decided whether two at a time stay.
 const TRIED: u32 = 64;
+/// They do if the core has given way less often than this meanwhile.
+const GIVEN_MIN: u32 = 16;
 /// Turns until two at a time are tried again.
 const ALONE: u32 = 1024;
-
-/// How often the core has to give way for that.
-const GIVEN_MIN: u32 = 16;
 
 #[derive(Debug)]
 pub(super) struct Abreast {
@@ -30,16 +29,13 @@ impl Default for Abreast {
 }
 
 impl Abreast {
-    /// Maximum number of clients that have their turns at a time.
-    pub(super) const MAX: usize = 2;
-
     fn tried(is_alone: bool) -> Self {
         Self { is_alone, turns: 0, given: 0, asked: 0 }
     }
 
     /// Returns how many clients have their turns at a time now.
     pub(super) fn number(&self) -> usize {
-        if self.is_alone { 1 } else { Self::MAX }
+        if self.is_alone { 1 } else { 2 }
     }
 
     /// Notes that a turn begins.

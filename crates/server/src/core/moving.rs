@@ -208,10 +208,10 @@ impl Core {
         let most = std::mem::take(&mut place.most);
         let from = *place.slept_from.get_or_insert_with(|| slept_from(link));
         place.is_local = from < u64::MAX && most >= from;
-        place.client = match place.is_local {
-            _ if !is_home => Whereabouts::Elsewhere,
-            true => Whereabouts::Here,
-            false => Whereabouts::Unknown,
+        place.client = match (is_home, place.is_local) {
+            (false, _) => Whereabouts::Elsewhere,
+            (true, true) => Whereabouts::Here,
+            (true, false) => Whereabouts::Unknown,
         };
         // Once may be chance, when a thread has just moved.
         let is_sure = before == Some(client_on);
