@@ -26,26 +26,27 @@ impl Load {
     }
 
     /// Runs for `left` seconds and measures the last `secs` of them.
-    fn run_ramped(&mut self, left: f64, secs: f64) -> Result<Measured, String> {
-        if left <= secs {
-            return self.run(left);
+    fn run(&mut self, left: f64, secs: f64) -> Result<Measured, String> {
+        let end = Instant::now() + Duration::from_secs_f64(left);
+        self.measured().start(left - secs);
+        loop {
+            match self {
+                Self::Remote(worker) => worker.run(end)?,
+                Self::Local(local) => local.run(end)?,
+            }
+            // A scan may be over before the ramp is.
+            if !self.measured().is_ramping() || Instant::now() >= end {
+                break;
+            }
         }
-        let start = Instant::now();
-        let left_until = |end: f64| (end - start.elapsed().as_secs_f64()).max(0.0);
-        let mut errors = 0;
-        // A scan may end early.
-        while left_until(left - secs) > 0.0 {
-            errors += self.run(left_until(left - secs))?.errors;
-        }
-        let mut measured = self.run(left_until(left))?;
-        measured.errors += errors;
-        Ok(measured)
+        self.measured().end();
+        Ok(std::mem::replace(self.measured(), Measured::new()))
     }
 
-    fn run(&mut self, secs: f64) -> Result<Measured, String> {
+    fn measured(&mut self) -> &mut Measured {
         match self {
-            Self::Remote(worker) => worker.run(secs),
-            Self::Local(local) => local.run(secs),
+            Self::Remote(worker) => worker.measured(),
+            Self::Local(local) => local.measured(),
         }
     }
 }
@@ -96,10 +97,10 @@ fn loads(args: &Args, number: usize) -> Result<Vec<Load>, String> {
 /// Runs clients together for `left` seconds, each on a thread of its own, and measures the last `secs` of them.
 fn run_all(loads: &mut [Load], left: f64, secs: f64) -> Result<Vec<Measured>, String> {
     if let [load] = loads {
-        return Ok(vec![load.run_ramped(left, secs)?]);
+        return Ok(vec![load.run(left, secs)?]);
     }
     let results = at_once(loads.iter_mut(), Duration::from_secs_f64(left), |load, left| {
-        load.run_ramped(left.as_secs_f64(), secs)
+        load.run(left.as_secs_f64(), secs)
     });
     results.into_iter().collect()
 }

@@ -1,13 +1,13 @@
 //! The file workloads on a local directory with plain system calls: the figures that a server is compared
 //! with.
 
-use super::result::{Measured, monotonic};
+use super::result::Measured;
 use super::tree::{self, Blocks, CREATE, FILE_BYTES, Names, ROUND, Random};
 use super::workload::{Args, NEEDED};
 use rustix::fs::{AtFlags, CWD, Dir, Mode, OFlags, openat, statat, unlinkat};
 use rustix::io::{Errno, pread, pwrite};
 use std::os::fd::OwnedFd;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 type Result<T> = std::result::Result<T, Errno>;
 
@@ -29,10 +29,12 @@ impl Local {
         Ok(Self { args: args.clone(), number, root, random, measured: Measured::new() })
     }
 
-    /// Runs the workload for this many seconds.
-    pub(super) fn run(&mut self, secs: f64) -> std::result::Result<Measured, String> {
-        let start = Instant::now();
-        let end = start + Duration::from_secs_f64(secs);
+    pub(super) fn measured(&mut self) -> &mut Measured {
+        &mut self.measured
+    }
+
+    /// Runs the workload until then, or until it is over.
+    pub(super) fn run(&mut self, end: Instant) -> std::result::Result<(), String> {
         match self.args.op.as_str() {
             "stat_same" | "stat_diff" => self.stat(end),
             "orc" => self.open_read_close(end),
@@ -43,10 +45,7 @@ impl Local {
         .map_err(|error| {
             let hint = if error == Errno::NOENT { NEEDED } else { "" };
             format!("{}: {error}{hint}", self.args.server)
-        })?;
-        self.measured.seconds = start.elapsed().as_secs_f64();
-        self.measured.began = monotonic() - self.measured.seconds;
-        Ok(std::mem::replace(&mut self.measured, Measured::new()))
+        })
     }
 
     fn stat(&mut self, end: Instant) -> Result<()> {
@@ -73,7 +72,7 @@ impl Local {
             }
             let length = read_file(&self.root, name, &mut buffer).unwrap_or(0);
             self.measured.one(start.elapsed(), length != FILE_BYTES);
-            self.measured.read_bytes += length as u64;
+            self.measured.moved(false, length);
         }
     }
 
@@ -92,7 +91,7 @@ impl Local {
                 if reads {
                     let length = read_file(&directory, name, &mut buffer).unwrap_or(0);
                     self.measured.one(start.elapsed(), length != FILE_BYTES);
-                    self.measured.read_bytes += length as u64;
+                    self.measured.moved(false, length);
                 } else {
                     let outcome = statat(&directory, name, AtFlags::empty());
                     self.measured.one(start.elapsed(), outcome.is_err());

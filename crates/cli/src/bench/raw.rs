@@ -8,7 +8,7 @@ use super::check_length;
 use super::processes::cpu_seconds;
 use super::processor::{self, Pinned, end_with_parent};
 use super::raw_clients;
-use super::result::{Measured, monotonic, summary};
+use super::result::{Measured, summary};
 use super::shared::{self, End};
 use crate::report::say;
 use crate::serve::parse_bytes;
@@ -296,13 +296,13 @@ impl Answers {
 /// Times `one` over and over. The first call is not counted, since the far end is still starting, nor is what `--ramp`
 /// excludes.
 fn repeat(args: &Args, mut one: impl FnMut() -> io::Result<()>) -> io::Result<Measured> {
+    let mut measured = Measured::new();
     let begin = Instant::now() + Duration::from_secs_f64(args.ramp);
     one()?;
     while Instant::now() < begin {
         one()?;
     }
-    let mut measured = Measured::new();
-    measured.began = monotonic();
+    measured.start(0.0);
     let start = Instant::now();
     let end = start + Duration::from_secs_f64(args.secs);
     let mut now = start;
@@ -312,7 +312,7 @@ fn repeat(args: &Args, mut one: impl FnMut() -> io::Result<()>) -> io::Result<Me
         measured.one(then - now, false);
         now = then;
     }
-    measured.seconds = start.elapsed().as_secs_f64();
+    measured.end();
     Ok(measured)
 }
 

@@ -2,10 +2,14 @@
 
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Counts and latencies of one client.
 pub(crate) struct Measured {
+    /// When the ramp ends: nothing but errors is recorded before. `None`: it is over.
+    ramp_end: Option<Instant>,
+    /// The last operation was recorded.
+    is_recorded: bool,
     pub(crate) latencies: Histogram<u64>,
     pub(crate) operations: u64,
     pub(crate) read_bytes: u64,
@@ -40,8 +44,14 @@ fn histogram() -> Histogram<u64> {
 
 impl Measured {
     pub(crate) fn new() -> Self {
+        let mut latencies = histogram();
+        // Writes to all of its memory, which the kernel would otherwise only provide during the measurement.
+        latencies.saturating_record(1);
+        latencies.reset();
         Self {
-            latencies: histogram(),
+            ramp_end: None,
+            is_recorded: false,
+            latencies,
             operations: 0,
             read_bytes: 0,
             written_bytes: 0,
@@ -52,15 +62,41 @@ impl Measured {
         }
     }
 
-    /// Records one operation.
+    /// Starts the measurement, after a ramp of so many seconds.
+    pub(crate) fn start(&mut self, ramp: f64) {
+        self.began = monotonic();
+        self.ramp_end = (ramp > 0.0).then(|| Instant::now() + Duration::from_secs_f64(ramp));
+    }
+
+    /// Returns true before the first operation has ended after the ramp.
+    pub(crate) fn is_ramping(&self) -> bool {
+        self.ramp_end.is_some()
+    }
+
+    /// Ends the measurement.
+    pub(crate) fn end(&mut self) {
+        self.seconds = monotonic() - self.began;
+    }
+
+    /// Records one operation, unless it began before the ramp ended.
     pub(crate) fn one(&mut self, took: Duration, failed: bool) {
-        self.operations += 1;
         self.errors += u64::from(failed);
+        self.is_recorded = self.ramp_end.is_none();
+        if let Some(end) = self.ramp_end {
+            if Instant::now() >= end {
+                self.start(0.0);
+            }
+            return;
+        }
+        self.operations += 1;
         self.latencies.saturating_record(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
     }
 
-    /// Records the bytes that one operation read or wrote.
+    /// Records the bytes that the last operation read or wrote.
     pub(crate) fn moved(&mut self, writes: bool, bytes: usize) {
+        if !self.is_recorded {
+            return;
+        }
         let sum = if writes { &mut self.written_bytes } else { &mut self.read_bytes };
         *sum += bytes as u64;
     }
@@ -91,6 +127,8 @@ impl Sent {
         let Self { operations, read_bytes, written_bytes, errors, began, seconds, stages, .. } =
             self;
         Measured {
+            ramp_end: None,
+            is_recorded: false,
             latencies,
             operations,
             read_bytes,
@@ -104,7 +142,7 @@ impl Sent {
 }
 
 /// Returns the time in seconds, by a clock that all processes of a machine share.
-pub(crate) fn monotonic() -> f64 {
+pub(super) fn monotonic() -> f64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     now.tv_sec as f64 + now.tv_nsec as f64 / 1e9
 }
@@ -152,6 +190,26 @@ pub(crate) fn summary(clients: &[Measured]) -> serde_json::Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn nothing_but_errors_is_recorded_before_the_first_operation_that_begins_after_the_ramp() {
+        let mut measured = Measured::new();
+        let one = |measured: &mut Measured, failed| {
+            measured.one(Duration::from_micros(1), failed);
+            measured.moved(true, 10);
+            (measured.operations, measured.written_bytes, measured.latencies.len())
+        };
+        measured.start(3600.0);
+        assert_eq!(one(&mut measured, true), (0, 0, 0));
+        let began = measured.began;
+        measured.ramp_end = Some(Instant::now());
+        assert_eq!(one(&mut measured, false), (0, 0, 0), "it began before");
+        assert!(!measured.is_ramping() && measured.began > began);
+        assert_eq!(one(&mut measured, false), (1, 10, 1));
+        assert_eq!(measured.errors, 1);
+        measured.start(0.0);
+        assert_eq!(one(&mut measured, false), (2, 20, 2), "there is no ramp");
+    }
 
     #[test]
     fn results_survive_the_way_between_processes() {

@@ -1,6 +1,6 @@
 //! Runs the file workloads on a server with the client library.
 
-use super::result::{Measured, monotonic};
+use super::result::Measured;
 use super::tree::{self, Blocks, CREATE, FILE_BYTES, Names, OPERATIONS, ROUND, Random};
 use crate::remote::Session;
 use crate::report::note;
@@ -95,6 +95,8 @@ pub(super) struct Worker {
     client: Session,
     random: Random,
     measured: Measured,
+    /// [`Worker::stages`] when the measurement began.
+    stages_before: [u64; 4],
 }
 
 impl Worker {
@@ -124,18 +126,24 @@ impl Worker {
             client,
             random: Random::new(number),
             measured: Measured::new(),
+            stages_before: [0; 4],
         })
     }
 
-    /// Runs the workload for this many seconds.
-    pub(super) fn run(&mut self, secs: f64) -> Result<Measured, String> {
-        let stages = |client: &Session| {
-            let times = client.times();
-            [times.samples, times.client_ns, times.network_ns, times.server_ns]
-        };
-        let before = stages(&self.client);
-        let start = Instant::now();
-        let end = start + Duration::from_secs_f64(secs);
+    pub(super) fn measured(&mut self) -> &mut Measured {
+        &mut self.measured
+    }
+
+    fn stages(&self) -> [u64; 4] {
+        let times = self.client.times();
+        [times.samples, times.client_ns, times.network_ns, times.server_ns]
+    }
+
+    /// Runs the workload until then, or until it is over.
+    pub(super) fn run(&mut self, end: Instant) -> Result<(), String> {
+        if !self.measured.is_ramping() {
+            self.stages_before = self.stages();
+        }
         match self.args.op.as_str() {
             "stat_same" | "stat_diff" => self.stat(end),
             "orc" => self.open_read_close(end),
@@ -145,11 +153,18 @@ impl Worker {
             _ => self.big(end),
         }
         .map_err(|error| format!("{}: {}", self.args.op, told(&error)))?;
-        self.measured.seconds = start.elapsed().as_secs_f64();
-        self.measured.began = monotonic() - self.measured.seconds;
-        let now = stages(&self.client);
-        self.measured.stages = std::array::from_fn(|at| now[at] - before[at]);
-        Ok(std::mem::replace(&mut self.measured, Measured::new()))
+        let now = self.stages();
+        self.measured.stages = std::array::from_fn(|at| now[at] - self.stages_before[at]);
+        Ok(())
+    }
+
+    /// Records one operation.
+    fn record(&mut self, took: Duration, failed: bool) {
+        let was_ramping = self.measured.is_ramping();
+        self.measured.one(took, failed);
+        if was_ramping && !self.measured.is_ramping() {
+            self.stages_before = self.stages();
+        }
     }
 
     /// Records one operation; `good` returns whether its result is as expected. The first failure is printed,
@@ -165,7 +180,7 @@ impl Worker {
             Ok(_) => Some("the data read differs from what the tree should hold".to_owned()),
             Err(error) => Some(told(error)),
         };
-        self.measured.one(took, wrong.is_some());
+        self.record(took, wrong.is_some());
         if let Some(wrong) = wrong.filter(|_| self.measured.errors == 1) {
             note(format_args!("towline: bench: {}: {wrong}", self.args.op));
         }
@@ -268,7 +283,7 @@ impl Worker {
                     let found = entries.iter().filter(|entry| visible(entry)).count().max(1);
                     let each = took / found as u32;
                     for entry in entries.iter().filter(|entry| visible(entry)) {
-                        this.measured.one(each, entry.attr.is_none() || !end);
+                        this.record(each, entry.attr.is_none() || !end);
                     }
                 }
                 Err(error) => {
