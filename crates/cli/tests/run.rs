@@ -284,6 +284,28 @@ P"#,
 }
 
 #[test]
+fn parts_of_vectors_are_filled_in_order() {
+    if !have("python3") {
+        return println!("SKIPPED vectors: there is no python3");
+    }
+    same(
+        r#"python3 - <<'P'
+import os, zlib
+fd = os.open('f', os.O_RDWR | os.O_CREAT)
+data = b''.join(b'%07d' % n for n in range(60000))
+print(os.pwritev(fd, [data[:100000], data[100000:100003], b'', data[100003:]], 0), os.fstat(fd).st_size)
+for at, lengths in [(1000, (100000, 70000, 200000)), (5, (65536, 65536)), (300000, (90000, 90000, 90000)),
+                    (7, (10, 20, 100000)), (419999, (70000, 70000)), (420000, (70000, 70000)), (3, (70000, 0, 5))]:
+    parts = [bytearray(length) for length in lengths]
+    count = os.preadv(fd, parts, at)
+    print(count, b''.join(parts)[:count] == data[at:at + count], [zlib.crc32(part) for part in parts])
+    os.lseek(fd, at, 0)
+    print(os.readv(fd, parts), os.lseek(fd, 0, 1))
+P"#,
+    );
+}
+
+#[test]
 fn wrong_use_is_explained_and_statuses_passed_on() {
     let world = World::new();
     let at = format!("{PREFIX}={}", world.url("dir"));

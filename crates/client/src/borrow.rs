@@ -1,6 +1,7 @@
 //! Borrowed data: the client reads what the server lends in place, in the server's memory, which it
 //! maps.
 
+use crate::lent::{Buffer, exclusive};
 use smallvec::SmallVec;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -154,20 +155,22 @@ impl Borrowed {
         self.from.as_ref().is_some_and(|from| Arc::ptr_eq(&from.link, link))
     }
 
-    /// Copies all of it to the start of `target`. Returns false if the loan ended meanwhile, with
-    /// the lane; the bytes are then worthless.
-    ///
-    /// # Panics
-    /// If `target` is shorter.
-    pub(crate) fn copy_to(&self, target: &mut [u8]) -> bool {
-        let mut rest = target;
+    /// Copies all of it to the start of `target`. Returns false if that is shorter, or if the loan ended meanwhile, with the
+    /// lane; the bytes are then worthless.
+    pub(crate) fn copy_to(&self, target: &mut Buffer) -> bool {
+        let mut at = 0;
         for extent in &self.extents {
-            let (part, behind) = rest.split_at_mut(extent.length as usize);
-            match (extent.offset, &self.from) {
-                (Some(offset), Some(from)) => from.memory.copy_out(offset as usize, part),
-                _ => part.fill(0),
+            let (start, end) = (at, at + extent.length as usize);
+            while at < end {
+                let Some(part) = target.part_mut(at, end - at).map(exclusive) else { return false };
+                match (extent.offset, &self.from) {
+                    (Some(offset), Some(from)) => {
+                        from.memory.copy_out(offset as usize + (at - start), part);
+                    }
+                    _ => part.fill(0),
+                }
+                at += part.len();
             }
-            rest = behind;
         }
         // Holes need no check: they were holes when the server said so.
         self.from.as_ref().is_none_or(|from| match &*from.link {

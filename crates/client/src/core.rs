@@ -7,6 +7,7 @@
 
 mod anew;
 mod completing;
+mod data;
 mod outcome;
 mod outgoing;
 mod reconnect;
@@ -17,7 +18,7 @@ mod tests;
 mod waiting;
 
 use crate::borrow::Memories;
-use crate::convert::{unexpected, wrote};
+use crate::convert::unexpected;
 use crate::disks::{Closing, OpenDisks};
 use crate::handshake::{Failure, Greeted, greet, may_move};
 use crate::lent::Buffer;
@@ -42,7 +43,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::task::Waker;
 use std::time::Duration;
 use towline_net::{Counters, Input, Link, Spin};
-use towline_wire::limits::{SLOTS_MAX, TRANSFER_BYTES_MAX};
+use towline_wire::limits::SLOTS_MAX;
 use towline_wire::{Errno, Request};
 
 /// Most parts of messages that one system call sends.
@@ -359,6 +360,7 @@ impl Core {
     }
 
     /// Sends a request and waits for its reply. Data moves from `source` and into `target`.
+    #[allow(unsafe_code)]
     pub(crate) fn call(
         self: &Arc<Self>,
         requests: &[Request<'_>],
@@ -366,12 +368,15 @@ impl Core {
         target: &mut [u8],
     ) -> Result<Outcome, Error> {
         let mut place = Outcome::default();
-        self.call_looking(requests, source, target, &mut |outcome| outcome.move_to(&mut place))?;
+        // SAFETY: this waits until the request is over, and uses neither buffer meanwhile.
+        let (source, target) = unsafe { (Buffer::source(source), Buffer::target(target)) };
+        self.exchange(requests, source, target, &mut |outcome| outcome.move_to(&mut place))?;
         Ok(place)
     }
 
     /// [`Core::call`] for frequent requests: `read` sees the outcome in place, with the state
     /// locked, and must not use the core.
+    #[allow(unsafe_code)]
     pub(crate) fn ask<T>(
         self: &Arc<Self>,
         requests: &[Request<'_>],
@@ -379,25 +384,24 @@ impl Core {
         target: &mut [u8],
         read: impl FnOnce(&Outcome) -> Result<T, Error>,
     ) -> Result<T, Error> {
+        // SAFETY: this waits until the request is over, and uses neither buffer meanwhile.
+        let (source, target) = unsafe { (Buffer::source(source), Buffer::target(target)) };
+        self.ask_lent(requests, source, target, read)
+    }
+
+    /// [`Core::ask`] with buffers that may be lent: returns once the request is over, even if it fails.
+    fn ask_lent<T>(
+        self: &Arc<Self>,
+        requests: &[Request<'_>],
+        source: Buffer,
+        target: Buffer,
+        read: impl FnOnce(&Outcome) -> Result<T, Error>,
+    ) -> Result<T, Error> {
         let (mut read, mut said) = (Some(read), None);
-        self.call_looking(requests, source, target, &mut |outcome| {
+        self.exchange(requests, source, target, &mut |outcome| {
             said = read.take().map(|read| read(outcome));
         })?;
         said.unwrap_or_else(|| Err(unexpected()))
-    }
-
-    #[allow(unsafe_code)]
-    fn call_looking(
-        self: &Arc<Self>,
-        requests: &[Request<'_>],
-        source: &[u8],
-        target: &mut [u8],
-        look: Look<'_>,
-    ) -> Result<(), Error> {
-        // SAFETY: this function waits below until the request is over, even if it fails, and uses
-        // neither buffer meanwhile.
-        let (source, target) = unsafe { (Buffer::source(source), Buffer::target(target)) };
-        self.exchange(requests, source, target, look)
     }
 
     /// Sends a request that is completed later.
@@ -414,68 +418,6 @@ impl Core {
         let slot = slot.ok_or(Errno::EAGAIN)?;
         let convert: Convert<T> = Box::new(convert);
         Ok(Operation::new(self.clone(), slot, convert))
-    }
-
-    pub(crate) fn read(
-        self: &Arc<Self>,
-        handle: u64,
-        target: &mut [u8],
-        offset: u64,
-    ) -> Result<usize, Error> {
-        let mut done = 0;
-        loop {
-            let length = (target.len() - done).min(TRANSFER_BYTES_MAX);
-            let request =
-                Request::Read { handle, offset: offset + done as u64, length: length as u32 };
-            let place = &mut target[done..done + length];
-            let read = self.ask(&[request], &[], place, |outcome| {
-                outcome.single()?;
-                Ok(outcome.payload)
-            });
-            match read {
-                Ok(count) => {
-                    done += count;
-                    if count < length || done == target.len() {
-                        return Ok(done);
-                    }
-                }
-                Err(_) if done > 0 => return Ok(done),
-                Err(error) => return Err(error),
-            }
-        }
-    }
-
-    pub(crate) fn write(
-        self: &Arc<Self>,
-        handle: u64,
-        data: &[u8],
-        offset: u64,
-        flags: u32,
-    ) -> Result<usize, Error> {
-        let mut done = 0;
-        loop {
-            let length = (data.len() - done).min(TRANSFER_BYTES_MAX);
-            let request = Request::Write {
-                handle,
-                offset: offset + done as u64,
-                length: length as u32,
-                flags,
-            };
-            let source = &data[done..done + length];
-            let answer =
-                self.ask(&[request], source, &mut [], |outcome| wrote(outcome.single()?, length));
-            let written = match answer {
-                Ok((written, _)) => written,
-                // If this counted as a short write, the caller would repeat what may have been done.
-                Err(error @ (Error::Unknown | Error::Protocol(_))) => return Err(error),
-                Err(error) if done == 0 => return Err(error),
-                Err(_) => return Ok(done),
-            };
-            done += written;
-            if written < length || done == data.len() {
-                return Ok(done);
-            }
-        }
     }
 
     /// Counts a change that is about to be made or was made, see `Options::changes`.

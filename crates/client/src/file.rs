@@ -6,6 +6,7 @@ use crate::convert::{attributes, check, done, flag, number, unexpected, write_fl
 use crate::core::{Core, Outcome};
 use crate::disks::Closing;
 use crate::operation::Operation;
+use std::io::{IoSlice, IoSliceMut};
 use std::sync::Arc;
 use towline_wire::parts::{Part, fit_together};
 use towline_wire::request::lock::{TRY, WAIT};
@@ -266,6 +267,18 @@ impl File {
         self.core.read(self.handle, target, offset)
     }
 
+    /// `preadv(2)`: [`File::read_at`] into several buffers, one after the other. All of them take one request, up to 8 MiB.
+    ///
+    /// # Errors
+    /// As the system call.
+    pub fn read_vectored_at(
+        &self,
+        targets: &mut [IoSliceMut<'_>],
+        offset: u64,
+    ) -> Result<usize, Error> {
+        self.core.read_vectored(self.handle, targets, offset)
+    }
+
     /// [`File::read_at`] of at most 8 MiB, completed later; yields the number of bytes read and the
     /// buffer.
     ///
@@ -292,6 +305,14 @@ impl File {
     /// As the system call; [`Error::Unknown`] also if a part has been written.
     pub fn write_at(&self, data: &[u8], offset: u64) -> Result<usize, Error> {
         self.core.write(self.handle, data, offset, self.write_flags)
+    }
+
+    /// `pwritev(2)`: [`File::write_at`] of several buffers, one after the other. All of them are one request, up to 8 MiB.
+    ///
+    /// # Errors
+    /// As [`File::write_at`].
+    pub fn write_vectored_at(&self, sources: &[IoSlice<'_>], offset: u64) -> Result<usize, Error> {
+        self.core.write_vectored(self.handle, sources, offset, self.write_flags)
     }
 
     /// Calls [`File::write_at`] until everything is written.

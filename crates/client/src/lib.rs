@@ -5,9 +5,9 @@
 //! like. It has no background thread: every waiting caller makes progress for all. A [`File`] is an
 //! open file or directory; paths passed to it are relative to it. A [`Disk`] is an open disk.
 //!
-//! Blocking calls move bytes straight between the socket and the caller's buffer. [`Operation`]s
-//! are the same calls started now and completed later: singly ([`Operation::wait`]), in any order
-//! ([`Group`]) or as futures.
+//! Blocking calls move bytes straight between the socket and the caller's buffer, or several of
+//! them ([`File::read_vectored_at`]). [`Operation`]s are the same calls started now and completed
+//! later: singly ([`Operation::wait`]), in any order ([`Group`]) or as futures.
 //!
 //! The client replaces a lost connection and resends unanswered requests in the same session, so
 //! each request takes effect once. After a restart of the server it reopens open files. While the

@@ -60,8 +60,12 @@ impl Slot {
         if !self.land(header, length as u64) {
             return Err(ProtocolError { what: "hole beyond the requested range", at: 16 });
         }
-        if let Some(part) = self.target.part_mut(header.offset as usize, length) {
+        let (mut at, end) = (header.offset as usize, header.offset as usize + length);
+        while at < end
+            && let Some(part) = self.target.part_mut(at, end - at)
+        {
             exclusive(part).fill(0);
+            at += part.len();
         }
         Ok(())
     }
@@ -123,7 +127,7 @@ fn current<'a>(state: &'a mut State, header: &Header) -> Option<&'a mut Slot> {
     (slot.sequence == header.sequence).then_some(slot)
 }
 
-/// Where a part of the payload of a reply or data message belongs.
+/// Where a part of the payload of a reply or data message belongs, or its first bytes if that is not one piece.
 fn place_of<'a>(
     state: &mut State,
     header: &Header,
@@ -138,7 +142,7 @@ fn place_of<'a>(
         return None; // nobody gets what follows a failure
     }
     let part = slot.target.part_mut(from, rest)?;
-    slot.received = slot.received.max(from + rest);
+    slot.received = slot.received.max(from + part.len());
     Some(exclusive(part))
 }
 
@@ -270,8 +274,8 @@ impl Sink for Completing<'_, '_> {
             let core = self.core;
             let state = self.state.get_or_insert_with(|| core.state.lock());
             match place_of(state, header, 0, payload.len()) {
-                Some(place) => payload.copy_out(place),
-                None => return Ok(false),
+                Some(place) if place.len() == payload.len() => payload.copy_out(place),
+                _ => return Ok(false),
             }
         }
         self.reply(header, body).map(|()| true)

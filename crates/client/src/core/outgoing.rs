@@ -2,7 +2,8 @@
 
 use super::Slot;
 use super::sending::coarse_ms;
-use crate::lent::shared;
+use crate::lent::{Pieces, shared};
+use smallvec::SmallVec;
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
@@ -42,7 +43,7 @@ pub(super) struct Out {
     head: Head,
     /// A part of the source of this slot, which follows the head. The slot's `sending` counts it,
     /// so it stays valid until `Core::part_sent`, as long as the message's lane is the current one.
-    pub(super) data: Option<(u16, *const [u8])>,
+    pub(super) data: Option<(u16, Pieces)>,
     /// Bytes already sent.
     pub(super) done: usize,
 }
@@ -70,21 +71,28 @@ impl Out {
     }
 
     /// What remains to be sent, in order.
-    pub(super) fn rest(&self) -> [&[u8]; 2] {
+    pub(super) fn rest(&self) -> SmallVec<[&[u8]; 2]> {
         let head: &[u8] = match &self.head {
             Head::Kept(message) => message,
             Head::Bare(header) => header,
         };
-        let data = self.data.map_or(&[][..], |(_, data)| shared(data));
-        let first = self.done.min(head.len());
-        [&head[first..], &data[self.done - first..]]
+        let data = self.data.iter().flat_map(|(_, pieces)| pieces);
+        let mut done = self.done;
+        std::iter::once(head)
+            .chain(data.map(|piece| shared(*piece)))
+            .map(|part| {
+                let (_, rest) = part.split_at(done.min(part.len()));
+                done -= part.len() - rest.len();
+                rest
+            })
+            .collect()
     }
 }
 
 impl Slot {
     /// Returns the message of this slot, which has this number, for sending.
     pub(super) fn out(&mut self, number: u16) -> Out {
-        let data = self.rides.then(|| (number, self.source.bytes()));
+        let data = self.rides.then(|| (number, self.source.pieces(0, self.source.len())));
         self.sending += usize::from(self.rides);
         self.granted = 0;
         Out { head: Head::Kept(self.message.clone()), data, done: 0 }
@@ -112,9 +120,8 @@ impl Slot {
         head.offset = from;
         head.payload_bytes = length;
         self.sending += 1;
-        let range = from as usize..from as usize + length as usize;
-        let source = &raw const shared(self.source.bytes())[range];
-        Out { data: Some((number, source)), ..Out::header(&head) }
+        let pieces = self.source.pieces(from as usize, length as usize);
+        Out { data: Some((number, pieces)), ..Out::header(&head) }
     }
 
     /// Returns the first fragment of the source, if it follows the message without a grant.
@@ -124,7 +131,7 @@ impl Slot {
     }
 }
 
-// SAFETY: the pointer refers to a buffer that is `Send` and outlives the message, see `Out::data`.
+// SAFETY: the pointers refer to a buffer that is `Send` and outlives the message, see `Out::data`.
 #[allow(unsafe_code)]
 unsafe impl Send for Out {}
 

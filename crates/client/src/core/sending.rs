@@ -143,7 +143,9 @@ impl Core {
             header.body_bytes = (message.len() - HEADER_BYTES) as u32;
             message[..HEADER_BYTES].copy_from_slice(&header.to_bytes());
             if inline && !slot.rides {
-                message.extend_from_slice(shared(source.bytes()));
+                for piece in source.pieces(0, source.len()) {
+                    message.extend_from_slice(shared(piece));
+                }
             }
         }
         (slot.sending, slot.was_sent) = (0, false);
@@ -326,11 +328,14 @@ impl Core {
             if is_only && checked.is_ok() {
                 // The common case: a single message that would leave the queue at once.
                 let only = &mut messages.message;
-                if let Ok(count) = out.link.send(&only.rest(), &self.counters) {
+                let rest = only.rest();
+                let sent = out.link.send(&rest[..rest.len().min(GATHER)], &self.counters);
+                drop(rest);
+                if let Ok(count) = sent {
                     only.done = count;
                     if only.is_sent() {
-                        if let Some((slot, _)) = only.data {
-                            self.part_sent(&mut self.state.lock(), slot, &mut out.woken);
+                        if let Some((slot, _)) = &only.data {
+                            self.part_sent(&mut self.state.lock(), *slot, &mut out.woken);
                         }
                         return Ok(true);
                     }
@@ -376,7 +381,7 @@ impl Core {
     fn send_queue(&self, out: &mut Outgoing) -> io::Result<bool> {
         while !out.messages.is_empty() {
             let parts: SmallVec<[&[u8]; 8]> =
-                out.messages.iter().take(GATHER / 2).flat_map(Out::rest).collect();
+                out.messages.iter().take(GATHER / 2).flat_map(Out::rest).take(GATHER).collect();
             let sent = out.link.send(&parts, &self.counters);
             drop(parts);
             match sent {

@@ -5,7 +5,7 @@ use super::reconnect::requests_of;
 use super::{Core, Look, Messages, Outcome, Receiving, SlotRef, State, Status, Wait, server_of};
 use crate::borrow::Borrowed;
 use crate::disks::Closing;
-use crate::lent::{Buffer, exclusive};
+use crate::lent::Buffer;
 use crate::{Error, Lock};
 use parking_lot::{Condvar, MutexGuard};
 use std::io;
@@ -264,11 +264,8 @@ impl Core {
             && let Some(borrowed) = found.outcome.borrowed.take()
         {
             let mut target = std::mem::replace(&mut found.target, Buffer::none());
-            let place = target.part_mut(0, borrowed.len());
             self.hand_over(state);
-            let whole = MutexGuard::unlocked(state, || {
-                place.is_some_and(|place| borrowed.copy_to(exclusive(place)))
-            });
+            let whole = MutexGuard::unlocked(state, || borrowed.copy_to(&mut target));
             state.slots[number].target = target;
             if !whole {
                 match &state.given_up {
@@ -314,8 +311,7 @@ impl Core {
         let slot = &mut state.slots[number];
         if let Some(borrowed) = slot.outcome.borrowed.take() {
             // The state stays locked: the owner of the operation may look for it at any moment.
-            let place = slot.target.part_mut(0, borrowed.len());
-            if !place.is_some_and(|place| borrowed.copy_to(exclusive(place))) {
+            if !borrowed.copy_to(&mut slot.target) {
                 self.ask_again(state, number, &borrowed);
                 return false;
             }

@@ -3,6 +3,7 @@
 use crate::common::pattern;
 use crate::op::{At, Op, SLOTS, Time};
 use crate::said::{Outcome, Said, Shown};
+use std::io::{IoSlice, IoSliceMut};
 use std::os::unix::ffi::OsStrExt;
 use towline_client::{Client, Errno, Error, File, Lock, Options, SetAttr, Timestamp, Transport};
 use towline_wire::request::{lock, open_flag};
@@ -127,13 +128,22 @@ impl Remote {
         };
         match op {
             Op::Open(..) | Op::Close(_) => unreachable!("treated by the caller"),
-            // Blocking calls and operations completed later take turns.
+            // Blocking calls, in one buffer or several, and operations completed later take turns.
             Op::Write(f, offset, length, byte) => {
                 let bytes = pattern(*length, *byte);
-                let count = if *byte % 2 == 0 && *length <= 1_000_000 {
-                    self.slot(*f).start_write_at(bytes, *offset)?.wait()?.0
-                } else {
-                    self.slot(*f).write_at(&bytes, *offset)?
+                let count = match *byte % 3 {
+                    0 if *length <= 1_000_000 => {
+                        self.slot(*f).start_write_at(bytes, *offset)?.wait()?.0
+                    }
+                    1 => {
+                        let mut rest = &bytes[..];
+                        let parts = part_lengths(bytes.len()).into_iter();
+                        let parts = parts.map(|length| {
+                            IoSlice::new(rest.split_off(..length).unwrap_or_default())
+                        });
+                        self.slot(*f).write_vectored_at(&parts.collect::<Vec<_>>(), *offset)?
+                    }
+                    _ => self.slot(*f).write_at(&bytes, *offset)?,
                 };
                 Ok(Said::Number(count as u64))
             }
@@ -143,12 +153,22 @@ impl Remote {
             }
             Op::Read(f, offset, length) => {
                 let mut bytes = vec![0; *length];
-                let count = if *length % 2 == 0 && *length <= 1_000_000 {
-                    let (count, read) = self.slot(*f).start_read_at(bytes, *offset)?.wait()?;
-                    bytes = read;
-                    count
-                } else {
-                    self.slot(*f).read_at(&mut bytes, *offset)?
+                let count = match *length % 3 {
+                    0 if *length <= 1_000_000 => {
+                        let (count, read) = self.slot(*f).start_read_at(bytes, *offset)?.wait()?;
+                        bytes = read;
+                        count
+                    }
+                    1 => {
+                        let parts = part_lengths(bytes.len()).into_iter();
+                        let mut rest = &mut bytes[..];
+                        let parts = parts.map(|length| {
+                            IoSliceMut::new(rest.split_off_mut(..length).unwrap_or_default())
+                        });
+                        let mut parts: Vec<_> = parts.collect();
+                        self.slot(*f).read_vectored_at(&mut parts, *offset)?
+                    }
+                    _ => self.slot(*f).read_at(&mut bytes, *offset)?,
                 };
                 bytes.truncate(count);
                 Ok(Said::Bytes(bytes))
@@ -273,6 +293,18 @@ fn list(directory: &File, attributes: bool) -> Result<Vec<(Vec<u8>, u8)>, Error>
             return Ok(names);
         }
     }
+}
+
+/// Splits a length into uneven parts.
+fn part_lengths(length: usize) -> Vec<usize> {
+    let mut left = length;
+    let sizes = [1, length / 50, 0, length / 20 + 4096].into_iter().cycle();
+    let parts = sizes.map_while(|size| {
+        let part = size.min(left);
+        left -= part;
+        (left > 0 || part > 0).then_some(part)
+    });
+    parts.collect()
 }
 
 /// The error number of a file operation. A lost connection or a broken protocol has none.

@@ -12,6 +12,8 @@ use towline_wire::request::sync_kind;
 
 /// Most bytes that one call moves, as on Linux.
 pub(crate) const CALL_BYTES_MAX: usize = 0x7fff_f000;
+/// Parts of a vector, all at least as long, are each read into by a request of their own.
+const OWN_READ_BYTES: usize = 64 * 1024;
 
 /// Returns the program's memory, cut to what one call may move.
 ///
@@ -146,7 +148,8 @@ unsafe fn parts<'a>(parts: *const iovec, count: c_int) -> Result<&'a [iovec], i3
     }
 }
 
-/// Reads into the parts, at `at` or at the file's own offset. Several parts are filled by one read.
+/// Reads into the parts, at `at` or at the file's own offset. Several parts are filled by one read, unless each of them is
+/// so long that another request costs less than copying them.
 unsafe fn scatter(
     open: Open,
     vector: *const iovec,
@@ -168,6 +171,26 @@ unsafe fn scatter(
     if let [part] = parts {
         // SAFETY: the program passes valid arguments.
         return Ok(get(unsafe { target(part.iov_base, part.iov_len) }?)? as isize);
+    }
+    if let Some(at) = at
+        && parts.iter().all(|part| part.iov_len >= OWN_READ_BYTES)
+    {
+        let mut done = 0;
+        for part in parts {
+            let length = part.iov_len.min(CALL_BYTES_MAX - done);
+            // SAFETY: the program passes valid arguments.
+            let room = unsafe { target(part.iov_base, length) };
+            let from = at.saturating_add(done as i64);
+            let count = match room.and_then(|room| remote::read_at(open, room, from)) {
+                Err(error) if done == 0 => return Err(error),
+                read => read.unwrap_or(0),
+            };
+            done += count;
+            if count < part.iov_len {
+                break;
+            }
+        }
+        return Ok(done as isize);
     }
     let mut all = vec![0; total.min(CALL_BYTES_MAX)];
     let count = get(&mut all)?;
