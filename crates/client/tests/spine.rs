@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{CREATE, eventually, pattern, remove, setup};
+use common::{CREATE, eventually, has_whiteouts, pattern, remove, setup, skipped};
 use std::sync::Arc;
 use towline_client::{Client, Errno, File, Group, LinkKind, Options, Transport};
 use towline_server::EngineWish;
@@ -113,8 +113,8 @@ fn names_attributes_and_errors() {
         top.rename(b"a", top, b"c", 0).unwrap();
         assert_eq!(top.stat_path(b"s", true).unwrap_err().errno(), Errno::ENOENT);
         assert_eq!(top.rename(b"b", top, b"c", 1).unwrap_err().errno(), Errno::EEXIST);
-        // RENAME_WHITEOUT, and a flag that does not exist.
-        assert_eq!(top.rename(b"b", top, b"w", 4).unwrap_err().errno(), Errno::EINVAL);
+        // RENAME_EXCHANGE with RENAME_WHITEOUT, and a flag that does not exist.
+        assert_eq!(top.rename(b"b", top, b"c", 6).unwrap_err().errno(), Errno::EINVAL);
         assert_eq!(top.rename(b"b", top, b"w", 8).unwrap_err().errno(), Errno::EINVAL);
         assert_eq!(top.open(b"c", 0o200 | CREATE, 0).err().unwrap().errno(), Errno::EEXIST);
         assert_eq!(top.open(b"c/d", 0, 0).err().unwrap().errno(), Errno::ENOTDIR);
@@ -133,6 +133,32 @@ fn names_attributes_and_errors() {
         assert!(names.iter().all(|entry| entry.attr.is_some()));
         assert_eq!(top.read_at(&mut [0; 5], 0).unwrap_err().errno(), Errno::EISDIR);
         assert!(client.statistics().unwrap().contains("T_server"));
+    });
+}
+
+#[test]
+fn renames_leave_whiteouts_where_they_are_wanted() {
+    if !has_whiteouts(&std::env::temp_dir()) {
+        return skipped("whiteouts: the file system of the temporary directory has none");
+    }
+    each(|_, top| {
+        top.write_path(b"a", CREATE, 0o640, b"hello").unwrap();
+        top.make_directory(b"d", 0o755).unwrap();
+        let before = [&b"a"[..], b"d"].map(|name| top.stat_path(name, false).unwrap().inode);
+        assert_eq!(top.rename(b"a", top, b"d", 5).unwrap_err().errno(), Errno::EEXIST);
+        top.rename(b"a", top, b"b", 4).unwrap();
+        top.rename(b"d", top, b"e", 5).unwrap();
+        for (name, inode) in [&b"b"[..], b"e"].into_iter().zip(before) {
+            assert_eq!(top.stat_path(name, false).unwrap().inode, inode);
+        }
+        for name in [&b"a"[..], b"d"] {
+            let attr = top.stat_path(name, false).unwrap();
+            assert_eq!((attr.mode, attr.rdev, attr.links), (0o020_000, 0, 1));
+            assert_eq!(top.open(name, 0, 0).err().unwrap().errno(), Errno::ENXIO);
+        }
+        top.rename(b"b", top, b"a", 0).unwrap();
+        let mut back = [0; 9];
+        assert_eq!(top.read_path(b"a", 0, &mut back).unwrap(), 5);
     });
 }
 

@@ -7,7 +7,7 @@ mod common;
 
 use common::{CREATE, EXCLUSIVE, Process, Random, counter, seed};
 use std::collections::{BTreeMap, BTreeSet};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Barrier, Mutex};
@@ -32,11 +32,15 @@ enum Node {
     File(u64),
     Directory(u64),
     Symlink(u64),
+    Whiteout(u64),
 }
 
 impl Node {
     fn inode(self) -> u64 {
-        let (Self::File(inode) | Self::Directory(inode) | Self::Symlink(inode)) = self;
+        let (Self::File(inode)
+        | Self::Directory(inode)
+        | Self::Symlink(inode)
+        | Self::Whiteout(inode)) = self;
         inode
     }
 }
@@ -49,6 +53,8 @@ struct Load<'a> {
     log: File,
     random: Random,
     names: BTreeMap<String, Node>,
+    /// Whether the file system has whiteouts.
+    whiteouts: bool,
     next: u64,
     /// Small and large records: number, offset and length.
     appended: Vec<(u64, u64, u64)>,
@@ -134,12 +140,19 @@ impl Load<'_> {
             7 | 8 => {
                 let old = self.some(|_| true)?;
                 let new = self.fresh();
-                let flags = if self.random.below(2) == 0 { 0 } else { rename_flag::NO_REPLACE };
+                let mut flags = if self.random.below(2) == 0 { 0 } else { rename_flag::NO_REPLACE };
+                let leaves = self.whiteouts && self.random.below(3) == 0;
+                flags |= if leaves { rename_flag::WHITEOUT } else { 0 };
                 let node = self.names.remove(&old).unwrap();
                 self.home
                     .rename(old.as_bytes(), &self.home, new.as_bytes(), flags)
-                    .unwrap_or_else(|error| panic!("rename {old} {new}: {error}"));
+                    .unwrap_or_else(|error| panic!("rename {old} {new} {flags}: {error}"));
                 self.took(&new, node);
+                if leaves {
+                    let attr = self.home.stat_path(old.as_bytes(), false).unwrap();
+                    self.took(&old, Node::Whiteout(attr.inode));
+                    return Some("rename leaving a whiteout");
+                }
                 "rename"
             }
             9 => {
@@ -239,6 +252,8 @@ fn tree(directory: &Path) -> BTreeMap<String, Node> {
                 Node::Directory(meta.ino())
             } else if meta.is_symlink() {
                 Node::Symlink(meta.ino())
+            } else if meta.file_type().is_char_device() {
+                Node::Whiteout(meta.ino())
             } else {
                 Node::File(meta.ino())
             };
@@ -273,6 +288,10 @@ fn operations_take_effect_once_though_the_server_is_killed() {
     let seed = seed();
     let directory = TempDir::new().unwrap();
     let data = directory.path().join("data");
+    let whiteouts = common::has_whiteouts(directory.path());
+    if !whiteouts {
+        common::skipped("whiteouts: the file system of the temporary directory has none");
+    }
     let server = Mutex::new(Process::start_with(directory.path(), true, GRACE));
     let transport = server.lock().unwrap().tcp();
     let (over, done) = (AtomicBool::new(false), AtomicU64::new(0));
@@ -301,6 +320,7 @@ fn operations_take_effect_once_though_the_server_is_killed() {
                         log,
                         random,
                         names: BTreeMap::new(),
+                        whiteouts,
                         next: 0,
                         appended: Vec::new(),
                         counts: BTreeMap::new(),

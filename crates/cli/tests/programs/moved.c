@@ -411,7 +411,35 @@ static void long_names(void) {
     }
 }
 
+static void status_of(const char *path) {
+    struct stat status;
+    if (lstat(path, &status)) say("%s: %s", path, strerrorname_np(errno));
+    else say("%s: mode %o, device %ld, %ld links", path, status.st_mode, (long)status.st_rdev, (long)status.st_nlink);
+}
+
+/* What names are known to be must not be taken for true any more. Not all file systems have whiteouts. */
+static void whiteouts_are_left(void) {
+    const char *names[] = {"f", "g", "h", "d", "e", "d/f", "e/f"};
+    make("f", "text"), make("g", "other");
+    MUST(mkdir("d", 0755));
+    make("d/f", "below");
+    MUST(chdir("d"));
+    SAY(renameat2(AT_FDCWD, "../f", AT_FDCWD, "../g", RENAME_WHITEOUT | RENAME_NOREPLACE));
+    SAY(renameat2(AT_FDCWD, "../f", AT_FDCWD, "../g", RENAME_WHITEOUT | RENAME_EXCHANGE));
+    SAY(renameat2(AT_FDCWD, "../f", AT_FDCWD, "../g", RENAME_WHITEOUT));
+    SAY(renameat2(AT_FDCWD, "../g", AT_FDCWD, "../h", RENAME_WHITEOUT | RENAME_NOREPLACE));
+    SAY(syscall(SYS_renameat2, AT_FDCWD, "../d", AT_FDCWD, "../e", RENAME_WHITEOUT));
+    show("f"), here("moved");
+    MUST(chdir(top));
+    for (int i = 0; i < 7; i++) status_of(names[i]);
+    show("f"), show("h");
+    SAY(rename("h", "f"));
+    SAY(unlink("g"));
+    for (int i = 0; i < 3; i++) status_of(names[i]);
+}
+
 static const struct test tests[] = {
+    {"whiteouts", whiteouts_are_left},
     {"long-names", long_names},
     {"working-directory", working_directory_is_renamed},
     {"working-directory-meanwhile", working_directory_is_renamed_meanwhile},

@@ -207,6 +207,15 @@ pub(crate) fn skipped(what: &str) {
     let _ = writeln!(std::io::stderr(), "SKIPPED {what}");
 }
 
+/// Whether renames in a directory can leave whiteouts, which not all file systems have.
+pub(crate) fn has_whiteouts(place: &Path) -> bool {
+    use rustix::fs::{CWD, RenameFlags, renameat_with};
+    let directory = TempDir::new_in(place).unwrap();
+    let [old, new] = ["old", "new"].map(|name| directory.path().join(name));
+    std::fs::write(&old, "").unwrap();
+    renameat_with(CWD, &old, CWD, &new, RenameFlags::WHITEOUT).is_ok()
+}
+
 /// How many times as much as usual to try: the value of `TOWLINE_LONG`, which selects the long
 /// tier; `None` in the fast one.
 pub(crate) fn long() -> Option<u64> {

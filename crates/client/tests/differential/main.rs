@@ -27,7 +27,7 @@ use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 use towline_client::{Errno, Transport};
 use towline_server::EngineWish;
-use towline_wire::request::lock;
+use towline_wire::request::{lock, rename_flag};
 
 /// Number of operations in one sequence.
 const OPS: usize = 400;
@@ -53,9 +53,10 @@ struct World {
     memory: bool,
     /// The local side is a `tmpfs`, which has holes exactly where `mem` has them.
     tmpfs: bool,
-    /// Whether the local side has extended attributes, and files without a name.
+    /// Whether the local side has extended attributes, files without a name, and whiteouts.
     xattrs: bool,
     temporary: bool,
+    whiteouts: bool,
     trees: u32,
     /// Number of operations compared, and why others were not.
     compared: u64,
@@ -80,7 +81,12 @@ impl World {
         let flags = OFlags::TMPFILE | OFlags::RDWR;
         let mode = rustix::fs::Mode::from_raw_mode(0o600);
         let temporary = rustix::fs::open(root.path(), flags, mode).is_ok();
-        for (has, what) in [(xattrs, "extended attributes"), (temporary, "O_TMPFILE")] {
+        let whiteouts = common::has_whiteouts(root.path());
+        for (has, what) in [
+            (xattrs, "extended attributes"),
+            (temporary, "O_TMPFILE"),
+            (whiteouts, "RENAME_WHITEOUT"),
+        ] {
             if !has {
                 common::skipped(&format!("{what}: {} has none to compare with", place.display()));
             }
@@ -92,6 +98,7 @@ impl World {
             tmpfs,
             xattrs,
             temporary,
+            whiteouts,
             trees: 0,
             compared: 0,
             skipped: BTreeMap::new(),
@@ -183,6 +190,11 @@ impl World {
                 if flags & temporary == temporary && self.memory && !self.temporary =>
             {
                 Some("no O_TMPFILE to compare with")
+            }
+            Op::Rename(_, _, flags)
+                if flags & rename_flag::WHITEOUT != 0 && self.memory && !self.whiteouts =>
+            {
+                Some("no whiteouts to compare with")
             }
             // tmpfs makes one; ext4 says EPERM.
             Op::Open(_, At { base: Some(slot), .. }, flags, _)

@@ -287,7 +287,7 @@ pub(crate) fn any_op(random: &mut Random, root: bool) -> Op {
         85 => Op::ReadLink(at(r)),
         86..89 => Op::Link(file_or_path(r), r.below(2) == 0, at(r)),
         89..93 => Op::Unlink(at(r), r.below(2) == 0),
-        93..99 => Op::Rename(at(r), at(r), r.below(4) as u32),
+        93..99 => Op::Rename(at(r), at(r), *r.pick(&[0, 1, 2, 3, 4, 4, 4, 5, 6])),
         99..101 => Op::Chmod(file_or_path(r), mode(r, root)),
         101 if root => {
             let id = |r: &mut Random| *r.pick(&[0, 1000, 1001, u32::MAX]);

@@ -8,14 +8,15 @@ mod common;
 mod lost;
 mod raw;
 
-use common::{CREATE, setup};
+use common::{CREATE, has_whiteouts, setup, skipped};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::collections::HashMap;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
-use towline_client::{Client, Errno, File, Happening, Happenings, Options, Transport};
+use towline_client::{Client, Errno, File, Happening, Happenings, Options, SetAttr, Transport};
 use towline_server::EngineWish;
 use towline_wire::event;
+use towline_wire::request::rename_flag;
 
 /// Long enough for any machine: a longer wait would never end.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -108,6 +109,35 @@ fn changes_by_others_are_told_whatever_the_export_and_the_connection() {
             let of_it: Vec<_> = told.into_iter().filter(|e| e.handle == again.handle()).collect();
             assert_eq!((of_it.len(), names(&of_it, event::DELETE)), (1, vec!["c"]));
         }
+    }
+}
+
+/// As by the kernel: what a rename leaves at the old name is not told, but what becomes of it is.
+#[test]
+fn whiteouts_are_told_when_they_change() {
+    let setup = setup(EngineWish::Automatic);
+    for export in [&b"dir"[..], b"mem"] {
+        if export == b"dir" && !has_whiteouts(&setup.data) {
+            skipped("whiteouts of a directory: its file system has none");
+            continue;
+        }
+        let client = setup.client();
+        let watched = client.attach(export).unwrap();
+        watched.watch(event::ALL & !event::ACCESS).unwrap();
+        let ear = Ear::of(&client);
+        let other = setup.client();
+        let root = other.attach(export).unwrap();
+        root.write_path(b"a", CREATE, 0o600, b"text").unwrap();
+        root.rename(b"a", &root, b"b", rename_flag::WHITEOUT).unwrap();
+        let set = SetAttr { mode: Some(0o600), ..SetAttr::default() };
+        root.set_attr(b"a", true, &set).unwrap();
+        root.unlink(b"a", false).unwrap();
+        root.make_directory(b"made", 0o700).unwrap();
+        let told = ear.until(event::CREATE, "made");
+        assert_eq!(names(&told, event::CREATE), ["a", "made"]);
+        assert_eq!(names(&told, MOVES), ["a", "b"]);
+        assert_eq!(names(&told, event::ATTRIB), ["a"]);
+        assert_eq!(names(&told, event::DELETE), ["a"]);
     }
 }
 

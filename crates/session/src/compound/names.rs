@@ -489,6 +489,9 @@ mod tests {
             (Kind::Unlink, [5, 0], [5, 0], [0, 0]),
             (Kind::Rename, [5, 0], [5, 0], [0, 5]),
             (Kind::Rename, [5, 6], [5, 6], [0, 5]),
+            // With a whiteout at the old name.
+            (Kind::Rename, [5, 0], [5, 0], [9, 5]),
+            (Kind::Rename, [5, 6], [5, 6], [9, 5]),
             (Kind::Exchange, [5, 6], [5, 6], [6, 5]),
         ];
         let attr = |inode| if inode == 0 { None } else { file(inode) };

@@ -4,7 +4,7 @@ use super::{Message, Random, Server, caller, failure, fragile};
 use std::collections::{BTreeMap, BTreeSet};
 use towline_store::{Listing, ReadOutcome};
 use towline_wire::reply::parse_results;
-use towline_wire::request::rename_flag::{EXCHANGE, NO_REPLACE};
+use towline_wire::request::rename_flag::{EXCHANGE, NO_REPLACE, WHITEOUT};
 use towline_wire::request::{CURRENT, DIRECTORY, encode_compound, write_flag};
 use towline_wire::{Attr, Errno, Header, Kind, Reply, Request};
 
@@ -28,8 +28,8 @@ enum Asked {
     Several { first: String, second: String },
     /// Remove a name.
     Remove { name: String },
-    /// Move a name, or exchange two.
-    Move { old: String, new: String, exchange: bool },
+    /// Move a name, which may leave a whiteout, or exchange two.
+    Move { old: String, new: String, flags: u32 },
     /// Create or remove an extended attribute.
     Attribute { name: String, make: bool },
     /// Append a record with this number to the log.
@@ -175,10 +175,12 @@ impl Client {
                 let old = self.some(random, |_| true)?;
                 let exchange = random.below(2) == 0;
                 let new = if exchange { self.some(random, |_| true)? } else { self.fresh() };
-                let flags = match (exchange, random.below(2)) {
-                    (true, _) => EXCHANGE,
-                    (_, 0) => NO_REPLACE,
-                    _ => 0,
+                let flags = match exchange {
+                    true => EXCHANGE,
+                    false => {
+                        let all = [0, NO_REPLACE, WHITEOUT, NO_REPLACE | WHITEOUT];
+                        all[random.below(4) as usize]
+                    }
                 };
                 let rename = Request::Rename {
                     base,
@@ -188,7 +190,7 @@ impl Client {
                     new_path: new.as_bytes(),
                 };
                 let body = encode_compound(&[rename]);
-                (Asked::Move { old, new, exchange }, body)
+                (Asked::Move { old, new, flags }, body)
             }
             9 => {
                 let name = self.some(random, |(directory, _)| *directory)?;
@@ -273,11 +275,12 @@ impl Client {
                 self.names.insert(second, (true, false));
             }
             Asked::Remove { name } => assert!(self.names.remove(&name).is_some()),
-            Asked::Move { old, new, exchange } => {
+            Asked::Move { old, new, flags } => {
                 let (a, b) = (self.names[&old], self.names.get(&new).copied());
                 self.names.insert(new, a);
                 match b {
-                    Some(b) if exchange => drop(self.names.insert(old, b)),
+                    Some(b) if flags & EXCHANGE != 0 => drop(self.names.insert(old, b)),
+                    _ if flags & WHITEOUT != 0 => drop(self.names.insert(old, (false, false))),
                     _ => drop(self.names.remove(&old)),
                 }
             }

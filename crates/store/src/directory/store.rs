@@ -23,6 +23,7 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::{Arc, OnceLock, Weak};
 use towline_wire::attr::{TYPE_DIRECTORY, TYPE_FILE, TYPE_MASK, TYPE_SYMLINK};
+use towline_wire::request::rename_flag;
 use towline_wire::{Attr, Errno, StatFs};
 
 /// An export of a directory of the local file system.
@@ -475,17 +476,18 @@ impl FileStore for DirectoryStore {
         (new_base, new_path): Source<'_>,
         flags: u32,
     ) -> Result<Option<Remains>, Errno> {
-        let known = RenameFlags::NOREPLACE | RenameFlags::EXCHANGE;
-        let flags = RenameFlags::from_bits(flags)
-            .filter(|flags| known.contains(*flags) && *flags != known)
-            .ok_or(Errno::EINVAL)?;
+        if !rename_flag::are_legal(flags) {
+            return Err(Errno::EINVAL);
+        }
+        let flags = RenameFlags::from_bits_retain(flags);
         let base = self.file(base)?;
         let new_base = self.file(new_base)?;
         let acting = self.tree.server.act_as(caller)?;
         self.tree.check_writable()?;
         let from = self.tree.place(acting.as_ref(), base, path)?;
         let to = self.tree.place(acting.as_ref(), new_base, new_path)?;
-        let remains = if flags.is_empty() { self.remains(&to) } else { None };
+        let replaces = !flags.intersects(RenameFlags::NOREPLACE | RenameFlags::EXCHANGE);
+        let remains = if replaces { self.remains(&to) } else { None };
         let result =
             rustix::fs::renameat_with(&from.directory, from.name, &to.directory, to.name, flags);
         known::changed();

@@ -4,12 +4,14 @@ use super::tests::{Fixture, fixture};
 use crate::{FileStore, OpenFile, OpenHow, ReadOutcome, SetAttr, XattrAction};
 use proptest::prelude::*;
 use rustix::fs::{
-    AtFlags, FallocateFlags, FileType, Mode, OFlags, RenameFlags, SeekFrom, XattrFlags,
+    AtFlags, CWD, FallocateFlags, FileType, Mode, OFlags, RenameFlags, SeekFrom, XattrFlags,
+    renameat_with,
 };
 use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use towline_wire::request::open_flag;
+use towline_wire::request::rename_flag::WHITEOUT;
 use towline_wire::{Attr, Errno};
 
 /// Number of files that can be open at once.
@@ -57,6 +59,8 @@ struct Real {
     tmpfs: bool,
     /// It is a tmpfs, and holes are compared.
     exact: bool,
+    /// It has whiteouts.
+    whiteouts: bool,
     _temporary: tempfile::TempDir,
 }
 
@@ -127,7 +131,7 @@ fn op() -> impl Strategy<Value = Op> {
         1 => path().prop_map(Op::ReadLink),
         3 => (path(), path(), any::<bool>()).prop_map(|(a, b, follow)| Op::Link(a, b, follow)),
         4 => (path(), any::<bool>()).prop_map(|(p, directory)| Op::Unlink(p, directory)),
-        8 => (path(), path(), 0u32..4).prop_map(|(a, b, flags)| Op::Rename(a, b, flags)),
+        8 => (path(), path(), 0u32..8).prop_map(|(a, b, flags)| Op::Rename(a, b, flags)),
         2 => (path(), 0u32..0o10000).prop_map(|(p, mode)| Op::Chmod(p, mode)),
         2 => (path(), name(), 0usize..100, 0u32..4).prop_map(|(p, n, l, how)| Op::SetXattr(p, n, l, how)),
         1 => (path(), name()).prop_map(|(p, n)| Op::GetXattr(p, n)),
@@ -144,6 +148,17 @@ fn said_attr(mode: u32, links: u32, size: u64) -> Said {
     Said::Attr(mode, links, if directory { 0 } else { size })
 }
 
+/// Returns whether renames in a directory can leave whiteouts, which not all file systems have.
+pub(super) fn has_whiteouts(directory: &std::path::Path) -> bool {
+    let [old, new] = ["old", "new"].map(|name| directory.join(name));
+    std::fs::write(&old, "").unwrap();
+    let flags = RenameFlags::WHITEOUT;
+    let has = renameat_with(CWD, &old, CWD, &new, flags).is_ok();
+    std::fs::remove_file(&old).unwrap();
+    let _ = std::fs::remove_file(&new);
+    has
+}
+
 impl Real {
     fn new(holes: bool) -> Self {
         let shm = std::path::Path::new("/dev/shm");
@@ -156,7 +171,8 @@ impl Real {
         rustix::fs::fchmod(&root, Mode::from_raw_mode(0o1777)).unwrap();
         const TMPFS_MAGIC: u64 = 0x0102_1994;
         let tmpfs = rustix::fs::fstatfs(&root).unwrap().f_type as u64 == TMPFS_MAGIC;
-        Self { root, tmpfs, exact: holes && tmpfs, _temporary: temporary }
+        let whiteouts = has_whiteouts(&inner);
+        Self { root, tmpfs, exact: holes && tmpfs, whiteouts, _temporary: temporary }
     }
 
     /// Returns a path for the calls for extended attributes, which cannot start at a directory.
@@ -384,6 +400,7 @@ impl Pair {
                 let whole = regular(from) && regular(to);
                 self.real.exact || !whole || appends(&self.files, *to)
             }
+            Op::Rename(_, _, flags) => flags & WHITEOUT != 0 && !self.real.whiteouts,
             // The caller here may do everything, in a real directory only root.
             Op::Chmod(_, mode) => mode & 0o700 != 0o700 && !rustix::process::geteuid().is_root(),
             _ => false,

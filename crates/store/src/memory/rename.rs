@@ -1,8 +1,8 @@
 //! Renames files.
 
-use super::access::{WRITE, check, check_names, check_removal};
+use super::access::{WRITE, check, check_names, check_removal, inherit};
 use super::create::{bury, unlinked};
-use super::inode::Inode;
+use super::inode::{Birth, Content, Inode};
 use super::names::{Names, name_cost};
 use super::store::Tree;
 use super::walk::{Component, Last, Name};
@@ -11,7 +11,8 @@ use crate::{Caller, Source};
 use parking_lot::RwLockWriteGuard;
 use std::sync::Arc;
 use towline_wire::Errno;
-use towline_wire::request::rename_flag::{EXCHANGE, NO_REPLACE};
+use towline_wire::attr::TYPE_CHARACTER;
+use towline_wire::request::rename_flag::{self, EXCHANGE, NO_REPLACE, WHITEOUT};
 
 /// The names of both directories, which may be the same one.
 struct Locked<'a> {
@@ -40,7 +41,7 @@ impl Tree {
         to: Source<'_>,
         flags: u32,
     ) -> Result<(), Errno> {
-        if flags & !(NO_REPLACE | EXCHANGE) != 0 || flags == NO_REPLACE | EXCHANGE {
+        if !rename_flag::are_legal(flags) {
             return Err(Errno::EINVAL);
         }
         let from = self.walk(caller, at)?.last()?;
@@ -60,6 +61,11 @@ impl Tree {
             return Ok(());
         }
         check_permissions(caller, &from, &to, &source, target.as_ref(), flags)?;
+        let left = match flags & WHITEOUT {
+            0 => None,
+            _ => Some(self.whiteout(caller, &from.directory)?),
+        };
+        let freed = if left.is_some() { 0 } else { name_cost(old) };
         let old_end = End { directory: &from.directory, name: old };
         let new_end = End { directory: &to.directory, name: new };
         match target {
@@ -74,28 +80,48 @@ impl Tree {
             }
             Some(target) => {
                 bury(&target)?;
-                locked.from.remove(old);
+                leave(&mut locked.from, old, left.as_ref());
                 locked.to().insert(new, source.clone());
-                self.arena.release(name_cost(old));
+                self.arena.release(freed);
                 to.directory.change(|attr, _| attr.links -= u32::from(target.is_directory()));
                 moved(&source, &from, &to);
                 unlinked(&target);
                 let ended = self.watches.moved(old_end, new_end, &source, Some(&target));
+                left.iter().for_each(|left| self.watches.left(old_end, left));
                 drop((locked, topology));
                 // Drops without locks what may be the end of a large file or of a witness.
                 drop((target, ended));
             }
             None => {
-                let (old_cost, new_cost) = (name_cost(old), name_cost(new));
-                self.arena.charge(new_cost.saturating_sub(old_cost))?;
-                self.arena.release(old_cost.saturating_sub(new_cost));
-                locked.from.remove(old);
+                let cost = name_cost(new);
+                self.arena.charge(cost.saturating_sub(freed))?;
+                self.arena.release(freed.saturating_sub(cost));
+                leave(&mut locked.from, old, left.as_ref());
                 locked.to().insert(new, source.clone());
                 moved(&source, &from, &to);
                 self.watches.moved(old_end, new_end, &source, None);
+                left.iter().for_each(|left| self.watches.left(old_end, left));
             }
         }
         Ok(())
+    }
+
+    /// Creates what [`WHITEOUT`] leaves at the old name. As with `mknod(2)`, whoever may create names may create it,
+    /// since it gives no access to a device.
+    fn whiteout(&self, caller: &Caller, directory: &Inode) -> Result<Arc<Inode>, Errno> {
+        let (uid, gid, mode) = inherit(caller, directory, TYPE_CHARACTER);
+        let birth = Birth { mode, uid, gid, rdev: 0, content: Content::Node };
+        let inode = Inode::new(&self.arena, self.number(), birth)?;
+        inode.set_above(directory);
+        Ok(inode)
+    }
+}
+
+/// Makes the old name that of what is left there, or removes it.
+fn leave(names: &mut Names, old: &[u8], left: Option<&Arc<Inode>>) {
+    match left {
+        Some(left) => drop(names.insert(old, left.clone())),
+        None => drop(names.remove(old)),
     }
 }
 

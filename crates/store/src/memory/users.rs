@@ -4,6 +4,7 @@
 //! It leaves out set-group-id bits of files that their group may not execute: they mean nothing.
 
 use super::MemoryStore;
+use super::model::has_whiteouts;
 use crate::directory::DirectoryStore;
 use crate::{Caller, FileStore, OpenFile, OpenHow, SetAttr, Source, XattrAction};
 use proptest::prelude::*;
@@ -11,6 +12,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::{Arc, LazyLock};
 use towline_wire::request::open_flag::of_this_machine;
+use towline_wire::request::rename_flag::WHITEOUT;
 use towline_wire::{Attr, Errno, Timestamp};
 
 /// One operation of a user.
@@ -52,6 +54,7 @@ struct Comparable {
     links: bool,
     creating: bool,
     xattrs: bool,
+    whiteouts: bool,
 }
 
 static COMPARABLE: LazyLock<Comparable> = LazyLock::new(|| {
@@ -67,6 +70,7 @@ static COMPARABLE: LazyLock<Comparable> = LazyLock::new(|| {
         links: is_set("hardlinks"),
         creating: !is_set("regular") && !is_set("fifos"),
         xattrs: rustix::fs::fsetxattr(&file, "user.a", b"", flags).is_ok(),
+        whiteouts: has_whiteouts(tempfile::tempdir().unwrap().path()),
     }
 });
 
@@ -78,6 +82,7 @@ fn is_comparable(op: &Op) -> bool {
             flags & (libc::O_CREAT | libc::O_EXCL) != libc::O_CREAT || COMPARABLE.creating
         }
         Op::SetXattr(..) | Op::GetXattr(..) | Op::RemoveXattr(..) => COMPARABLE.xattrs,
+        Op::Rename(_, _, flags) => flags & WHITEOUT == 0 || COMPARABLE.whiteouts,
         _ => true,
     }
 }
@@ -227,7 +232,7 @@ fn op() -> impl Strategy<Value = Op> {
         2 => (path(), path()).prop_map(|(p, t)| Op::Symlink(p, t)),
         3 => (path(), path(), any::<bool>()).prop_map(|(a, b, f)| Op::Link(a, b, f)),
         3 => (path(), any::<bool>()).prop_map(|(p, d)| Op::Unlink(p, d)),
-        5 => (path(), path(), 0u32..3).prop_map(|(a, b, f)| Op::Rename(a, b, f)),
+        5 => (path(), path(), 0u32..6).prop_map(|(a, b, f)| Op::Rename(a, b, f)),
         8 => (path(), any::<bool>(), set()).prop_map(|(p, f, s)| Op::Set(p, f, s)),
         1 => (path(), name()).prop_map(|(p, n)| Op::SetXattr(p, n)),
         1 => (path(), name()).prop_map(|(p, n)| Op::GetXattr(p, n)),

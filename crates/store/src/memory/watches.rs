@@ -184,6 +184,14 @@ impl Watches {
         ended
     }
 
+    /// Notes what a rename has left at the old name, which is not reported. The caller holds the lock of the
+    /// directory's names.
+    pub(super) fn left(&self, at: End<'_>, inode: &Inode) {
+        if self.any() {
+            self.scene.lock().learn(at, inode);
+        }
+    }
+
     /// Adds a seat to an inode. Returns its number.
     fn seat(&self, inode: &Inode, mask: u32, witness: Arc<dyn Witness>) -> u64 {
         // Locked until threads that change the names see that they are watched.

@@ -87,6 +87,15 @@ pub mod rename_flag {
     pub const NO_REPLACE: u32 = 1;
     /// `RENAME_EXCHANGE`: exchanges the two files.
     pub const EXCHANGE: u32 = 2;
+    /// `RENAME_WHITEOUT`: leaves a character device with the number zero at the old name.
+    pub const WHITEOUT: u32 = 4;
+
+    /// Returns true if `renameat2(2)` knows these flags and accepts them together.
+    #[must_use]
+    pub fn are_legal(flags: u32) -> bool {
+        let known = flags & !(NO_REPLACE | EXCHANGE | WHITEOUT) == 0;
+        known && (flags & EXCHANGE == 0 || flags == EXCHANGE)
+    }
 }
 
 /// What a listing contains besides names.

@@ -214,7 +214,9 @@ fn renames_follow_the_rules() {
     assert_eq!(f.rename("a", "d/..", 0), Err(Errno::EBUSY));
     assert_eq!(f.rename("a", "b", 1), Err(Errno::EEXIST));
     assert_eq!(f.rename("a", "none", 2), Err(Errno::ENOENT));
-    assert_eq!(f.rename("a", "b", 3), Err(Errno::EINVAL));
+    for flags in [3, 6, 7, 8] {
+        assert_eq!(f.rename("a", "b", flags), Err(Errno::EINVAL), "{flags}");
+    }
     f.link("a", "same").unwrap();
     f.rename("a", "same", 0).unwrap();
     assert!(f.stat("a").is_ok(), "two names of one file both stay");
@@ -227,6 +229,71 @@ fn renames_follow_the_rules() {
     f.rename("full/x", "d/moved", 0).unwrap();
     assert_eq!(f.stat("d/moved/..").unwrap().inode, f.stat("d").unwrap().inode);
     assert_eq!((f.stat("d").unwrap().links, f.stat("full").unwrap().links), (3, 2));
+}
+
+#[test]
+fn whiteouts_are_left_at_old_names() {
+    let (replaces, keeps) = (4, 5);
+    let f = fixture(LIMIT);
+    f.mkdir("d").unwrap();
+    f.mkdir("d/e").unwrap();
+    f.file("a", b"a");
+    f.file("b", b"b");
+    let set = SetAttr { mode: Some(0o2777), gid: Some(77), ..SetAttr::default() };
+    f.set("d", set).unwrap();
+    let used = f.used();
+    let inodes = |path: &str| f.stat(path).unwrap().inode;
+    let before = ["a", "d/e"].map(inodes);
+
+    assert_eq!(f.rename("a", "b", keeps), Err(Errno::EEXIST));
+    assert_eq!(f.rename("a", "d", replaces), Err(Errno::EISDIR));
+    f.set("d/e", SetAttr { uid: Some(4242), ..SetAttr::default() }).unwrap();
+    let user = f.as_user(4242, 4242);
+    assert_eq!(user.rename("a", "d/a", replaces), Err(Errno::EPERM), "sticky");
+    assert_eq!(f.used(), used, "what failed has left nothing");
+    user.rename("d/e", "d/moved", keeps).unwrap();
+    f.rename("a", "b", replaces).unwrap();
+    assert_eq!(["b", "d/moved"].map(inodes), before);
+    let left = ["a", "d/e"].map(|path| f.stat(path).unwrap());
+    let own = f.stat("b").unwrap();
+    for (attr, owner) in left.iter().zip([(own.uid, own.gid), (4242, 77)]) {
+        assert_eq!((attr.mode, attr.rdev, attr.links), (0o020_000, 0, 1));
+        assert_eq!((attr.uid, attr.gid), owner);
+    }
+    assert_eq!(f.stat("d").unwrap().links, 3);
+    assert_eq!(f.open("a", 0).err(), Some(Errno::ENXIO));
+
+    // Whiteouts are files like others: they can be replaced, moved, leave whiteouts themselves and be removed.
+    f.rename("b", "a", 0).unwrap();
+    assert_eq!(inodes("a"), before[0]);
+    f.rename("d/e", "d/f", keeps).unwrap();
+    assert_eq!((inodes("d/f"), f.stat("d/e").unwrap().rdev), (left[1].inode, 0));
+    f.link("a", "same").unwrap();
+    f.rename("a", "same", replaces).unwrap();
+    assert_eq!(inodes("a"), before[0], "two names of one file both stay");
+    for path in ["d/e", "d/f", "same"] {
+        f.unlink(path).unwrap();
+    }
+    f.rename("d/moved", "d/e", 0).unwrap();
+    f.file("b", b"b");
+    assert_eq!(f.used(), used);
+}
+
+#[test]
+fn a_whiteout_for_which_there_is_no_room_changes_nothing() {
+    let f = fixture(LIMIT);
+    f.mkdir("full").unwrap();
+    f.mkdir("empty").unwrap();
+    f.file("a", b"a");
+    let used = f.used();
+    f.store.set_limit(used);
+    assert_eq!(f.rename("a", "b", 4), Err(Errno::ENOSPC));
+    assert_eq!(f.rename("full", "empty", 4), Err(Errno::ENOSPC));
+    assert_eq!(f.used(), used);
+    assert!(f.stat("a").unwrap().is_file() && f.stat("b").is_err());
+    f.store.set_limit(LIMIT);
+    f.mkdir("empty/still").unwrap();
+    assert_eq!(f.rename("full", "empty", 4), Err(Errno::ENOTEMPTY));
 }
 
 #[test]

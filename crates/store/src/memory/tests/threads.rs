@@ -23,7 +23,7 @@ fn many_threads_agree() {
                         drop(aggregate(&file, 0, 1 << 20));
                     }
                     shared.write(0, &[thread as u8; 8], true).unwrap();
-                    let _ = f.rename(&name, &format!("y/sub/{}", round % 3), (round % 3) as u32);
+                    let _ = f.rename(&name, &format!("y/sub/{}", round % 3), (round % 6) as u32);
                     let _ = f.rename("x/sub", "y/sub/moved", 0);
                     let _ = f.rename("y/sub/moved", "x/sub", 0);
                     let _ = f.rename("y/sub", "x/sub", 2);
