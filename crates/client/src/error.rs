@@ -25,6 +25,15 @@ pub enum Error {
     /// The version of the protocol that the server speaks, which differs from the library's. Counts
     /// as `EPROTO`.
     Version(u16),
+    /// The server accepts only these ways of authentication and encryption
+    /// ([`towline_wire::hello::authentication`], [`towline_wire::hello::encryption`]), of which the library lacks
+    /// one. Counts as `EPROTONOSUPPORT`.
+    Methods {
+        /// How clients authenticate themselves.
+        authentication: u16,
+        /// How connections are encrypted.
+        encryption: u16,
+    },
     /// Changes of a disk that were answered and not flushed may be lost, since the server's machine
     /// or a flush failed: the disk may hold older data than was read before. Callers that can
     /// handle this open the disk again. Counts as `EIO`.
@@ -45,6 +54,7 @@ impl Error {
             Self::Errno(errno) => *errno,
             Self::Connection { errno, .. } => *errno,
             Self::Protocol(_) | Self::Version(_) => Errno::EPROTO,
+            Self::Methods { .. } => Errno::EPROTONOSUPPORT,
             Self::Unknown | Self::WritesLost { .. } => Errno::EIO,
         }
     }
@@ -60,6 +70,11 @@ impl fmt::Display for Error {
                 f,
                 "the server speaks version {theirs} of the protocol and this program version \
                  {VERSION}: install the same release of towline on both machines"
+            ),
+            Self::Methods { authentication, encryption } => write!(
+                f,
+                "the server wants authentication {authentication} and encryption {encryption}, and this \
+                 program knows only none (0) of both: install the same release of towline on both machines"
             ),
             Self::WritesLost { disk } => write!(
                 f,

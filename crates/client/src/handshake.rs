@@ -10,7 +10,9 @@ use towline_net::address::{connect_abstract, connect_tcp, connect_unix};
 use towline_net::{
     Counters, Doorbell, Link, SHM_BYTES, ShmLink, ShmSide, Wait, receive_descriptors,
 };
-use towline_wire::hello::{MAGIC, VERSION, local_socket_name, resumed, want};
+use towline_wire::hello::{
+    MAGIC, VERSION, authentication, encryption, local_socket_name, resumed, want,
+};
 use towline_wire::limits::HEADER_BYTES;
 use towline_wire::{Errno, Header, Hello, Kind, ProtocolError, Welcome};
 
@@ -153,13 +155,14 @@ fn greet_on(
     let hello = Hello {
         magic: MAGIC,
         version: VERSION,
+        authentication: authentication::NONE,
+        encryption: encryption::NONE,
         want: wants | low_priority | reports_ends,
         client,
         session,
         secret,
         family: options.family,
         process: options.process,
-        ..Hello::default()
     };
     let mut body = Vec::new();
     hello.encode(&mut body);
@@ -172,11 +175,17 @@ fn greet_on(
     let (welcome, descriptors) = hear(&link)?;
     if welcome.errno != 0 {
         let errno = Errno(welcome.errno);
-        return Err(Failure::Final(if errno == Errno::EPROTO {
-            Error::Version(welcome.version)
-        } else {
-            Error::Errno(errno)
+        let Welcome { version, authentication, encryption, .. } = welcome;
+        return Err(Failure::Final(match errno {
+            Errno::EPROTO => Error::Version(version),
+            Errno::EPROTONOSUPPORT => Error::Methods { authentication, encryption },
+            errno => Error::Errno(errno),
         }));
+    }
+    if (welcome.authentication, welcome.encryption) != (hello.authentication, hello.encryption) {
+        return Err(protocol(
+            "the server chose an authentication or encryption that was not asked for",
+        ));
     }
     if welcome.granted & want::SHARED_MEMORY == 0 {
         return Ok(Greeted { link, welcome });

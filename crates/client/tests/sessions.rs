@@ -17,7 +17,7 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 use tempfile::TempDir;
-use towline_client::{Client, Errno, File, Lock, Options, SetAttr, Transport};
+use towline_client::{Client, Errno, Error, File, Lock, Options, SetAttr, Transport};
 use towline_net::address::Address;
 use towline_server::{Config, EngineWish, Export, ExportKind, Server};
 use towline_wire::hello::{MAGIC, VERSION, resumed};
@@ -347,9 +347,8 @@ fn clients_over_shared_memory_do_not_starve_those_over_sockets() {
     assert!(near <= 4 * far, "{near} reads over shared memory in the time of {far} others");
 }
 
-/// As when one end was updated and the other not yet.
-#[test]
-fn a_server_of_another_version_is_named() {
+/// Returns what a client says about a server that answers its hello so.
+fn refused_by(welcome: Welcome) -> Error {
     let directory = TempDir::new().unwrap();
     let path = directory.path().join("socket");
     let listener = UnixListener::bind(&path).unwrap();
@@ -357,16 +356,39 @@ fn a_server_of_another_version_is_named() {
         let (mut socket, _) = listener.accept().unwrap();
         let mut hello = [0; 512];
         assert!(socket.read(&mut hello).unwrap() > 0);
-        let (errno, version) = (Errno::EPROTO.0, 999);
         let mut body = Vec::new();
-        Welcome { magic: MAGIC, version, errno, ..Welcome::default() }.encode(&mut body);
+        Welcome { magic: MAGIC, ..welcome }.encode(&mut body);
         socket.write_all(&common::message(Header::new(Kind::Welcome, 0, 0), &body, &[])).unwrap();
     });
     let refused = Client::connect(&Transport::Unix(path), Options::default()).err().unwrap();
     server.join().unwrap();
+    refused
+}
+
+/// As when one end was updated and the other not yet.
+#[test]
+fn a_server_of_another_version_is_named() {
+    let welcome = Welcome { version: 999, errno: Errno::EPROTO.0, ..Welcome::default() };
+    let refused = refused_by(welcome);
     assert_eq!(refused.errno(), Errno::EPROTO);
     let said = refused.to_string();
     assert!(said.contains("version 999") && said.contains(&format!("version {VERSION}")), "{said}");
+}
+
+#[test]
+fn a_server_that_wants_more_than_clients_can_is_understood() {
+    let wants =
+        Welcome { version: VERSION, authentication: 3, encryption: 4, ..Welcome::default() };
+    let refused = refused_by(Welcome { errno: Errno::EPROTONOSUPPORT.0, ..wants });
+    assert_eq!(refused.errno(), Errno::EPROTONOSUPPORT);
+    let said = refused.to_string();
+    assert!(said.contains("authentication 3 and encryption 4"), "{said}");
+    // As if it had been asked for that.
+    for welcome in [Welcome { authentication: 0, ..wants }, Welcome { encryption: 0, ..wants }] {
+        let refused = refused_by(Welcome { session: 1, slots: 4, ..welcome });
+        assert_eq!(refused.errno(), Errno::EPROTO, "{refused}");
+        assert!(refused.to_string().contains("not asked for"), "{refused}");
+    }
 }
 
 /// The operation before the lock, in the same compound, waits for a device meanwhile.

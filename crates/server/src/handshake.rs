@@ -1,12 +1,13 @@
 //! Messages with which a lane is greeted and joined to its session.
 
+use crate::complaints;
 use rustix::event::{EventfdFlags, eventfd};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use towline_mem::SharedMemory;
 use towline_net::{Doorbell, Link, SHM_BYTES, ShmLink, ShmSide, Wait, send_descriptors};
-use towline_wire::hello::{MAGIC, VERSION};
+use towline_wire::hello::{MAGIC, VERSION, authentication, encryption};
 use towline_wire::limits::{HEADER_BYTES, INLINE_BYTES_MAX, SLOTS_MAX, TRANSFER_BYTES_MAX};
 use towline_wire::{Errno, Header, Hello, Kind, ProtocolError, Welcome};
 
@@ -19,11 +20,30 @@ pub(crate) fn parse(header: &Header, body: &[u8]) -> Result<Hello, ProtocolError
     Ok(hello)
 }
 
+/// Returns why a client is refused, if it is.
+pub(crate) fn objection(hello: &Hello) -> Option<Errno> {
+    if hello.version != VERSION {
+        return Some(Errno::EPROTO);
+    }
+    let asked = (hello.authentication, hello.encryption);
+    if asked != (authentication::NONE, encryption::NONE) {
+        complaints::warn(format_args!(
+            "refused a client that asks for authentication {} and encryption {}: this server knows \
+             neither (0)",
+            asked.0, asked.1
+        ));
+        return Some(Errno::EPROTONOSUPPORT);
+    }
+    None
+}
+
 /// Returns a welcome with the server's limits; the caller fills in the session.
 pub(crate) fn welcome(boot_epoch: u32) -> Welcome {
     Welcome {
         magic: MAGIC,
         version: VERSION,
+        authentication: authentication::NONE,
+        encryption: encryption::NONE,
         boot_epoch,
         slots: SLOTS_MAX as u16,
         transfer_bytes_max: TRANSFER_BYTES_MAX as u32,

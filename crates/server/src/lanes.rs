@@ -17,12 +17,12 @@ use towline_mem::Aggregate;
 use towline_net::address::is_same_host;
 use towline_net::{Link, LinkKind};
 use towline_session::Session;
-use towline_wire::hello::{VERSION, resumed, want};
+use towline_wire::hello::{resumed, want};
 use towline_wire::limits::{
     AHEAD_KEPT_SECONDS, CLIENT_STALL_SECONDS, FAMILY_LEASE_SECONDS, LANELESS_SESSIONS_MAX,
     SESSION_LEASE_SECONDS,
 };
-use towline_wire::{Errno, Hello, Welcome};
+use towline_wire::{Hello, Welcome};
 
 /// Maximum number of lanes over shared memory that begin on one core: each costs memory and a check in every turn.
 /// Further clients that ask for shared memory stay on their Unix socket, as do all if the system has no
@@ -166,8 +166,8 @@ impl Core {
     pub(crate) fn greet(&mut self, index: usize, hello: &Hello) {
         let epoch = self.shared.boot_epoch;
         let Some(lane) = self.lanes[index].as_mut() else { return };
-        if hello.version != VERSION {
-            let refusal = handshake::message(&handshake::refusal(epoch, Errno::EPROTO));
+        if let Some(errno) = handshake::objection(hello) {
+            let refusal = handshake::message(&handshake::refusal(epoch, errno));
             lane.out.push(Aggregate::from_vec(refusal), 0, 0);
             self.dirty.push(index);
             return;

@@ -5,7 +5,7 @@ use crate::codec::{Field, ProtocolError, Reader};
 /// First bytes of the body of a hello and a welcome, to recognize peers that speak another protocol.
 pub const MAGIC: u64 = 0x454e_494c_574f_5431; // "1TOWLINE" as little-endian bytes
 /// Version of the protocol. It changes with every change of the wire format, as there is no release yet.
-pub const VERSION: u16 = 16;
+pub const VERSION: u16 = 17;
 
 /// Features that a lane asks for.
 pub mod want {
@@ -29,6 +29,12 @@ pub fn local_socket_name(number: u64) -> String {
 /// How the client authenticates itself. Only `NONE` exists; the field is there for later methods.
 pub mod authentication {
     /// No authentication: accepted on loopback and Unix sockets, elsewhere only by an insecure server.
+    pub const NONE: u16 = 0;
+}
+
+/// How everything after the welcome is encrypted. Only `NONE` exists; the field is there for later methods.
+pub mod encryption {
+    /// No encryption.
     pub const NONE: u16 = 0;
 }
 
@@ -82,6 +88,8 @@ structure! {
         pub version: u16,
         /// One of [`authentication`].
         pub authentication: u16,
+        /// One of [`encryption`].
+        pub encryption: u16,
         /// Bits of [`want`].
         pub want: u32,
         /// Random number that identifies the client process.
@@ -107,8 +115,13 @@ structure! {
         pub magic: u64,
         /// [`VERSION`].
         pub version: u16,
-        /// Error number; zero if the lane is accepted. `EPROTO`: other version. `EACCES`: not allowed here.
+        /// Error number; zero if the lane is accepted. `EPROTO`: other version. `EPROTONOSUPPORT`: unknown way of
+        /// authentication or encryption.
         pub errno: u16,
+        /// One of [`authentication`]: that of the hello, or in a refusal what the server accepts.
+        pub authentication: u16,
+        /// One of [`encryption`], likewise.
+        pub encryption: u16,
         /// Bits of [`want`] that were granted.
         pub granted: u32,
         /// Session this lane belongs to.

@@ -154,6 +154,34 @@ fn another_version_is_told_so() {
     honest.check("another version");
 }
 
+/// The places of what comes later are kept by refusing it now. A client that was refused may try again.
+#[test]
+fn unknown_ways_of_authentication_and_encryption_are_refused() {
+    let (_directory, process, mut honest) = start();
+    let none = hello();
+    for (asked, what) in [
+        (Hello { authentication: 7, ..none }, "authentication"),
+        (Hello { encryption: 7, ..none }, "encryption"),
+        (Hello { authentication: u16::MAX, encryption: 1, ..none }, "both"),
+    ] {
+        let mut peer = Raw::connect(process.port);
+        peer.send(&hello_message(&asked));
+        let (kind, body) = peer.receive().map(|(header, body)| (header.kind, body)).unwrap();
+        let welcome = towline_wire::Welcome::parse(&body).unwrap();
+        assert_eq!((kind, welcome.session, welcome.secret), (Kind::Welcome, 0, 0), "{what}");
+        assert_eq!(welcome.errno, Errno::EPROTONOSUPPORT.0, "{what}");
+        assert_eq!(
+            (welcome.authentication, welcome.encryption),
+            (0, 0),
+            "{what}: what is accepted"
+        );
+        // It got no session, so requests are not served.
+        peer.send(&request(0, 1, &[ATTACH], 0));
+        assert!(peer.thrown_out(), "{what}");
+        honest.check(what);
+    }
+}
+
 fn last_errno(body: &[u8]) -> Option<Errno> {
     match parse_results(body).unwrap().last() {
         Some(Reply::Failed { errno }) => Some(Errno(*errno)),
