@@ -18,6 +18,8 @@ mod extents;
 mod failed_disks;
 mod failure;
 mod families;
+#[cfg(fuzzing)]
+pub mod fuzzing;
 mod grants;
 mod groups;
 mod guarded;

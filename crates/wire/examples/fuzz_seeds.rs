@@ -306,6 +306,16 @@ fn main() {
     let config = "listen = [\"unix:///s\"]\nbuffer-limit = \"1M\"\nengine = \"epoll\"\n\
                   [export.a]\ndir = \"/a\\\\:b\"\nread-only = true\n[export.b]\nmem = \"2K\"\n";
     write("config", 0, config.as_bytes());
+    for (number, line) in ["GET /metrics HTTP/1.1\r\n", "GET /?a=b HTTP/1.1\r\n", "POST /metrics "]
+        .into_iter()
+        .enumerate()
+    {
+        write("http", number, format!("{line}Host: x\r\n\r\n").as_bytes());
+    }
+    // Packets with two files, with one, and with none.
+    for (number, files) in [2, 1, 0].into_iter().enumerate() {
+        write("hold", number, &[&[1 + number as u8][..], &[7; 32].repeat(files)].concat());
+    }
     write("notes", 0, NOTES);
     write("journal", 0, PIECES.as_bytes());
     write("journal", 1, [TITLE, PIECES].concat().as_bytes());

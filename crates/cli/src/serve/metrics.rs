@@ -1,13 +1,12 @@
 //! Serves an HTTP page with the server's counters for Prometheus.
 
+use super::http::{self, Asked};
 use super::resolve;
 use rustix::event::{PollFd, PollFlags, poll};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
-/// Maximum length of a request.
-const REQUEST_BYTES_MAX: usize = 8192;
 /// Maximum number of clients that are sending their requests. Another one takes the place of the oldest, so
 /// that clients that connect and send nothing keep nobody out.
 const CLIENTS_MAX: usize = 64;
@@ -95,20 +94,14 @@ impl Asking {
             Ok(count) => self.request.extend_from_slice(&bytes[..count]),
             Err(error) => return error.kind() == ErrorKind::WouldBlock,
         }
-        let ends = |end: &[u8]| self.request.windows(end.len()).any(|part| part == end);
-        self.request.len() < REQUEST_BYTES_MAX && !ends(b"\r\n\r\n") && !ends(b"\n\n")
+        !http::is_enough(&self.request)
     }
 
     fn answer(&mut self, page: &dyn Fn() -> String) -> std::io::Result<()> {
-        let request = String::from_utf8_lossy(&self.request);
-        let line = request.lines().next().unwrap_or_default();
-        let mut words = line.split(' ');
-        // Prometheus adds a query if its configuration has parameters; there is nothing to choose here.
-        let is_page = |target: &str| target.split('?').next() == Some("/metrics");
-        let (status, body) = match (words.next(), words.next()) {
-            (Some("GET"), Some(target)) if is_page(target) => ("200 OK", page()),
-            (Some("GET"), Some(_)) => ("404 Not Found", "try /metrics\n".to_owned()),
-            _ => ("405 Method Not Allowed", "only GET\n".to_owned()),
+        let (status, body) = match http::asked(&self.request) {
+            Asked::Metrics => ("200 OK", page()),
+            Asked::Other => ("404 Not Found", "try /metrics\n".to_owned()),
+            Asked::Wrong => ("405 Method Not Allowed", "only GET\n".to_owned()),
         };
         let length = body.len();
         let head = format!(

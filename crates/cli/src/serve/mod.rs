@@ -2,6 +2,7 @@
 
 mod exports;
 mod file;
+mod http;
 mod metrics;
 mod nbd;
 

@@ -35,23 +35,23 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const AGAIN: Duration = Duration::from_millis(100);
 
 /// Owner, by a secret, and handle of an open file.
-pub(super) type Key = (u64, u64);
+pub(crate) type Key = (u64, u64);
 /// Identity of the root of a store.
-pub(super) type Root = (u64, u64);
+pub(crate) type Root = (u64, u64);
 /// A file, and the store that it belongs to.
-pub(super) type Entry = (Key, Root);
+pub(crate) type Entry = (Key, Root);
 type Held = HashMap<Key, (Root, OwnedFd)>;
 
 /// What a packet is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(crate) enum Kind {
     Keep = 1,
     LetGo = 2,
     End = 3,
 }
 
 /// Returns the bytes of a packet.
-pub(super) fn message(kind: Kind, entries: &[Entry]) -> Vec<u8> {
+pub(crate) fn message(kind: Kind, entries: &[Entry]) -> Vec<u8> {
     let mut bytes = vec![kind as u8];
     for ((owner, handle), (device, inode)) in entries {
         for word in [owner, handle, device, inode] {
@@ -62,7 +62,7 @@ pub(super) fn message(kind: Kind, entries: &[Entry]) -> Vec<u8> {
 }
 
 /// Reads a packet; `None` if it makes no sense.
-pub(super) fn parse(bytes: &[u8]) -> Option<(Kind, Vec<Entry>)> {
+pub(crate) fn parse(bytes: &[u8]) -> Option<(Kind, Vec<Entry>)> {
     let (kind, entries) = bytes.split_first()?;
     let kind = match kind {
         1 => Kind::Keep,
