@@ -29,7 +29,7 @@ struct Watcher {
 impl Watcher {
     /// Watches below an export with `programs/watcher.c`.
     fn start(world: &World, program: &Path, export: &str, arguments: &[&str]) -> Self {
-        Self::start_through(world, &[("at", world.through("tcp", export))], program, arguments)
+        Self::start_through(world, &[("at", world.url(export))], program, arguments)
     }
 
     /// Like [`Self::start`], with these prefixes; `AT` in arguments stands for the first.

@@ -21,7 +21,7 @@ fn listings() {
     fs::write(served.join(".hidden"), b"").unwrap();
     fs::write(served.join(std::ffi::OsStr::from_bytes(b"\xfe")), b"").unwrap();
     symlink("a", served.join("link")).unwrap();
-    for transport in ["tcp", "unix", "shm"] {
+    for transport in ["auto", "tcp", "unix", "shm"] {
         let url = |path: &str| world.through(transport, path);
         assert_eq!(text(&["ls", &url("")]), "dir\nmem\nro\nsmall\n");
         assert_eq!(good(&["ls", &url("dir")]), b"a\nb\nlink\n\xfe\n");
@@ -300,7 +300,7 @@ fn contents_and_their_sums() {
     let data = noise(9 << 20, 3);
     fs::write(world.local("served/large"), &data).unwrap();
     fs::write(world.local("served/small"), b"123456789").unwrap();
-    for transport in ["tcp", "unix", "shm"] {
+    for transport in ["auto", "tcp", "unix", "shm"] {
         assert!(good(&["cat", &world.through(transport, "dir/large")]) == data, "{transport}");
         let url = world.through(transport, "dir/small");
         assert_eq!(text(&["sum", &url]), format!("e3069283            9  {url}\n"));

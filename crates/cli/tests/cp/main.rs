@@ -103,7 +103,8 @@ fn a_tree_survives_a_journey_through_every_transport_and_store() {
     let tree = world.local("tree");
     make_tree(&tree);
     let before = describe(&tree);
-    for (transport, other) in [("tcp", "unix"), ("unix", "shm"), ("shm", "tcp")] {
+    let transports = ["auto", "tcp", "unix", "shm"];
+    for (transport, other) in transports.into_iter().zip(["tcp", "unix", "shm", "auto"]) {
         let tree = tree.to_str().unwrap();
         let first = world.through(transport, &format!("mem/{transport}"));
         let second = world.through(transport, &format!("mem/{transport}-again"));

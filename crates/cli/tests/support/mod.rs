@@ -87,15 +87,16 @@ impl World {
         &self.tcp
     }
 
-    /// Returns a URL over TCP.
+    /// Returns a URL that connects by TCP and moves to shared memory.
     pub(crate) fn url(&self, path: &str) -> String {
         format!("towline://{}/{path}", self.tcp)
     }
 
-    /// Returns a URL over a transport: `tcp`, `unix` or `shm`.
+    /// Returns a URL over a transport: `tcp`, `unix`, `shm`, or `auto` for that of [`World::url`].
     pub(crate) fn through(&self, transport: &str, path: &str) -> String {
         match transport {
-            "tcp" => self.url(path),
+            "auto" => self.url(path),
+            "tcp" => format!("towline+tcp://{}/{path}", self.tcp),
             other => {
                 let socket = self.path.join("socket");
                 format!("towline+{other}:///{path}?socket={}", socket.display())
