@@ -10,7 +10,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
-use support::{Running, TOWLINE, World, good, have, names, noise, run, set_mode, wait_until};
+use support::{Running, TOWLINE, World, bad, good, have, names, noise, run, set_mode, wait_until};
 
 #[test]
 fn a_killed_copy_leaves_no_half_file_and_goes_on() {
@@ -311,6 +311,51 @@ fn parts_of_this_version_are_continued() {
     assert!(told.ends_with(", 3.0M were there already\n"), "{told}");
     assert!(fs::read(served.join("target")).unwrap() == data);
     assert_eq!(fs::metadata(served.join("target")).unwrap().ino(), inode);
+}
+
+#[test]
+fn verify_finds_what_an_earlier_copy_got_wrong() {
+    let world = World::new();
+    let (near, far) = (world.local("near"), world.local("served"));
+    let data = noise(5 << 20, 3);
+    fs::create_dir(&near).unwrap();
+    for directory in [&near, &far] {
+        fs::write(directory.join("source"), &data).unwrap();
+    }
+    let mut start = data[..3 << 20].to_vec();
+    start[2_000_000] ^= 1;
+    let [here, there] = ["source", "target"].map(|name| near.join(name).display().to_string());
+    let urls = [world.url("dir/source"), world.url("dir/target")];
+    for (source, target, from, to) in [
+        (&here, &urls[1], &near, &far),
+        (&urls[0], &there, &far, &near),
+        (&urls[0], &urls[1], &far, &far),
+    ] {
+        if !make_part(&to.join(".target.towline-part"), &from.join("source"), &start) {
+            return;
+        }
+        let complaint = bad(1, &["cp", "--resume", "--verify", source, target]);
+        let told = format!("{target}: differs from the source at byte 2000000 after the copy; removed");
+        assert!(complaint.contains(&told), "{complaint}");
+        assert_eq!(names(to), ["source"], "{target}");
+    }
+}
+
+/// The server is told that it has written the file, and has not.
+#[test]
+fn verify_finds_a_small_file_that_was_not_written() {
+    if !have("strace") {
+        return;
+    }
+    let world = World::new();
+    let (source, socket) = (world.local("source"), world.local("traced"));
+    fs::write(&source, "small").unwrap();
+    let arguments = ["-e", "trace=pwrite64", "-e", "inject=pwrite64:retval=5"];
+    let Some(_server) = traced_server(&world, &socket, &arguments) else { return };
+    let url = format!("towline+unix:///e/target?socket={}", socket.display());
+    let complaint = bad(1, &["cp", "--verify", source.to_str().unwrap(), &url]);
+    assert!(complaint.contains(": differs from the source after the copy; removed"), "{complaint}");
+    assert_eq!(names(&world.local("served")), [""; 0]);
 }
 
 /// Somebody may have put it there to read the data.

@@ -295,6 +295,7 @@ pub(super) fn first_difference(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::FileExt;
 
     /// Data extents of a file, as a store would tell them.
     fn walk(data: &[(u64, u64)], from: u64, size: u64, piece: u64) -> Vec<(u64, u64)> {
@@ -331,6 +332,41 @@ mod tests {
         let mut next = || extents.next(|_| panic!("asked"), |_| panic!("asked")).unwrap();
         let pieces = [next(), next(), next(), next()];
         assert_eq!(pieces, [Some((0, 10)), Some((10, 20)), Some((20, 25)), None]);
+    }
+
+    /// Returns an open file of this size, with these bytes at these offsets.
+    fn file(size: u64, parts: &[(u64, &[u8])]) -> Handle {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(size).unwrap();
+        for (offset, bytes) in parts {
+            file.write_all_at(bytes, *offset).unwrap();
+        }
+        Handle::Local(file)
+    }
+
+    #[test]
+    fn the_first_difference_is_found_wherever_it_is() {
+        let size = TRANSFER_BYTES_MAX as u64 + 100;
+        let compare = |left: &[(u64, &[u8])], right: &[(u64, &[u8])]| {
+            let (left, right) = (file(size, left), file(size, right));
+            [false, true].map(|sparse| first_difference(&left, &right, size, sparse).unwrap())
+        };
+        assert_eq!(compare(&[], &[]), [None; 2]);
+        assert_eq!(compare(&[(5000, &[0; 5000])], &[]), [None; 2], "zeros and a hole");
+        assert_eq!(compare(&[(size - 1, b"x")], &[(size - 1, b"x")]), [None; 2]);
+        for at in [0, 5, size - 101, size - 100, size - 1] {
+            assert_eq!(compare(&[(at, b"x")], &[]), [Some(at); 2], "a hole of the target");
+            assert_eq!(compare(&[], &[(at, b"x")]), [Some(at); 2], "a hole of the source");
+        }
+        assert_eq!(compare(&[(7, b"x"), (9, b"a")], &[(7, b"y"), (9, b"b")]), [Some(7); 2]);
+    }
+
+    #[test]
+    fn files_of_other_lengths_differ_where_the_shorter_one_ends() {
+        for (source, target) in [(10, 7), (7, 10)] {
+            let found = first_difference(&file(source, &[]), &file(target, &[]), source, false);
+            assert_eq!(found.unwrap(), Some(7));
+        }
     }
 
     #[test]
