@@ -49,9 +49,10 @@ fn make_tree(top: &Path) {
     }
 }
 
+/// Sets the time of the last change, and an earlier one for the last access.
 fn set_times(path: &Path, seconds: i64, nanoseconds: i64) {
-    let time = Timespec { tv_sec: seconds, tv_nsec: nanoseconds };
-    let times = Timestamps { last_access: time, last_modification: time };
+    let time = |tv_sec| Timespec { tv_sec, tv_nsec: nanoseconds };
+    let times = Timestamps { last_access: time(seconds - 1000), last_modification: time(seconds) };
     rustix::fs::utimensat(CWD, path, &times, AtFlags::SYMLINK_NOFOLLOW).unwrap();
 }
 
@@ -65,7 +66,7 @@ struct Entry {
     note: Vec<u8>,
 }
 
-/// Describes everything in a tree that `cp -a` keeps.
+/// Describes everything in a tree that `cp -a` keeps, but for access times, which this may change.
 fn describe(top: &Path) -> BTreeMap<Vec<u8>, Entry> {
     let mut found = BTreeMap::new();
     let mut stack = vec![top.to_owned()];
@@ -134,6 +135,40 @@ fn assert_same(before: &BTreeMap<Vec<u8>, Entry>, after: &BTreeMap<Vec<u8>, Entr
         if name == "sparse" {
             assert!(other.blocks_at_most_kib, "holes were filled");
         }
+    }
+}
+
+#[test]
+fn access_times_are_kept() {
+    let world = World::new();
+    let tree = world.local("tree");
+    fs::create_dir_all(tree.join("sub/empty")).unwrap();
+    for (name, size) in [("small", 10), ("sub/middle", 100_000), ("sub/large", 5 << 20)] {
+        fs::write(tree.join(name), noise(size, 3)).unwrap();
+    }
+    symlink("small", tree.join("link")).unwrap();
+    let names = [".", "small", "link", "sub", "sub/empty", "sub/middle", "sub/large"];
+    // To look at a file does not change its times, unlike to read it.
+    let accessed = |top: &Path| {
+        names.map(|name| {
+            let status = fs::symlink_metadata(top.join(name)).unwrap();
+            (name, status.atime(), status.atime_nsec())
+        })
+    };
+    for (option, export) in [("-rp", "dir"), ("-a", "dir"), ("-a", "mem")] {
+        for (index, name) in names.iter().enumerate() {
+            set_times(&tree.join(name), 1_000_000_000 + index as i64, 123_456_789);
+        }
+        let expected = accessed(&tree);
+        let (url, back) = (world.url(&format!("{export}/there")), world.local("back"));
+        good(&["cp", option, tree.to_str().unwrap(), &url]);
+        if export == "dir" {
+            assert_eq!(accessed(&world.local("served/there")), expected, "{option}");
+        }
+        good(&["cp", option, &url, back.to_str().unwrap()]);
+        assert_eq!(accessed(&back), expected, "{option} from {export}");
+        good(&["rm", "-r", &url]);
+        fs::remove_dir_all(back).unwrap();
     }
 }
 

@@ -251,7 +251,9 @@ impl Local {
                 };
                 let flags = follow_flag(*follow) | AtFlags::EMPTY_PATH;
                 fs::utimensat(self.base(at), at.path.as_os_str(), &times, flags)?;
-                Said::Attr(self.stat(at, *follow)?)
+                let stat = fs::statat(self.base(at), at.path.as_os_str(), flags)?;
+                let is = (stat.st_atime, stat.st_atime_nsec as u32);
+                Said::Attr(Shown::of_stat(&stat).accessed(*accessed, is))
             }
             Op::SetXattr(at, follow, name, length, how) => {
                 let value = pattern(*length, 7);

@@ -226,7 +226,10 @@ impl Remote {
             }
             Op::Times(at, follow, accessed, modified) => {
                 let times = (timestamp(*accessed), timestamp(*modified));
-                set(at, *follow, &SetAttr { times: Some(times), ..SetAttr::default() })
+                let times = SetAttr { times: Some(times), ..SetAttr::default() };
+                let set = base(at).set_attr(at.path.as_bytes(), *follow, &times)?;
+                let is = (set.accessed.seconds, set.accessed.nanoseconds);
+                Ok(Said::Attr(Shown::of(&set).accessed(*accessed, is)))
             }
             Op::SetXattr(at, follow, name, length, how) => {
                 let (path, value) = (at.path.as_bytes(), pattern(*length, 7));

@@ -1,5 +1,6 @@
 //! Answers of either side, in a form that can be compared.
 
+use crate::op::Time;
 use std::fmt;
 use towline_client::{Attr, Errno};
 
@@ -31,8 +32,10 @@ pub(crate) struct Shown {
     pub(crate) uid: u32,
     pub(crate) gid: u32,
     pub(crate) rdev: u64,
-    /// Only times that an operation has set: those of [`super::op::Time::Past`].
+    /// Only times that an operation has set: those of [`Time::Past`].
     pub(crate) modified: Option<(i64, u32)>,
+    /// Only in the answer to the operation that has set it, since reading may change it.
+    pub(crate) accessed: Option<(i64, u32)>,
 }
 
 /// Times before this one (in the year 2001) were set by an operation, later ones come from the
@@ -50,6 +53,7 @@ impl Shown {
             gid: attr.gid,
             rdev: attr.rdev,
             modified: Some(modified).filter(|time| time.0 < CLOCK),
+            accessed: None,
         }
     }
 
@@ -64,11 +68,17 @@ impl Shown {
             gid: stat.st_gid,
             rdev: stat.st_rdev,
             modified: Some(modified).filter(|time| time.0 < CLOCK),
+            accessed: None,
         }
     }
 }
 
 impl Shown {
+    /// Adds the access time of a file for which an operation has just set it to `wanted`.
+    pub(crate) fn accessed(self, wanted: Time, accessed: (i64, u32)) -> Self {
+        Self { accessed: matches!(wanted, Time::Past(..)).then_some(accessed), ..self }
+    }
+
     pub(crate) fn is_file(&self) -> bool {
         self.mode & 0o170_000 == 0o100_000
     }
