@@ -1,8 +1,9 @@
-//! `towline bench disk` and `net` measure what they claim to measure.
+//! `towline bench` measures what it claims to measure.
 #![allow(clippy::unwrap_used)] // a test that cannot go on should say where
 
 use serde_json::Value;
 use std::collections::BTreeSet;
+use std::path::Path;
 use std::process::Command;
 
 fn run(arguments: &[&str]) -> std::process::Output {
@@ -96,14 +97,113 @@ fn what_all_client_processes_complain_of_is_said_once() {
     assert!(text.contains("differs from what the tree") && text.lines().count() == 2, "{text}");
 }
 
+/// Makes the smallest tree that `bench file` can measure.
+fn make_tree(place: &Path) {
+    std::fs::create_dir_all(place.join("tree/d000")).unwrap();
+    for number in 0..100 {
+        std::fs::write(place.join(format!("tree/d000/f{number:05}")), [0; 4096]).unwrap();
+    }
+    std::fs::write(place.join("big"), [0; 1 << 16]).unwrap();
+    std::fs::create_dir(place.join("wr")).unwrap();
+}
+
+/// Returns the operations that the manual page names.
+fn operations() -> Vec<&'static str> {
+    let page = include_str!("../../../man/towline-bench.1");
+    let (_, rest) = page.split_once(".BI \\-\\-op \" OP\"\n").unwrap();
+    let (names, _) = rest.split_once(".TP").unwrap();
+    names.lines().map(|line| line.split(' ').nth(1).unwrap()).collect()
+}
+
+#[test]
+fn each_operation_on_files_moves_what_it_should() {
+    let place = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = place.path().to_str().unwrap();
+    make_tree(place.path());
+    let socket = format!("{path}/socket");
+    let (export, listen) = (format!("e={path}"), format!("unix://{socket}"));
+    let _server = serve(&["--dir", &export, "--listen", &listen], &[&socket]);
+    let url = format!("towline+unix:///e?socket={socket}");
+    let load = ["--bs", "8K", "--bigsize", "64K", "--files", "100", "--secs", "0.05"];
+    for op in operations() {
+        // Bytes read and written by each.
+        let (read, written) = match op {
+            "stat_same" | "stat_diff" | "scan_stat" | "create_unlink" => (0, 0),
+            "orc" | "scan_read" => (4096, 0),
+            "seqread" | "randread" | "clients" => (8192, 0),
+            "seqwrite" | "randwrite" => (0, 8192),
+            "rwmix" => (8192, 8192),
+            other => panic!("what does {other} move?"),
+        };
+        let threads = if op == "rwmix" { "2" } else { "1" };
+        for (server, depth) in [(&*url, "1"), (&*url, "8"), (path, "1")] {
+            let more = ["file", "--server", server, "--op", op, "--qd", depth];
+            let out = measured(&[&more[..], &load, &["--threads", threads]].concat());
+            let result: Value = serde_json::from_str(out.lines().last().unwrap()).unwrap();
+            let count = |name: &str| result[name].as_u64().unwrap();
+            let (ops, rbytes, wbytes) = (count("ops"), count("rbytes"), count("wbytes"));
+            assert!(ops > 0 && count("errors") == 0, "{op} {depth} {server}: {out}");
+            assert_eq!(count("bytes"), rbytes + wbytes, "{op} {depth} {server}: {out}");
+            if op == "rwmix" {
+                assert!(rbytes > 0 && wbytes > 0, "{op} {depth} {server}: {out}");
+                assert_eq!(rbytes + wbytes, ops * read, "{op} {depth} {server}: {out}");
+            } else {
+                let expected = (ops * read, ops * written);
+                assert_eq!((rbytes, wbytes), expected, "{op} {depth} {server}: {out}");
+            }
+        }
+    }
+    let left = std::fs::read_dir(place.path().join("wr")).unwrap();
+    let left: BTreeSet<_> = left.map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(left, BTreeSet::from(["big0", "big1"].map(Into::into)), "what was created is gone");
+}
+
+#[test]
+fn the_manual_page_names_every_operation() {
+    let done = run(&["file", "--server", "/", "--op", "none"]);
+    let said = String::from_utf8_lossy(&done.stderr);
+    let (_, rest) = said.split_once("possible values: ").unwrap();
+    let (names, _) = rest.split_once(']').unwrap();
+    assert_eq!(names.split(", ").collect::<Vec<_>>(), operations());
+}
+
+#[test]
+fn the_limits_of_this_machine_are_measured() {
+    let out = measured(&["limits", "--secs", "0.05"]);
+    let found: Value = serde_json::from_str(out.lines().last().unwrap()).unwrap();
+    let is_more = |figure: &Value| figure.as_f64().is_some_and(|number| number > 0.0);
+    let processors = found["processors"].as_u64().unwrap();
+    let mut names = vec!["processors".to_owned()];
+    for kind in ["tcp", "unix", "shm", "futex"] {
+        for what in ["round_trip_us", "4k_round_trip_us"] {
+            let name = format!("{kind}_{what}");
+            let times = found[&name].as_object().unwrap();
+            // Together on one processor, apart on two, and as the scheduler likes.
+            let ways = if processors > 1 { 3 } else { 1 } - usize::from(kind == "shm");
+            assert!(times.len() == ways && times.values().all(is_more), "{name}: {out}");
+            names.push(name);
+        }
+    }
+    for name in [
+        "tcp_stream_bytes_per_s",
+        "tcp_sendfile_bytes_per_s",
+        "memcpy_bytes_per_s",
+        "system_call_us",
+        "local_stat_us",
+        "local_scan_entries_per_s",
+    ] {
+        assert!(is_more(&found[name]), "{name}: {out}");
+        names.push(name.to_owned());
+    }
+    let all: BTreeSet<_> = found.as_object().unwrap().keys().cloned().collect();
+    assert_eq!(all, names.into_iter().collect());
+}
+
 #[test]
 fn each_thread_of_each_process_is_a_client() {
     let place = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let path = place.path().to_str().unwrap();
-    std::fs::create_dir_all(place.path().join("tree/d000")).unwrap();
-    for number in 0..100 {
-        std::fs::write(place.path().join(format!("tree/d000/f{number:05}")), [0; 4096]).unwrap();
-    }
+    make_tree(place.path());
     let socket = format!("{path}/socket");
     let (export, listen) = (format!("e={path}"), format!("unix://{socket}"));
     let _server = serve(&["--dir", &export, "--listen", &listen], &[&socket]);
