@@ -347,8 +347,34 @@ fn servers_are_described() {
     let json: serde_json::Value =
         serde_json::from_str(&text(&["stats", "--json", &world.url("")])).unwrap();
     assert!(json.is_object());
+}
+
+#[test]
+fn doctor_examines_every_feature() {
     let found: serde_json::Value = serde_json::from_str(&text(&["doctor", "--json"])).unwrap();
-    assert!(found["kernel"]["found"].is_string() && found["io_uring"]["ok"].is_boolean());
+    let told = text(&["doctor"]);
+    let lines: Vec<&str> = told.lines().collect();
+    let names = [
+        "kernel", "cpus", "io_uring", "shm", "SEND_ZC", "memlock", "huge pages", "userfaultfd",
+        "trap", "FUSE", "RDMA",
+    ];
+    assert_eq!((lines.len(), found.as_object().unwrap().len()), (2 * names.len(), names.len()));
+    for (name, lines) in names.iter().zip(lines.chunks(2)) {
+        let finding = &found[name];
+        let mark = if finding["ok"].as_bool().unwrap() { "ok" } else { "--" };
+        let [what, path] = ["found", "path"].map(|key| finding[key].as_str().unwrap());
+        assert!(!what.is_empty() && !path.is_empty(), "{finding}");
+        assert!(lines[0].starts_with(&format!("{mark} {name} ")), "{told}");
+        assert!(lines[0].ends_with(&format!(" {what}")), "{told}");
+        assert_eq!(lines[1].trim_start(), format!("-> {path}"), "{told}");
+    }
+    let fuse = fs::File::options().read(true).write(true).open("/dev/fuse");
+    assert_eq!(found["FUSE"]["ok"], fuse.is_ok());
+    let devices = fs::read_dir("/sys/class/infiniband").map_or(0, Iterator::count);
+    assert_eq!(found["RDMA"]["ok"], devices > 0);
+    let reserved = fs::read_to_string("/proc/sys/vm/nr_hugepages").unwrap_or("0".to_owned());
+    let reserved = format!("; {} reserved", reserved.trim());
+    assert!(found["huge pages"]["found"].as_str().unwrap().ends_with(&reserved), "{told}");
 }
 
 /// Returns total, used and free as `df` prints them for one export, below this header.
