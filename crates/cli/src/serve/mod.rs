@@ -364,7 +364,13 @@ fn serve(args: &Args) -> Result<(), Refusal> {
         false => (inherited, Vec::new()),
     };
     if !for_files.is_empty() {
-        config.listen.clear();
+        let left_out: Vec<_> = config.listen.drain(..).map(|at| at.to_string()).collect();
+        if !left_out.is_empty() {
+            note(format_args!(
+                "towline: not listening on {}: the sockets of the service manager are used instead",
+                left_out.join(", ")
+            ));
+        }
     } else if config.listen.is_empty() && !config.exports.is_empty() {
         if is_managed {
             let what = " -: the sockets of the service manager are for disks; add --listen for the other exports";

@@ -11,7 +11,7 @@ use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixDatagram;
+use std::os::unix::net::{UnixDatagram, UnixListener};
 use std::path::Path;
 use std::process::{Child, ChildStderr, Command, Stdio};
 use std::sync::mpsc;
@@ -79,10 +79,11 @@ impl Drop for Serving {
     }
 }
 
-/// Returns a command that serves on this socket as a service manager starts it, and with these arguments.
+/// Returns a command that serves on this socket as a service manager starts it, and with these arguments. Its
+/// standard output would be a second socket.
 fn managed(listener: TcpListener, arguments: &[&str]) -> Command {
     // Only the process itself knows its number.
-    let script = "export LISTEN_PID=$$; exec \"$0\" serve \"$@\" 3<&0 </dev/null";
+    let script = "export LISTEN_PID=$$; exec \"$0\" serve \"$@\" 3<&0 4>&1 </dev/null >/dev/null";
     let mut command = Command::new("sh");
     command.args(["-c", script, TOWLINE]).args(arguments);
     command.env("LISTEN_FDS", "1").stdin(Stdio::from(OwnedFd::from(listener)));
@@ -152,6 +153,34 @@ fn a_service_managers_socket_and_addresses_are_served_together() {
     assert_eq!(output.status.code(), Some(2));
     let complaint = String::from_utf8_lossy(&output.stderr);
     assert!(complaint.contains("--nbd -: the sockets"), "{complaint}");
+}
+
+/// One of the addresses is taken, so that opening it would fail.
+#[test]
+fn a_service_managers_sockets_are_used_instead_of_addresses() {
+    let directory = TempDir::new().unwrap();
+    let [path, other] = ["socket", "other"].map(|name| directory.path().join(name));
+    let unix = UnixListener::bind(&path).unwrap();
+    let [given, taken] = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
+    let at = given.local_addr().unwrap();
+    let left_out =
+        [format!("tcp://{}", taken.local_addr().unwrap()), format!("unix://{}", other.display())];
+    let [first, second] = &left_out;
+    let mut command = managed(given, &["--mem", "m=1M", "--listen", first, "--listen", second]);
+    command.env("LISTEN_FDS", "2").stdout(Stdio::from(OwnedFd::from(unix)));
+    let mut server = Serving::new(&mut command);
+    let said = server.says("not listening on ");
+    let addresses = left_out.join(", ");
+    assert!(said.contains(&format!(" {addresses}: the sockets of the service manager ")), "{said}");
+    server.says(&format!("listening on tcp://{at} "));
+    server.says(&format!("listening on unix://{} ", path.display()));
+    for url in
+        [format!("towline+tcp://{at}/"), format!("towline+unix:///?socket={}", path.display())]
+    {
+        assert_eq!(text(&["ls", &url]), "m\n");
+    }
+    assert!(!other.exists());
+    server.end();
 }
 
 /// Nor for known directories: their inotify queues are checked through a ring only where rings are allowed.
