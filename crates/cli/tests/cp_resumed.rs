@@ -335,7 +335,8 @@ fn verify_finds_what_an_earlier_copy_got_wrong() {
             return;
         }
         let complaint = bad(1, &["cp", "--resume", "--verify", source, target]);
-        let told = format!("{target}: differs from the source at byte 2000000 after the copy; removed");
+        let told =
+            format!("{target}: differs from the source at byte 2000000 after the copy; removed");
         assert!(complaint.contains(&told), "{complaint}");
         assert_eq!(names(to), ["source"], "{target}");
     }

@@ -355,8 +355,17 @@ fn doctor_examines_every_feature() {
     let told = text(&["doctor"]);
     let lines: Vec<&str> = told.lines().collect();
     let names = [
-        "kernel", "cpus", "io_uring", "shm", "SEND_ZC", "memlock", "huge pages", "userfaultfd",
-        "trap", "FUSE", "RDMA",
+        "kernel",
+        "cpus",
+        "io_uring",
+        "shm",
+        "SEND_ZC",
+        "memlock",
+        "huge pages",
+        "userfaultfd",
+        "trap",
+        "FUSE",
+        "RDMA",
     ];
     assert_eq!((lines.len(), found.as_object().unwrap().len()), (2 * names.len(), names.len()));
     for (name, lines) in names.iter().zip(lines.chunks(2)) {
@@ -380,7 +389,8 @@ fn doctor_examines_every_feature() {
 /// Returns total, used and free as `df` prints them for one export, below this header.
 fn amounts(arguments: &[&str], header: &str) -> [u64; 3] {
     let table = text(&[&["df"], arguments].concat());
-    let rows: Vec<Vec<&str>> = table.lines().map(|line| line.split_whitespace().collect()).collect();
+    let rows: Vec<Vec<&str>> =
+        table.lines().map(|line| line.split_whitespace().collect()).collect();
     assert_eq!(rows.len(), 2, "{table}");
     assert_eq!(rows[0].join(" "), header);
     assert_eq!(rows[1].last(), arguments.last(), "{table}");
@@ -437,7 +447,8 @@ fn the_tour_goes_to_its_end() {
     fs::write(world.local("tour/file"), noise(2 << 20, 3)).unwrap();
     let directory = world.local("tour").display().to_string();
     // Without a directory it makes one of its own.
-    for (arguments, names) in [(&["demo", &directory][..], "(1 names, "), (&["demo"], "(21 names, ")]
+    for (arguments, names) in
+        [(&["demo", &directory][..], "(1 names, "), (&["demo"], "(21 names, ")]
     {
         let told = text(arguments);
         for part in ["first answer", names, "the same names", "equal", "stat, different", "shm"] {
