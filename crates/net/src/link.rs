@@ -1,5 +1,6 @@
 //! A connection, over any kind of transport.
 
+use crate::address::is_within_machine;
 use crate::local::LocalLink;
 use crate::socket::{self, Piece, Wait};
 use crate::{Counters, Pipe, ShmLink, Spin, Target};
@@ -65,6 +66,12 @@ impl Link {
         let Self::Socket(fd, LinkKind::Tcp) = self else { return None };
         // The kernel says -1 while it does not know.
         socket_incoming_cpu(fd).ok().filter(|processor| *processor != u32::MAX)
+    }
+
+    /// True when the peer of a TCP connection ran on this processor when it last sent something. Costs up to three
+    /// system calls.
+    fn peer_runs_here(&self) -> bool {
+        self.arrives_on() == Some(rustix::thread::sched_getcpu() as u32) && is_within_machine(self)
     }
 
     /// True when the peer has closed its end or is gone. Data that it sent before may still be unread.
@@ -167,10 +174,13 @@ impl Link {
         match self {
             Self::Socket(fd, _) => {
                 if !full
-                    && let Some(received) = spin.until(|| {
-                        let received = socket::receive(fd.as_fd(), target, Wait::No);
-                        (!received.as_ref().is_err_and(socket::is_nothing)).then_some(received)
-                    })
+                    && let Some(received) = spin.unless(
+                        || self.peer_runs_here(),
+                        || {
+                            let received = socket::receive(fd.as_fd(), target, Wait::No);
+                            (!received.as_ref().is_err_and(socket::is_nothing)).then_some(received)
+                        },
+                    )
                 {
                     return received;
                 }

@@ -70,7 +70,17 @@ impl Spin {
     /// occasionally after four times the limit, or at once if spinning has failed recently. Each failure
     /// after the first doubles the pause until the next attempt; the pause becomes much longer while
     /// another thread wants the processor.
-    pub fn until<T>(&mut self, mut look: impl FnMut() -> Option<T>) -> Option<T> {
+    pub fn until<T>(&mut self, look: impl FnMut() -> Option<T>) -> Option<T> {
+        self.unless(|| false, look)
+    }
+
+    /// [`Spin::until`] for a peer that may need this very processor: then `is_in_the_way` returns true. It is not asked
+    /// while spinning helps.
+    pub fn unless<T>(
+        &mut self,
+        is_in_the_way: impl FnOnce() -> bool,
+        mut look: impl FnMut() -> Option<T>,
+    ) -> Option<T> {
         if self.limit.is_zero() {
             return None;
         }
@@ -81,6 +91,10 @@ impl Spin {
         // Data that is already there says nothing about spinning, and needs no look at the clock.
         if let Some(found) = look() {
             return Some(found);
+        }
+        if self.next_pause > 0 && is_in_the_way() {
+            self.pause = PAUSE_IN_VAIN;
+            return None;
         }
         let limit = self.next_limit();
         let start = Instant::now();
@@ -234,6 +248,33 @@ mod tests {
             }
         }
         assert!(long < 10_000 / SHORT_BETWEEN, "{long} long looks");
+    }
+
+    #[test]
+    fn who_is_in_the_way_of_its_peer_does_not_spin() {
+        let mut spin = Spin::new(Duration::from_nanos(1));
+        assert_eq!(spin.unless(|| panic!("it may help"), || None::<()>), None);
+        let mut looks = 0;
+        let mut wait = |spin: &mut Spin, is_in_the_way: bool| {
+            let before = looks;
+            spin.unless(
+                || is_in_the_way,
+                || {
+                    looks += 1;
+                    None::<()>
+                },
+            );
+            looks - before
+        };
+        for _ in 0..10 {
+            while spin.pause > 0 {
+                assert_eq!(wait(&mut spin, true), 0);
+            }
+            assert_eq!(wait(&mut spin, true), 1);
+            assert_eq!(spin.pause, PAUSE_IN_VAIN, "it is asked again");
+        }
+        spin.pause = 0;
+        assert!(wait(&mut spin, false) > 1);
     }
 
     #[test]
