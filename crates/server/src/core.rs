@@ -145,7 +145,7 @@ pub(crate) const LANE_BELL_TOKENS: u64 = 1 << 35;
 /// Size of the receive buffer, of which a core has one for all its lanes.
 const SCRATCH_BYTES: usize = 128 * 1024;
 /// Maximum number of finished requests that are not yet in the histograms after a turn.
-const TIMED_MAX: usize = 32;
+pub(crate) const TIMED_MAX: usize = 32;
 /// How often to check for clients that wait too long, while there may be some.
 const TICK: Duration = Duration::from_secs(1);
 /// How long new clients wait for free descriptors before the next try.
