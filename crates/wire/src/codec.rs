@@ -164,6 +164,16 @@ macro_rules! messages {
                 match tag { $($tag => stringify!($variant),)* _ => "unknown" }
             }
         }
+
+        #[cfg(test)]
+        impl<$life> $name<$life> {
+            /// Returns a message of every kind.
+            pub(crate) fn of_every_kind(draw: &mut $crate::round_trips::Draw<$life>) -> Vec<Self> {
+                vec![$(Self::$variant {
+                    $($field: $crate::round_trips::Drawn::drawn(draw),)*
+                },)*]
+            }
+        }
     };
 }
 pub(crate) use messages;

@@ -75,6 +75,11 @@ macro_rules! structure {
                 }
                 Ok(value)
             }
+
+            #[cfg(test)]
+            pub(crate) fn drawn(draw: &mut crate::round_trips::Draw<'_>) -> Self {
+                Self { $($field: crate::round_trips::Drawn::drawn(draw),)* }
+            }
         }
     };
 }

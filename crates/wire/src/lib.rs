@@ -25,6 +25,8 @@ pub mod parts;
 pub mod ranges;
 pub mod reply;
 pub mod request;
+#[cfg(test)]
+mod round_trips;
 
 pub use attr::{Attr, StatFs, Timestamp};
 pub use codec::{ProtocolError, Reader};
