@@ -246,23 +246,56 @@ fn read_until_end(file: impl AsFd, target: &mut [u8], offset: u64) -> io::Result
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{Pool, SharedMemory};
     use proptest::prelude::*;
+
+    const BYTES: u64 = 64;
+
+    /// Segments of every kind, with the bytes that they hold.
+    fn segments() -> Vec<(Segment, Vec<u8>)> {
+        let byte = |kind: u8, at: u8| at.wrapping_mul(5).wrapping_add(kind);
+        let bytes = |kind| (0..BYTES as u8).map(|at| byte(kind, at)).collect::<Vec<u8>>();
+        let mut buffer = Pool::new(BYTES as usize, 1).take().unwrap();
+        buffer.bytes_mut().copy_from_slice(&bytes(1));
+        let shared = |kind| {
+            let memory = SharedMemory::create("test", BYTES as usize).unwrap();
+            memory.copy_in(0, &bytes(kind));
+            Arc::new(memory)
+        };
+        let file = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        assert_eq!(rustix::io::write(&file, &bytes(4)), Ok(BYTES as usize));
+        let segments = [
+            Segment::Host(Arc::new(bytes(0))),
+            Segment::Registered(Arc::new(buffer)),
+            Segment::Shared(shared(2), None),
+            Segment::Shared(shared(3), Some(Arc::new(()))),
+            Segment::File(Arc::new(file)),
+        ];
+        segments.into_iter().zip((0..).map(bytes)).collect()
+    }
+
+    /// Which of the segments, from where, and how long.
+    type Part = (usize, u64, u64);
 
     #[derive(Clone, Debug)]
     enum Step {
-        Append(Vec<u8>),
-        Prepend(Vec<u8>),
-        Concatenate(Vec<u8>),
+        Append(Part),
+        Prepend(Part),
+        Concatenate(Vec<Part>),
         SplitTo(u64),
         Advance(u64),
     }
 
     fn step() -> impl Strategy<Value = Step> {
-        let bytes = proptest::collection::vec(any::<u8>(), 0..50);
+        // Of eighths, so that many parts follow each other.
+        let part = (0usize..5, 0..8u64, 0..8u64).prop_map(|(which, from, length)| {
+            let eighth = BYTES / 8;
+            (which, from * eighth, length.min(8 - from) * eighth)
+        });
         prop_oneof![
-            bytes.clone().prop_map(Step::Append),
-            bytes.clone().prop_map(Step::Prepend),
-            bytes.prop_map(Step::Concatenate),
+            part.clone().prop_map(Step::Append),
+            part.clone().prop_map(Step::Prepend),
+            proptest::collection::vec(part, 0..4).prop_map(Step::Concatenate),
             (0u64..80).prop_map(Step::SplitTo),
             (0u64..20).prop_map(Step::Advance),
         ]
@@ -270,23 +303,36 @@ mod tests {
 
     proptest! {
         #[test]
-        fn an_aggregate_behaves_like_its_bytes(steps in proptest::collection::vec(step(), 0..40)) {
+        fn an_aggregate_behaves_like_its_bytes(
+            steps in proptest::collection::vec(step(), 0..40),
+            most in 0usize..500,
+        ) {
+            let segments = segments();
+            let bytes_of = |(which, from, length): Part| {
+                &segments[which].1[from as usize..(from + length) as usize]
+            };
+            let append = |aggregate: &mut Aggregate, (which, from, length): Part| {
+                aggregate.append(segments[which].0.clone(), from, length);
+            };
             let (mut aggregate, mut bytes) = (Aggregate::new(), Vec::new());
             for step in steps {
                 match step {
-                    Step::Append(more) => {
-                        let length = more.len() as u64;
-                        bytes.extend_from_slice(&more);
-                        aggregate.append(Segment::Host(Arc::new(more)), 0, length);
+                    Step::Append(part) => {
+                        bytes.extend_from_slice(bytes_of(part));
+                        append(&mut aggregate, part);
                     }
-                    Step::Prepend(more) => {
-                        let length = more.len() as u64;
-                        bytes.splice(0..0, more.iter().copied());
-                        aggregate.prepend(Segment::Host(Arc::new(more)), 0, length);
+                    Step::Prepend(part) => {
+                        let (which, from, length) = part;
+                        bytes.splice(0..0, bytes_of(part).iter().copied());
+                        aggregate.prepend(segments[which].0.clone(), from, length);
                     }
-                    Step::Concatenate(more) => {
-                        bytes.extend_from_slice(&more);
-                        aggregate.concatenate(Aggregate::from_vec(more));
+                    Step::Concatenate(parts) => {
+                        let mut other = Aggregate::new();
+                        for part in parts {
+                            bytes.extend_from_slice(bytes_of(part));
+                            append(&mut other, part);
+                        }
+                        aggregate.concatenate(other);
                     }
                     Step::SplitTo(count) => {
                         let head = aggregate.split_to(count);
@@ -303,13 +349,47 @@ mod tests {
                 prop_assert_eq!(aggregate.len(), bytes.len() as u64);
                 prop_assert_eq!(aggregate.to_vec().unwrap(), bytes.clone());
                 prop_assert!(aggregate.slices().all(|slice| slice.length > 0));
+                let mut front = vec![0; most];
+                let copied = aggregate.copy_to(&mut front).unwrap();
+                prop_assert_eq!(&front[..copied], &bytes[..most.min(bytes.len())]);
             }
         }
     }
 
     #[test]
+    fn what_follows_in_the_same_segment_becomes_one_slice_unless_it_is_guarded() {
+        for (segment, bytes) in segments() {
+            let mut aggregate = Aggregate::new();
+            let mut then = |from, length| {
+                aggregate.append(segment.clone(), from, length);
+                aggregate.slices().len()
+            };
+            let is_guarded = matches!(segment, Segment::Shared(_, Some(_)));
+            let expected = if is_guarded { [1, 2, 3, 4] } else { [1, 1, 2, 3] };
+            let slices = [then(0, 10), then(10, 5), then(20, 5), then(24, 5)];
+            assert_eq!(slices, expected, "{segment:?}");
+            let all = [&bytes[..15], &bytes[20..25], &bytes[24..29]].concat();
+            assert_eq!(aggregate.to_vec().unwrap(), all, "{segment:?}");
+        }
+    }
+
+    #[test]
+    fn a_file_that_has_become_shorter_ends_what_is_copied() {
+        let (Segment::File(file), bytes) = segments().pop().unwrap() else { panic!("no file") };
+        let mut aggregate = Aggregate::from_vec(vec![7; 3]);
+        aggregate.append(Segment::File(file), 60, 8);
+        aggregate.append(Segment::Host(Arc::new(vec![8; 3])), 0, 3);
+        let error = aggregate.to_vec().unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
+        let until_end = aggregate.to_vec_until_end().unwrap();
+        assert_eq!(until_end, [&[7; 3], &bytes[60..]].concat());
+        // What is wanted of it is there.
+        assert_eq!(aggregate.copy_to(&mut [0; 7]).unwrap(), 7);
+    }
+
+    #[test]
     fn pools_are_bounded_and_take_buffers_back() {
-        let pool = crate::Pool::new(16, 2);
+        let pool = Pool::new(16, 2);
         let (first, second) = (pool.take().unwrap(), pool.take().unwrap());
         assert!(pool.take().is_none());
         drop(first);
