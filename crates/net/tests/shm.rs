@@ -16,7 +16,10 @@ use towline_net::{
 use towline_wire::{Errno, Header, Kind};
 
 fn pair() -> [Arc<Link>; 2] {
-    let memory = Arc::new(SharedMemory::create("test", SHM_BYTES).unwrap());
+    pair_over(&Arc::new(SharedMemory::create("test", SHM_BYTES).unwrap()))
+}
+
+fn pair_over(memory: &Arc<SharedMemory>) -> [Arc<Link>; 2] {
     let bell = rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).unwrap();
     let bell = Doorbell::new(bell);
     let (near, far) = UnixStream::pair().unwrap();
@@ -153,6 +156,46 @@ fn who_waits_for_a_file_is_woken() {
         queue.push(message, 0, 1);
         queue.flush(&server, &mut Pipe::none(), &Counters::default()).unwrap();
         assert!(!far.peer_sleeps(), "{what}");
+    }
+}
+
+/// Where the positions of a ring are, and its size.
+const RINGS: [(usize, usize); 2] = [(256, 512 * 1024), (512, 1024 * 1024)];
+/// The position of its reader, behind that of its writer.
+const READ: usize = 128;
+
+#[test]
+fn a_position_that_cannot_be_is_an_error_for_whoever_receives_or_sends() {
+    let counters = Counters::default();
+    for (number, (words, bytes)) in RINGS.into_iter().enumerate() {
+        let ring = bytes as u64;
+        let over = || {
+            let memory = Arc::new(SharedMemory::create("test", SHM_BYTES).unwrap());
+            let mut links = pair_over(&memory);
+            links.rotate_left(number);
+            let [sender, receiver] = links;
+            assert_eq!(sender.send(&[&[7; 100]], &counters).unwrap(), 100);
+            assert_eq!(receiver.receive(&mut [0; 60], &counters).unwrap(), 60);
+            (memory, sender, receiver)
+        };
+        let is_impossible = |what: &str, result: std::io::Result<usize>| {
+            let error = result.unwrap_err();
+            assert_eq!(error.kind(), std::io::ErrorKind::InvalidData, "{what}: {error}");
+        };
+        for written in [0, 59, 60 + ring + 1, 1 << 63, u64::MAX] {
+            let (memory, _sender, receiver) = over();
+            memory.word64(words).store(written, Ordering::Release);
+            let Link::Shm(link) = &*receiver else { unreachable!() };
+            assert!(link.readable(), "who sleeps would not find out: {written}");
+            is_impossible("receives", receiver.receive(&mut [0; 60], &counters));
+        }
+        for read in [101, 100u64.wrapping_sub(ring + 1), 1 << 63, u64::MAX - ring] {
+            let (memory, sender, _receiver) = over();
+            memory.word64(words + READ).store(read, Ordering::Release);
+            let Link::Shm(link) = &*sender else { unreachable!() };
+            assert!(link.writable(), "who sleeps would not find out: {read}");
+            is_impossible("sends", sender.send(&[&vec![7; bytes]], &counters));
+        }
     }
 }
 

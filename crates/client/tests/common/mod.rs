@@ -501,11 +501,11 @@ impl ShmRaw {
     /// Size of the ring towards the server.
     pub(crate) const RING_BYTES: usize = 512 << 10;
     // Where its positions and its bytes are, and the positions in the other ring.
-    const WRITTEN: usize = 256;
+    pub(crate) const WRITTEN: usize = 256;
     const READ: usize = 256 + 128;
-    const BYTES: usize = 4096;
+    pub(crate) const BYTES: usize = 4096;
     const ANSWERED: usize = 512;
-    const TAKEN: usize = 512 + 128;
+    pub(crate) const TAKEN: usize = 512 + 128;
 
     pub(crate) fn greeted(socket: &Path) -> Self {
         let socket = UnixStream::connect(socket).unwrap();
@@ -522,21 +522,34 @@ impl ShmRaw {
         let at = written.load(Ordering::Relaxed);
         self.memory.copy_in(Self::BYTES + at as usize % Self::RING_BYTES, bytes);
         written.store(at + bytes.len() as u64, Ordering::Release);
+        self.ring();
+    }
+
+    /// Wakes the server.
+    pub(crate) fn ring(&self) {
         rustix::io::write(&self.bell, &1u64.to_ne_bytes()).unwrap();
+    }
+
+    /// Stores any word anywhere, and does not wake the server.
+    pub(crate) fn store(&self, at: usize, word: u64) {
+        self.memory.word64(at).store(word, Ordering::Release);
     }
 
     /// Sends whatever the ring holds once more. Returns the bytes sent in all.
     pub(crate) fn send_again(&self) -> u64 {
-        let read = self.memory.word64(Self::READ).load(Ordering::Acquire);
-        let written = read + Self::RING_BYTES as u64;
-        self.memory.word64(Self::WRITTEN).store(written, Ordering::Release);
+        let written = self.read() + Self::RING_BYTES as u64;
+        self.store(Self::WRITTEN, written);
         written
+    }
+
+    /// Returns the bytes that the server has read.
+    pub(crate) fn read(&self) -> u64 {
+        self.memory.word64(Self::READ).load(Ordering::Acquire)
     }
 
     /// Returns the bytes that the server has not read.
     pub(crate) fn unread(&self) -> u64 {
-        let load = |at| self.memory.word64(at).load(Ordering::Acquire);
-        load(Self::WRITTEN) - load(Self::READ)
+        self.memory.word64(Self::WRITTEN).load(Ordering::Acquire) - self.read()
     }
 
     /// Returns the bytes of answers in the ring so far.
@@ -546,7 +559,16 @@ impl ShmRaw {
 
     /// Takes the answers that are in the ring, and throws them away.
     pub(crate) fn take_answers(&self) {
-        self.memory.word64(Self::TAKEN).store(self.answered(), Ordering::Release);
+        self.store(Self::TAKEN, self.answered());
+    }
+
+    /// True once the server has ended the connection; false if it does not within a minute.
+    pub(crate) fn thrown_out(&self) -> bool {
+        self.socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        match (&self.socket).read(&mut [0; 64]) {
+            Ok(count) => count == 0,
+            Err(error) => error.kind() == std::io::ErrorKind::ConnectionReset,
+        }
     }
 
     /// Waits for the first answer, and returns its body.

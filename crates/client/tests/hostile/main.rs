@@ -8,13 +8,14 @@ mod amounts;
 #[path = "../common/mod.rs"]
 mod common;
 mod messages;
+mod rings;
 mod server;
 mod talkers;
 
 use common::{CREATE, Process, Raw, pattern, request};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
-use towline_client::{Client, File, Options};
+use towline_client::{Client, File, Options, Transport};
 use towline_wire::request::CURRENT;
 use towline_wire::{Header, Kind, Request};
 
@@ -36,7 +37,11 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 impl Honest {
     fn new(process: &Process) -> Self {
-        let client = Client::connect(&process.tcp(), Options::default()).unwrap();
+        Self::over(&process.tcp())
+    }
+
+    fn over(transport: &Transport) -> Self {
+        let client = Client::connect(transport, Options::default()).unwrap();
         let root = client.attach(b"mem").unwrap();
         Self { client, root, rounds: 0 }
     }
