@@ -8,17 +8,51 @@ mod common;
 use common::proxy::Proxy;
 use common::{CREATE, EXCLUSIVE, Random, Setup, TRUNCATE, counter, seed, setup_with};
 use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use towline_client::{Client, File, Options, SetAttr, Transport};
 use towline_server::EngineWish;
 
 /// Connects, and tries again if that very connection is cut.
-fn connect(port: u16) -> Client {
+fn connect(transport: &Transport) -> Client {
     loop {
-        let transport = Transport::Tcp("127.0.0.1".into(), port);
-        if let Ok(client) = Client::connect(&transport, Options::default()) {
+        if let Ok(client) = Client::connect(transport, Options::default()) {
             return client;
+        }
+    }
+}
+
+/// Returns a proxy before a server, and how to reach that.
+fn proxy_before(transport: &Transport, seed: u64, most: u64) -> (Proxy, Transport) {
+    match transport {
+        Transport::Tcp(host, port) => {
+            let proxy = Proxy::start(*port, seed, most);
+            let before = Transport::Tcp(host.clone(), proxy.port);
+            (proxy, before)
+        }
+        Transport::Unix(socket) => {
+            let before = socket.with_extension("proxy");
+            (Proxy::start_unix(&before, socket.clone(), seed, most), Transport::Unix(before))
+        }
+        other => panic!("no proxy passes on the memory of {other:?}"),
+    }
+}
+
+/// Ends connections of one of these clients at random moments, each once.
+fn end_sockets(
+    clients: &[Client],
+    mut random: Random,
+    ended: &AtomicU64,
+    goes_on: impl Fn() -> bool,
+) {
+    let mut seen = HashSet::new();
+    while goes_on() {
+        std::thread::sleep(Duration::from_micros(random.any_size(20_000)));
+        let Ok(socket) = random.pick(clients).fd() else { continue };
+        if seen.insert(rustix::fs::fstat(&socket).unwrap().st_ino) {
+            rustix::net::shutdown(&socket, rustix::net::Shutdown::Both).unwrap();
+            ended.fetch_add(1, Ordering::Relaxed);
         }
     }
 }
@@ -249,8 +283,14 @@ fn check(root: &File, all: &[Done]) {
 /// Too few cuts to prove anything.
 const CUTS: u64 = 20;
 
-fn under_load(setup: &Setup, export: &str, seed: u64, most: u64) {
-    let proxy = Proxy::start(setup.port(), seed, most);
+/// Uses this transport for as many seconds.
+fn under_load(setup: &Setup, transport: &Transport, export: &str, seconds: u64) {
+    let seed = seed();
+    let cuts = Arc::new(AtomicU64::new(0));
+    // Nothing passes through a proxy to a memory that both share.
+    let is_shared = matches!(transport, Transport::Shm(_));
+    let through = (!is_shared).then(|| proxy_before(transport, seed, 4 << 20));
+    let cuts = through.as_ref().map_or(&cuts, |(proxy, _)| &proxy.cuts);
     let direct = setup.client();
     let plain = direct.attach(export.as_bytes()).unwrap();
     for (name, size) in [("small", 0), ("large", 0), ("shared", THREADS * REGION as u64)] {
@@ -259,19 +299,23 @@ fn under_load(setup: &Setup, export: &str, seed: u64, most: u64) {
         file.set_attr(b"", true, &set).unwrap();
     }
     // Two clients, each used by several threads.
-    let clients = [connect(proxy.port), connect(proxy.port)];
+    let to = through.as_ref().map_or(transport, |(_, before)| before);
+    let clients = [connect(to), connect(to)];
     let roots = clients.each_ref().map(|client| client.attach(export.as_bytes()).unwrap());
     let until =
-        Instant::now() + Duration::from_secs(common::long().map_or(4, |length| 40 * length));
+        Instant::now() + Duration::from_secs(common::long().map_or(seconds, |length| 40 * length));
     let counts: [AtomicU64; 12] = Default::default();
     let operations = || counts.iter().map(|count| count.load(Ordering::Relaxed)).sum::<u64>();
     // Longer on a machine so busy that the run would prove little.
     let goes_on = || {
-        let proves_little = proxy.cuts.load(Ordering::Relaxed) <= CUTS || operations() <= 200;
+        let proves_little = cuts.load(Ordering::Relaxed) <= CUTS || operations() <= 200;
         let now = Instant::now();
         now < until || (proves_little && now < until + Duration::from_secs(60))
     };
     let all: Vec<Done> = std::thread::scope(|scope| {
+        if is_shared {
+            scope.spawn(|| end_sockets(&clients, Random::new(seed), cuts, goes_on));
+        }
         let threads: Vec<_> = (0..THREADS)
             .map(|thread| {
                 let (root, counts, goes_on) = (&roots[thread as usize % 2], &counts, &goes_on);
@@ -286,10 +330,13 @@ fn under_load(setup: &Setup, export: &str, seed: u64, most: u64) {
             .collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
-    proxy.calm.store(true, Ordering::Relaxed);
+    if let Some((proxy, _)) = &through {
+        proxy.calm.store(true, Ordering::Relaxed);
+    }
     check(&plain, &all);
-    let (cuts, replays) = (proxy.cuts.load(Ordering::Relaxed), counter(&direct, "replays"));
-    eprintln!("{export}: {cuts} cuts, {replays} replays, {counts:?} operations");
+    let (cuts, replays) = (cuts.load(Ordering::Relaxed), counter(&direct, "replays"));
+    let what = format!("{export} over {transport:?}");
+    eprintln!("{what}: {cuts} cuts, {replays} replays, {counts:?} operations");
     assert!(cuts > CUTS, "only {cuts} cuts: the test proves little");
     assert!(replays > 0, "no request was answered from memory");
     let operations = operations();
@@ -298,29 +345,49 @@ fn under_load(setup: &Setup, export: &str, seed: u64, most: u64) {
 
 #[test]
 fn every_operation_takes_effect_once_on_a_directory() {
-    let seed = seed();
-    under_load(&setup_with(EngineWish::Automatic, 1 << 20), "dir", seed, 4 << 20);
+    let setup = setup_with(EngineWish::Automatic, 1 << 20);
+    under_load(&setup, &setup.transports[0], "dir", 4);
 }
 
 #[test]
 fn every_operation_takes_effect_once_in_memory() {
-    let seed = seed();
-    under_load(&setup_with(EngineWish::Automatic, 1 << 30), "mem", seed, 4 << 20);
+    let setup = setup_with(EngineWish::Automatic, 1 << 30);
+    under_load(&setup, &setup.transports[0], "mem", 4);
+}
+
+#[test]
+fn every_operation_takes_effect_once_over_a_unix_socket() {
+    let setup = setup_with(EngineWish::Automatic, 1 << 20);
+    under_load(&setup, &setup.transports[1], "dir", 2);
+}
+
+#[test]
+fn every_operation_takes_effect_once_over_shared_memory() {
+    let setup = setup_with(EngineWish::Automatic, 1 << 30);
+    under_load(&setup, &setup.transports[2], "mem", 2);
 }
 
 #[test]
 fn small_operations_survive_cuts_in_every_handshake() {
     let seed = seed();
     let setup = setup_with(EngineWish::Epoll, 64 << 20);
-    let proxy = Proxy::start(setup.port(), seed, 1000);
-    let client = connect(proxy.port);
-    let root = client.attach(b"mem").unwrap();
-    let log = root.open(b"log", CREATE, 0o600).unwrap();
-    for number in 0..100 {
-        log.append(&record(0, number, 40)).unwrap();
-    }
-    let cuts = proxy.cuts.load(Ordering::Relaxed);
-    proxy.calm.store(true, Ordering::Relaxed);
-    assert_eq!(records(&read_whole(&root, b"log")), (0..100).map(|n| (0, n)).collect::<Vec<_>>());
-    assert!(cuts > 20, "only {cuts} cuts: the test proves little");
+    let over = |transport: &Transport, name: &str| {
+        let (proxy, before) = proxy_before(transport, seed, 1000);
+        let client = connect(&before);
+        let root = client.attach(b"mem").unwrap();
+        let log = root.open(name.as_bytes(), CREATE, 0o600).unwrap();
+        for number in 0..100 {
+            log.append(&record(0, number, 40)).unwrap();
+        }
+        let cuts = proxy.cuts.load(Ordering::Relaxed);
+        proxy.calm.store(true, Ordering::Relaxed);
+        let expected = (0..100).map(|n| (0, n)).collect::<Vec<_>>();
+        assert_eq!(records(&read_whole(&root, name.as_bytes())), expected, "{transport:?}");
+        assert!(cuts > 20, "only {cuts} cuts: the test proves little");
+    };
+    // Most of the time they wait before they connect again.
+    std::thread::scope(|scope| {
+        scope.spawn(|| over(&setup.transports[0], "tcp"));
+        scope.spawn(|| over(&setup.transports[1], "unix"));
+    });
 }

@@ -11,13 +11,16 @@ use common::{
     CREATE, EXCLUSIVE, Process, Raw, TRUNCATE, counter, eventually, hello, hello_message, pattern,
     port, request, setup, setup_with, transports,
 };
+use std::future::Future;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixListener;
+use std::pin::Pin;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 use tempfile::TempDir;
-use towline_client::{Client, Errno, Error, File, Lock, Options, SetAttr, Transport};
+use towline_client::{Client, Errno, Error, File, Lock, Operation, Options, SetAttr, Transport};
 use towline_net::address::Address;
 use towline_server::{Config, EngineWish, Export, ExportKind, Server};
 use towline_wire::hello::{MAGIC, VERSION, resumed};
@@ -32,13 +35,18 @@ fn child_server() {
     common::child_server();
 }
 
-#[test]
-fn a_thousand_sessions_are_served_in_little_memory() {
+const SESSIONS: usize = 1000;
+
+/// Lets this process and servers that it starts have as many descriptors as they may.
+fn take_descriptors() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-    const SESSIONS: usize = 1000;
-    // For this process and, since it is inherited, for the server.
     let maximum = getrlimit(Resource::Nofile).maximum;
     setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).unwrap();
+}
+
+#[test]
+fn a_thousand_sessions_are_served_in_little_memory() {
+    take_descriptors();
     let directory = TempDir::new().unwrap();
     let process = Process::start(directory.path());
     let first = Client::connect(&process.tcp(), Options::default()).unwrap();
@@ -73,6 +81,63 @@ fn a_thousand_sessions_are_served_in_little_memory() {
     // Buffers are registered when a disk first uses them; there is no disk here.
     assert!(pinned < 1 << 10, "{pinned} KiB are pinned for sessions");
     assert_eq!(counter(&first, "payload_discarded"), 0);
+}
+
+/// Returns the results of these operations, all of which make progress meanwhile.
+fn all_of<T: Unpin>(operations: impl IntoIterator<Item = Operation<T>>) -> Vec<T> {
+    let context = &mut Context::from_waker(Waker::noop());
+    let mut under_way: Vec<_> = operations.into_iter().enumerate().collect();
+    let mut results: Vec<Option<T>> = under_way.iter().map(|_| None).collect();
+    eventually("all are answered", || {
+        under_way.retain_mut(|(number, operation)| {
+            let Poll::Ready(result) = Pin::new(operation).poll(context) else { return true };
+            results[*number] = Some(result.unwrap());
+            false
+        });
+        under_way.is_empty()
+    });
+    results.into_iter().flatten().collect()
+}
+
+#[test]
+fn a_thousand_sessions_that_ask_at_the_same_time_share_the_buffers() {
+    const BYTES: usize = 64 << 10;
+    take_descriptors();
+    let directory = TempDir::new().unwrap();
+    let process = Process::start(directory.path());
+    let watcher = Client::connect(&process.tcp(), Options::default()).unwrap();
+    let before = process.memory();
+    let files: Vec<(Client, File)> = (0..SESSIONS)
+        .map(|number| {
+            let client = Client::connect(&process.tcp(), Options::default()).unwrap();
+            // Both of them on both cores.
+            let export = [&b"dir"[..], b"mem"][number / 2 % 2];
+            let root = client.attach(export).unwrap();
+            let file = root.open(format!("f{number}").as_bytes(), CREATE, 0o600).unwrap();
+            (client, file)
+        })
+        .collect();
+    let data = |number: usize| {
+        let mut data = pattern(BYTES, number as u8);
+        data[..8].copy_from_slice(&number.to_le_bytes());
+        data
+    };
+    let numbered = || files.iter().map(|(_, file)| file).enumerate();
+    let write = |(number, file): (usize, &File)| file.start_write_at(data(number), 0).unwrap();
+    let writes: Vec<_> = numbered().map(write).collect();
+    assert!(all_of(writes).iter().all(|(count, _)| *count == BYTES));
+    let read = |(_, file): (usize, &File)| file.start_read_at(vec![0; BYTES + 1], 0).unwrap();
+    let reads: Vec<_> = numbered().map(read).collect();
+    for (number, (count, buffer)) in all_of(reads).into_iter().enumerate() {
+        assert!(count == BYTES && buffer[..BYTES] == data(number), "file {number}");
+    }
+    let most = counter(&watcher, "buffer_bytes_peak");
+    let grown = process.memory().saturating_sub(before);
+    println!("MEASURED {SESSIONS} at once: {most} bytes of buffers, {grown} MiB more");
+    // There are 16 MiB, of which one after another would need little.
+    assert!((8 << 20..=16 << 20).contains(&most), "{most} bytes of buffers");
+    assert!(grown < 16 + 24, "memory grew by {grown} MiB for {SESSIONS} sessions");
+    assert_eq!(counter(&watcher, "payload_discarded"), 0);
 }
 
 /// Pages that the kernel holds for TCP, for all processes of this machine.

@@ -3,12 +3,16 @@
 use super::Random;
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 /// Forwards connections and cuts them.
 pub(crate) struct Proxy {
+    /// Where it listens, if that is TCP.
     pub(crate) port: u16,
     pub(crate) cuts: Arc<AtomicU64>,
     /// While set, nothing is cut.
@@ -26,25 +30,55 @@ struct Fate {
     cut: AtomicBool,
 }
 
+/// A connection of any kind.
+type Stream = UnixStream;
+
+fn stream(connection: impl Into<OwnedFd>) -> Stream {
+    connection.into().into()
+}
+
 impl Proxy {
+    /// Forwards connections from another TCP port.
     pub(crate) fn start(target: u16, seed: u64, most: u64) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
+        let next = move || {
+            let near = listener.accept().unwrap().0;
+            let far = TcpStream::connect(("127.0.0.1", target)).ok()?;
+            let _ = (near.set_nodelay(true), far.set_nodelay(true));
+            Some([near, far].map(stream))
+        };
+        Self { port, ..Self::between(next, seed, most) }
+    }
+
+    /// Forwards connections from a new Unix socket.
+    pub(crate) fn start_unix(socket: &Path, target: PathBuf, seed: u64, most: u64) -> Self {
+        let listener = UnixListener::bind(socket).unwrap();
+        let next = move || {
+            let near = listener.accept().unwrap().0;
+            Some([near, UnixStream::connect(&target).ok()?])
+        };
+        Self::between(next, seed, most)
+    }
+
+    /// Forwards between each next pair of connections, until there is none.
+    fn between(
+        mut next: impl FnMut() -> Option<[Stream; 2]> + Send + 'static,
+        seed: u64,
+        most: u64,
+    ) -> Self {
         let (cuts, calm) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
-        let proxy = Self { port, cuts: cuts.clone(), calm: calm.clone() };
+        let proxy = Self { port: 0, cuts: cuts.clone(), calm: calm.clone() };
         let mut random = Random::new(seed);
         std::thread::spawn(move || {
-            for near in listener.incoming() {
-                let near = near.unwrap();
-                let Ok(far) = TcpStream::connect(("127.0.0.1", target)) else { return };
-                let _ = (near.set_nodelay(true), far.set_nodelay(true));
+            while let Some(pair) = next() {
                 let fate = Arc::new(Fate {
                     left: AtomicU64::new(random.any_size(most)),
                     counted: 1 + random.below(3),
                     reset: random.below(2) == 0,
                     cut: AtomicBool::new(false),
                 });
-                let (near, far) = (Arc::new(near), Arc::new(far));
+                let [near, far] = pair.map(Arc::new);
                 for (from, to, bit) in [(near.clone(), far.clone(), 1), (far, near, 2)] {
                     let (fate, cuts, calm) = (fate.clone(), cuts.clone(), calm.clone());
                     std::thread::spawn(move || forward(&from, &to, bit, &fate, &cuts, &calm));
@@ -56,8 +90,8 @@ impl Proxy {
 }
 
 fn forward(
-    mut from: &TcpStream,
-    mut to: &TcpStream,
+    mut from: &Stream,
+    mut to: &Stream,
     bit: u64,
     fate: &Fate,
     cuts: &AtomicU64,
