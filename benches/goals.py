@@ -361,6 +361,15 @@ def idle(bench):
 ROWS = {row.__name__: row for row in (tcp_latency, shm_latency, scan, system_calls, small_files, streams, many_clients, idle)}
 
 
+def session_nice():
+    """Returns how nice this session is to others (sched(7)), as text; None where the kernel has no such groups."""
+    try:
+        with open("/proc/self/autogroup") as group:
+            return group.read().split()[-1]
+    except OSError:
+        return None
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--towline", default=os.path.join(HERE, "../target/release/towline"))
@@ -375,6 +384,9 @@ def main():
         parser.error(f"no such row: {', '.join(sorted(unknown))}")
     if not os.access(args.towline, os.X_OK):
         parser.error(f"{os.path.normpath(args.towline)}: no such program; build it (cargo build --release) or name another (--towline)")
+    if not args.one_session and session_nice() not in (None, "0"):
+        print(f"this session has nice {session_nice()} in /proc/self/autogroup and those of the servers will have 0, so the kernel "
+              "does not share out processors equally: start this with setsid", file=sys.stderr)
     bench, results = Bench(args), []
     print(f"| {'what':<50} | {'goal':<42} | {'reached':<28} | {'limit':<28} | met |")
     print(f"|{'-' * 52}|{'-' * 44}|{'-' * 30}|{'-' * 30}|-----|")
