@@ -1,7 +1,7 @@
 //! Borrowed data: the client reads what the server lends in place, in the server's memory, which it
 //! maps.
 
-use crate::lent::{Buffer, exclusive};
+use crate::lent::Buffer;
 use smallvec::SmallVec;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -160,17 +160,16 @@ impl Borrowed {
     pub(crate) fn copy_to(&self, target: &mut Buffer) -> bool {
         let mut at = 0;
         for extent in &self.extents {
-            let (start, end) = (at, at + extent.length as usize);
-            while at < end {
-                let Some(part) = target.part_mut(at, end - at).map(exclusive) else { return false };
-                match (extent.offset, &self.from) {
-                    (Some(offset), Some(from)) => {
-                        from.memory.copy_out(offset as usize + (at - start), part);
-                    }
-                    _ => part.fill(0),
-                }
-                at += part.len();
+            let length = extent.length as usize;
+            let lent = extent.offset.map(|offset| offset as usize).zip(self.from.as_ref());
+            let fits = target.each_part(at, length, |done, part| match lent {
+                Some((offset, from)) => from.memory.copy_out(offset + done, part),
+                None => part.fill(0),
+            });
+            if !fits {
+                return false;
             }
+            at += length;
         }
         // Holes need no check: they were holes when the server said so.
         self.from.as_ref().is_none_or(|from| match &*from.link {

@@ -143,6 +143,23 @@ impl Buffer {
         Some(std::ptr::slice_from_raw_parts_mut(address, length))
     }
 
+    /// Calls `fill` with each part of a range that is received into, and how far it is from the start of the range. Returns
+    /// false if the range reaches beyond the end, or if the buffer can only be sent from.
+    pub(crate) fn each_part(
+        &mut self,
+        from: usize,
+        length: usize,
+        mut fill: impl FnMut(usize, &mut [u8]),
+    ) -> bool {
+        let mut done = 0;
+        while done < length {
+            let Some(part) = self.part_mut(from + done, length - done) else { return false };
+            fill(done, exclusive(part));
+            done += part.len();
+        }
+        true
+    }
+
     /// Returns owned memory; empty for lent memory.
     pub(crate) fn into_owned(self) -> Vec<u8> {
         match self {

@@ -60,13 +60,7 @@ impl Slot {
         if !self.land(header, length as u64) {
             return Err(ProtocolError { what: "hole beyond the requested range", at: 16 });
         }
-        let (mut at, end) = (header.offset as usize, header.offset as usize + length);
-        while at < end
-            && let Some(part) = self.target.part_mut(at, end - at)
-        {
-            exclusive(part).fill(0);
-            at += part.len();
-        }
+        self.target.each_part(header.offset as usize, length, |_, part| part.fill(0));
         Ok(())
     }
 }
