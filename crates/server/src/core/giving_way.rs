@@ -6,11 +6,11 @@
 //! caches. Without that, the clients of a busy processor queue for it instead of for the core, each of them for every
 //! single request.
 //!
-//! First the core yields. That does not help clients of other sessions or control groups, among which the kernel shares
-//! out the processor first. So if nothing has come, the core sleeps until something does, but not for long, and only for
-//! clients that run on this processor and ask over sockets: the others gain less than waiting for them costs. Those that
-//! do not ask in time are no longer first in their turn, or lose it, and are awaited more rarely for a while: they do
-//! something else, or other programs keep the processor.
+//! First the core yields, unless something has come already. That does not help clients of other sessions or control
+//! groups, among which the kernel shares out the processor first. So if still nothing has come, the core sleeps until
+//! something does, but not for long, and only for clients that run on this processor and ask over sockets: the others gain
+//! less than waiting for them costs. Those that do not ask in time are no longer first in their turn, or lose it, and are
+//! awaited more rarely for a while: they do something else, or other programs keep the processor.
 
 use super::Core;
 use super::abreast::Abreast;
@@ -23,6 +23,14 @@ const PROMPT: Duration = Duration::from_micros(200);
 const LONG: Duration = Duration::from_micros(500);
 /// How long while others ask: each of them once, before the processor is free for those that are awaited.
 const LONGEST: Duration = Duration::from_millis(5);
+/// What wakes a core that is not woken by anything else. A timer that expires after the next tick of the kernel (4 ms at 250
+/// Hz) costs nothing to set; an earlier one has to be written to the processor's clock and removed again, for each of which a
+/// virtual machine stops.
+const FAR: Duration = Duration::from_millis(6);
+/// If nobody has asked for so long, and nothing has woken the core, the processor may have been idle.
+const WASTED: Duration = Duration::from_millis(3);
+/// How long the core sleeps no longer than `LONG` after that.
+const NEAR: Duration = Duration::from_millis(250);
 /// Maximum number of turns of a connection in which it is not awaited after it was in vain.
 const PAUSE_MAX: u32 = 15;
 
@@ -99,6 +107,8 @@ pub(super) struct GivingWay {
     is_due: bool,
     /// The core may sleep until something comes.
     is_patient: bool,
+    /// When sleeping for `FAR` may last have left the processor idle.
+    wasted: Option<Instant>,
 }
 
 impl GivingWay {
@@ -147,7 +157,11 @@ impl GivingWay {
             if has_come {
                 wait.since = now;
             }
-            let is_long = now - wait.since >= LONG || now - wait.began >= LONGEST;
+            let since = now - wait.since;
+            if since >= WASTED {
+                self.wasted = Some(now);
+            }
+            let is_long = since >= LONG || now - wait.began >= LONGEST;
             self.is_due = (has_come || self.is_patient) && !is_long;
         }
         self.is_due
@@ -166,13 +180,24 @@ impl GivingWay {
         }
         self.abreast.asks();
         if let Some(wait) = self.wait.take() {
-            trust.learn(wait.since.elapsed() < PROMPT);
+            let since = wait.since.elapsed();
+            trust.learn(since < PROMPT);
+            if since >= WASTED {
+                self.wasted = Some(Instant::now());
+            }
         }
     }
 
     /// Returns true if the core may sleep until one of those that are awaited asks.
     pub(super) fn may_sleep(&self) -> bool {
         !self.awaited.is_empty() && self.awaited.iter().all(|awaited| awaited.is_here)
+    }
+
+    /// Returns how long to sleep at most: long enough that the timer costs nothing, unless that has lately left the processor
+    /// idle.
+    fn nap(&mut self) -> Duration {
+        self.wasted = self.wasted.filter(|wasted| wasted.elapsed() < NEAR);
+        if self.wasted.is_some() { LONG } else { FAR }
     }
 }
 
@@ -183,7 +208,9 @@ impl Core {
         if !std::mem::take(&mut self.order.way.is_due) {
             return None;
         }
-        rustix::thread::sched_yield();
+        if !self.reactor.is_ready() {
+            rustix::thread::sched_yield();
+        }
         let has_work = has_work || self.has_low_request();
         let way = &mut self.order.way;
         way.is_patient = !has_work && way.may_sleep();
@@ -191,7 +218,8 @@ impl Core {
             return Some(Duration::ZERO);
         }
         self.take_looked();
-        Some(self.timeout().map_or(LONG, |timeout| timeout.min(LONG)))
+        let nap = self.order.way.nap();
+        Some(self.timeout().map_or(nap, |timeout| timeout.min(nap)))
     }
 }
 
@@ -260,6 +288,30 @@ mod tests {
         assert!(way.wait.is_some(), "it was not awaited");
         way.goes_on(0, &mut trust[0]);
         assert!([trust[0].is_due(), trust[0].is_due()] == [false, true]);
+    }
+
+    #[test]
+    fn after_a_sleep_that_may_have_left_the_processor_idle_sleeps_are_short_for_a_while() {
+        for is_in_vain in [true, false] {
+            let (mut way, mut trust) = begun(2);
+            assert_eq!(way.nap(), FAR);
+            assert!(gives(&mut way, 1));
+            way.wait.as_mut().unwrap().since -= WASTED;
+            if is_in_vain {
+                assert!(!way.is_wanted(1, |_| Turn::Open));
+                way.take_late().for_each(drop);
+            } else {
+                way.goes_on(0, &mut trust[0]);
+            }
+            assert_eq!(way.nap(), LONG);
+            way.wasted = way.wasted.map(|wasted| wasted - NEAR);
+            assert_eq!(way.nap(), FAR);
+        }
+        let (mut way, _) = begun(2);
+        assert!(gives(&mut way, 1));
+        way.wait.as_mut().unwrap().since -= LONG;
+        assert!(!way.is_wanted(1, |_| Turn::Open), "those that are awaited are late");
+        assert_eq!(way.nap(), FAR, "but the processor was not idle for long");
     }
 
     #[test]
