@@ -1,5 +1,6 @@
 //! Processes of this program that measure together: they start when all are ready, and end together.
 
+use super::processor::start_spread;
 use super::result::{Measured, Sent, monotonic};
 use crate::report::{note, say};
 use std::collections::HashSet;
@@ -32,8 +33,12 @@ pub(super) fn take_part(
     say("ready")?;
     let mut line = String::new();
     std::io::stdin().read_line(&mut line).map_err(|e| e.to_string())?;
+    let start: Option<(usize, f64)> = line
+        .split_once(' ')
+        .and_then(|(number, end)| Some((number.parse().ok()?, end.trim().parse().ok()?)));
+    let (number, end) = start.ok_or("the measurement never started")?;
+    start_spread(number);
     // The start may arrive late, but all processes end at the same time.
-    let end: f64 = line.trim().parse().map_err(|_| "the measurement never started")?;
     let measured = run((end - monotonic()).max(0.0))?;
     let sent: Vec<Sent> = measured.iter().map(Measured::to_sent).collect();
     let text = serde_json::to_string(&sent).map_err(|e| e.to_string())?;
@@ -95,10 +100,10 @@ fn measure(mut processes: Vec<Process>, ramp: f64, secs: f64) -> Result<Vec<Meas
         mark("start")?;
     }
     let begin = monotonic() + ramp;
-    let end = format!("{}\n", begin + secs);
-    for process in &mut processes {
+    for (number, process) in processes.iter_mut().enumerate() {
         if let Some(mut input) = process.child.stdin.take() {
-            input.write_all(end.as_bytes()).map_err(|e| e.to_string())?;
+            let start = format!("{number} {}\n", begin + secs);
+            input.write_all(start.as_bytes()).map_err(|e| e.to_string())?;
         }
     }
     let until = |then: f64| Duration::from_secs_f64((then - monotonic()).max(0.0));

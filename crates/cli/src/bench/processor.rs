@@ -33,6 +33,17 @@ impl Drop for Pinned {
     }
 }
 
+/// Moves the calling thread to a processor: client `number` of many to the next after the one before. Then the thread may run
+/// where it could before. Whoever starts clients wakes them, and the kernel may move what is woken to the processor of what
+/// wakes it, and leave it there: of 184 clients, 139 were on one of two.
+pub(super) fn start_spread(number: usize) {
+    let usable = usable();
+    if let [_, _, ..] = usable[..] {
+        // Where this is not allowed, clients start where the kernel puts them.
+        drop(Pinned::to(usable[number % usable.len()]));
+    }
+}
+
 /// Returns the processors that this process may use.
 pub(super) fn usable() -> Vec<usize> {
     let set = sched_getaffinity(None).unwrap_or_default();
@@ -43,4 +54,24 @@ pub(super) fn usable() -> Vec<usize> {
 pub(super) fn end_with_parent() {
     // If this fails, the process ends a little later: when it next communicates with its parent.
     let _ = set_parent_process_death_signal(Some(Signal::KILL));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::thread::sched_getcpu;
+
+    #[test]
+    fn clients_start_on_all_processors_and_may_run_where_they_could_before() {
+        let before = usable();
+        for number in 0..2 * before.len() {
+            // Right after that, the scheduler may move the thread.
+            let starts = || {
+                start_spread(number);
+                sched_getcpu() == before[number % before.len()]
+            };
+            assert!((0..100).any(|_| starts()), "{number}");
+            assert_eq!(usable(), before);
+        }
+    }
 }

@@ -1,5 +1,6 @@
 //! Threads that measure together.
 
+use super::processor::start_spread;
 use std::sync::{Barrier, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -13,12 +14,15 @@ pub(super) fn at_once<P: Send, R: Send>(
 ) -> Vec<Result<R, String>> {
     let (run, all, end) = (&run, &Barrier::new(parts.len()), &OnceLock::new());
     std::thread::scope(|scope| {
-        let begin = move |part| {
+        let begin = move |number, part| {
             all.wait();
+            start_spread(number);
             let began = Instant::now();
             run(part, end.get_or_init(|| began + limit).saturating_duration_since(began))
         };
-        let threads: Vec<_> = parts.map(|part| scope.spawn(move || begin(part))).collect();
+        let threads =
+            parts.enumerate().map(|(number, part)| scope.spawn(move || begin(number, part)));
+        let threads: Vec<_> = threads.collect();
         let lost = |_| Err("a thread failed".to_owned());
         threads.into_iter().map(|thread| thread.join().unwrap_or_else(lost)).collect()
     })

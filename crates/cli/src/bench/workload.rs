@@ -54,7 +54,7 @@ pub(crate) struct Args {
     /// For scans: repeat until the time is up, instead of scanning the tree once.
     #[arg(long)]
     pub(super) again: bool,
-    /// Processors of the client processes, used in turn; default: left to the scheduler.
+    /// Processors of the client processes, used in turn; default: started on all in turn, then left to the scheduler.
     #[arg(long, value_name = "CPU,...", value_delimiter = ',')]
     pub(super) pin: Vec<usize>,
     /// Microseconds to poll for a reply before sleeping; 0: sleep at once; default: the library's.
