@@ -11,7 +11,7 @@ use towline_net::{
     Counters, Doorbell, Link, SHM_BYTES, ShmLink, ShmSide, Wait, receive_descriptors,
 };
 use towline_wire::hello::{
-    MAGIC, VERSION, authentication, encryption, local_socket_name, resumed, want,
+    MAGIC, VERSION, authentication, encryption, local_socket_name, resumed, version_of, want,
 };
 use towline_wire::limits::HEADER_BYTES;
 use towline_wire::{Errno, Header, Hello, Kind, ProtocolError, Welcome};
@@ -175,9 +175,8 @@ fn greet_on(
     let (welcome, descriptors) = hear(&link)?;
     if welcome.errno != 0 {
         let errno = Errno(welcome.errno);
-        let Welcome { version, authentication, encryption, .. } = welcome;
+        let Welcome { authentication, encryption, .. } = welcome;
         return Err(Failure::Final(match errno {
-            Errno::EPROTO => Error::Version(version),
             Errno::EPROTONOSUPPORT => Error::Methods { authentication, encryption },
             errno => Error::Errno(errno),
         }));
@@ -214,12 +213,14 @@ fn hear(link: &Link) -> Result<(Welcome, Vec<OwnedFd>), Failure> {
                 return Err(protocol("bytes after the welcome"));
             }
             if bytes.len() == end {
-                let welcome = Welcome::parse(&bytes[HEADER_BYTES..end])
-                    .map_err(|e| Failure::Final(e.into()))?;
-                if welcome.magic != MAGIC {
-                    return Err(protocol("peer speaks another protocol"));
-                }
-                return Ok((welcome, descriptors));
+                let body = &bytes[HEADER_BYTES..end];
+                return match version_of(body) {
+                    None => Err(protocol("peer speaks another protocol")),
+                    Some(VERSION) => Welcome::parse(body)
+                        .map(|welcome| (welcome, descriptors))
+                        .map_err(|error| Failure::Final(error.into())),
+                    Some(theirs) => Err(Failure::Final(Error::Version(theirs))),
+                };
             }
         }
         let mut part = [0; 512];

@@ -414,6 +414,13 @@ fn clients_over_shared_memory_do_not_starve_those_over_sockets() {
 
 /// Returns what a client says about a server that answers its hello so.
 fn refused_by(welcome: Welcome) -> Error {
+    let mut body = Vec::new();
+    Welcome { magic: MAGIC, ..welcome }.encode(&mut body);
+    refused_with(body)
+}
+
+/// Returns what a client says about a server that answers its hello with this body of a welcome.
+fn refused_with(body: Vec<u8>) -> Error {
     let directory = TempDir::new().unwrap();
     let path = directory.path().join("socket");
     let listener = UnixListener::bind(&path).unwrap();
@@ -421,8 +428,6 @@ fn refused_by(welcome: Welcome) -> Error {
         let (mut socket, _) = listener.accept().unwrap();
         let mut hello = [0; 512];
         assert!(socket.read(&mut hello).unwrap() > 0);
-        let mut body = Vec::new();
-        Welcome { magic: MAGIC, ..welcome }.encode(&mut body);
         socket.write_all(&common::message(Header::new(Kind::Welcome, 0, 0), &body, &[])).unwrap();
     });
     let refused = Client::connect(&Transport::Unix(path), Options::default()).err().unwrap();
@@ -430,14 +435,41 @@ fn refused_by(welcome: Welcome) -> Error {
     refused
 }
 
+/// Returns the beginning of a hello or welcome of another version, and `more` bytes that only that version understands.
+fn of_another_version(more: usize) -> Vec<u8> {
+    let mut body = MAGIC.to_le_bytes().to_vec();
+    body.extend(999_u16.to_le_bytes());
+    body.resize(body.len() + more, 0xff);
+    body
+}
+
 /// As when one end was updated and the other not yet.
 #[test]
 fn a_server_of_another_version_is_named() {
-    let welcome = Welcome { version: 999, errno: Errno::EPROTO.0, ..Welcome::default() };
-    let refused = refused_by(welcome);
-    assert_eq!(refused.errno(), Errno::EPROTO);
-    let said = refused.to_string();
-    assert!(said.contains("version 999") && said.contains(&format!("version {VERSION}")), "{said}");
+    for more in [0, 7, 500] {
+        let refused = refused_with(of_another_version(more));
+        assert_eq!(refused.errno(), Errno::EPROTO);
+        let said = refused.to_string();
+        assert!(
+            said.contains("version 999") && said.contains(&format!("version {VERSION}")),
+            "{said}"
+        );
+    }
+    let refused = refused_with(b"HTTP/1.1 400 Bad Request".to_vec());
+    assert!(refused.to_string().contains("another protocol"), "{refused}");
+}
+
+#[test]
+fn a_client_of_another_version_is_told_the_servers_version() {
+    let setup = setup(EngineWish::Automatic);
+    for more in [0, 7, 500] {
+        let mut raw = Raw::connect(setup.port());
+        raw.send(&common::message(Header::new(Kind::Hello, 0, 0), &of_another_version(more), &[]));
+        let (header, body) = raw.receive().expect("it was cut off");
+        let welcome = Welcome::parse(&body).unwrap();
+        assert_eq!(header.kind, Kind::Welcome);
+        assert_eq!((welcome.version, welcome.errno), (VERSION, Errno::EPROTO.0), "{more}");
+    }
 }
 
 #[test]

@@ -7,22 +7,26 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use towline_mem::SharedMemory;
 use towline_net::{Doorbell, Link, SHM_BYTES, ShmLink, ShmSide, Wait, send_descriptors};
-use towline_wire::hello::{MAGIC, VERSION, authentication, encryption};
+use towline_wire::hello::{MAGIC, VERSION, authentication, encryption, version_of};
 use towline_wire::limits::{HEADER_BYTES, INLINE_BYTES_MAX, SLOTS_MAX, TRANSFER_BYTES_MAX};
 use towline_wire::{Errno, Header, Hello, Kind, ProtocolError, Welcome};
 
-/// Parses a hello.
+/// Parses a hello. Of one of another version, which is [refused](objection), only the version is read.
 pub(crate) fn parse(header: &Header, body: &[u8]) -> Result<Hello, ProtocolError> {
-    let hello = Hello::parse(body)?;
-    if hello.magic != MAGIC || header.payload_bytes != 0 {
-        return Err(ProtocolError { what: "peer speaks another protocol", at: HEADER_BYTES });
+    match version_of(body) {
+        Some(VERSION) if header.payload_bytes == 0 => Hello::parse(body),
+        Some(version) if version != VERSION => Ok(Hello { version, ..Hello::default() }),
+        _ => Err(ProtocolError { what: "peer speaks another protocol", at: HEADER_BYTES }),
     }
-    Ok(hello)
 }
 
 /// Returns why a client is refused, if it is.
 pub(crate) fn objection(hello: &Hello) -> Option<Errno> {
     if hello.version != VERSION {
+        complaints::warn(format_args!(
+            "refused a client that speaks version {} of the protocol: this server speaks version {VERSION}",
+            hello.version
+        ));
         return Some(Errno::EPROTO);
     }
     let asked = (hello.authentication, hello.encryption);

@@ -7,6 +7,15 @@ pub const MAGIC: u64 = 0x454e_494c_574f_5431; // "1TOWLINE" as little-endian byt
 /// Version of the protocol. It changes with every change of the wire format, as there is no release yet.
 pub const VERSION: u16 = 17;
 
+/// Returns the version of the peer that has sent this body of a hello or welcome. In every version, both begin with
+/// [`MAGIC`] and the version; their lengths may differ. `None`: the peer speaks another protocol.
+#[must_use]
+pub fn version_of(body: &[u8]) -> Option<u16> {
+    let mut reader = Reader::new(body);
+    let magic: u64 = Field::decode(&mut reader).ok()?;
+    (magic == MAGIC).then(|| Field::decode(&mut reader).ok())?
+}
+
 /// Features that a lane asks for.
 pub mod want {
     /// Move this session to shared memory; only valid over a Unix socket.

@@ -2,8 +2,13 @@
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| {
-    let _ = towline_wire::Hello::parse(data);
-    let _ = towline_wire::Welcome::parse(data);
+    let version = towline_wire::hello::version_of(data);
+    if let Ok(hello) = towline_wire::Hello::parse(data) {
+        assert!(version.is_none_or(|version| version == hello.version));
+    }
+    if let Ok(welcome) = towline_wire::Welcome::parse(data) {
+        assert!(version.is_none_or(|version| version == welcome.version));
+    }
     if let Some(head) = data.first_chunk()
         && let Ok(header) = towline_wire::Header::parse(head)
     {
