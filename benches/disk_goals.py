@@ -219,7 +219,7 @@ def latency(bench):
         for where, cpus, goal in (("one CPU", (0, 0), 1.6), ("two CPUs", (0, 1), None)):
             systems = [System(bench, "towline", via, f"mem:{SIZE}", cpus[0])]
             systems += bench.peers("nbdkit memory", "nbd-server", "qemu-nbd", via=via, cpu=cpus[0])
-            raw = lambda: bench.run("net", "--kind", via, "--request", 28, "--reply", 4112, "--secs", bench.secs,
+            raw = lambda: bench.run("net", "--kind", via, "--request", 28, "--bs", 4112, "--secs", bench.secs,
                                     "--pin", f"{cpus[0]},{cpus[1]}")["p50_us"]
             one = lambda s: bench.load(s, "--random", "--pin", cpus[1])["p50_us"]
             values = bench.medians(raw, *(lambda s=s: one(s) for s in systems))
@@ -239,7 +239,7 @@ def depth(bench):
         for what, more in (("read", []), ("write", ["--write"])):
             calls = systems[0].counters()
             there, back = (28 + 4096, 16) if more else (28, 16 + 4096)
-            raw = lambda: count * 1000 / bench.run("net", "--kind", via, "--request", count * there, "--reply", count * back,
+            raw = lambda: count * 1000 / bench.run("net", "--kind", via, "--request", count * there, "--bs", count * back,
                                                    "--secs", bench.secs, "--pin", "0,1")["p50_us"]
             rate = lambda s: (lambda r: r["ops"] / r["secs"] / 1000)(bench.load(s, "--random", "--depth", count, *more))
             limit, *values = bench.medians(raw, *(lambda s=s: rate(s) for s in systems))
@@ -300,7 +300,7 @@ def sequential_of(bench, image, what, counts):
 
     def stream(into):
         before = children_seconds()
-        done = bench.run("net", "--stream", "--sendfile", image, "--into", into, "--secs", bench.secs)
+        done = bench.run("net", "--op", "stream", "--sendfile", image, "--into", into, "--secs", bench.secs)
         gib = done["bytes"] / (1 << 30)
         cpu["sendfile"].append(done["far_cpu_secs"] / gib)
         both["sendfile"].append((children_seconds() - before) / gib)

@@ -150,7 +150,7 @@ def tcp_latency(bench):
         local = {op: bench.medians(lambda op=op: bench.file(bench.root, op, "--pin", 0)["p50_us"])[0] for _, op, _, _ in LATENCY}
         for name, op, request, reply in LATENCY:
             raw, ours = bench.medians(
-                lambda: bench.net("--kind", "tcp", "--request", request, "--reply", reply, "--pin", f"0,{far}")["p50_us"],
+                lambda: bench.net("--kind", "tcp", "--request", request, "--bs", reply, "--pin", f"0,{far}")["p50_us"],
                 lambda: bench.file(server.url(), op, "--pin", 0)["p50_us"])
             bound = raw + local[op] + 3 if op == "orc" else 1.3 * raw
             goal = "raw + local + 3 us" if op == "orc" else "1.3 x raw"
@@ -167,7 +167,7 @@ def shm_latency(bench):
         for (name, op, request, reply), bound in zip(LATENCY, bounds):
             # The two processors may be one core of the host's at times, and two at others: raw tells.
             raw, ours = bench.medians(
-                lambda: bench.net("--kind", "shm", "--request", request, "--reply", reply, "--pin", "0,1")["p50_us"],
+                lambda: bench.net("--kind", "shm", "--request", request, "--bs", reply, "--pin", "0,1")["p50_us"],
                 lambda: bench.file(server.url("shm", export), op, "--pin", 0, "--spin-us", 1000)["p50_us"])
             yield f"{name}, shm, {store}, spinning", f"<= {bound} us", f"{ours:.1f} us", f"raw {raw:.1f} us", ours <= bound
     server.stop()
@@ -265,12 +265,12 @@ def streams(bench):
         return result["bytes"] / result["secs"]
 
     def raw(into):
-        result = bench.net("--stream", "--sendfile", big, "--into", into)
+        result = bench.net("--op", "stream", "--sendfile", big, "--into", into)
         return result["bytes"] / result["secs"]
 
     def raw_replies():
         # The stream for a reader with one request in flight: one that waits for each reply.
-        result = bench.net("--reply", 1 << 20, "--sendfile", big)
+        result = bench.net("--bs", 1 << 20, "--sendfile", big)
         return result["rbytes"] / result["secs"]
 
     # For a fair limit, sendfile's receiver fills as much memory as the reader does. Into 256 KiB, which stay
@@ -310,7 +310,7 @@ def many_clients(bench):
 
         def raw(procs):
             request, reply, *more = raw_sizes[name]
-            result = bench.run("net", "--procs", procs, "--request", request, "--reply", reply, *length, *more)
+            result = bench.run("net", "--procs", procs, "--request", request, "--bs", reply, *length, *more)
             return result["bytes"] / result["secs"]
 
         few, many, local_few, local_many, raw_few, raw_many, few_threads, many_threads = bench.medians(

@@ -35,10 +35,14 @@ fn raw_clients_get_whole_replies_from_a_file_or_memory() {
     // Two replies and a part of a third, which is never sent.
     std::io::Write::write_all(&mut file, &[7; 250_000]).unwrap();
     let path = file.path().to_str().unwrap();
-    let sizes = ["net", "--request", "53", "--reply", "100000", "--secs", "0.5"];
-    for more in
-        [&[][..], &["--procs", "3"], &["--sendfile", path], &["--procs", "3", "--sendfile", path]]
-    {
+    let sizes = ["net", "--request", "53", "--bs", "100000", "--secs", "0.5"];
+    for more in [
+        &[][..],
+        &["--qd", "8"],
+        &["--procs", "3", "--qd", "2"],
+        &["--sendfile", path],
+        &["--procs", "3", "--sendfile", path],
+    ] {
         let out = measured(&[&sizes, more].concat());
         let result: Value = serde_json::from_str(out.lines().last().unwrap()).unwrap();
         let count = |name: &str| result[name].as_u64().unwrap();
@@ -49,7 +53,7 @@ fn raw_clients_get_whole_replies_from_a_file_or_memory() {
         assert_eq!(result["far_cpu_secs"].is_f64(), !more.contains(&"--procs"), "{out}");
     }
     for procs in ["1", "3"] {
-        let done = run(&["net", "--reply", "250001", "--procs", procs, "--sendfile", path]);
+        let done = run(&["net", "--bs", "250001", "--procs", procs, "--sendfile", path]);
         let text = String::from_utf8_lossy(&done.stderr);
         assert_eq!(done.status.code(), Some(1), "{procs}: {text}");
         assert!(text.contains("250000 bytes, fewer than a reply"), "{procs}: {text}");
@@ -197,6 +201,12 @@ fn the_limits_of_this_machine_are_measured() {
     }
     let all: BTreeSet<_> = found.as_object().unwrap().keys().cloned().collect();
     assert_eq!(all, names.into_iter().collect());
+    let out = measured(&["limits", "--op", "memcpy,unix", "--secs", "0.01"]);
+    let found: Value = serde_json::from_str(out.lines().last().unwrap()).unwrap();
+    let names: Vec<_> = found.as_object().unwrap().keys().collect();
+    let wanted =
+        ["memcpy_bytes_per_s", "processors", "unix_4k_round_trip_us", "unix_round_trip_us"];
+    assert_eq!(names, wanted);
 }
 
 #[test]

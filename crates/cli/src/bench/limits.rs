@@ -1,9 +1,11 @@
 //! `towline bench limits`: the best that this machine can do, as one JSON object.
 
 use super::processor;
-use super::raw::{self, Kind};
+use super::raw;
+use super::raw_args::{self, Kind, Op};
 use super::result::Measured;
 use crate::report::say;
+use clap::ValueEnum;
 use rustix::fs::{AtFlags, CWD, Dir, MemfdFlags, Mode, OFlags};
 use serde_json::{Map, Value, json};
 use std::os::fd::AsRawFd;
@@ -11,15 +13,16 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// Bytes of a request, and of a reply with attributes alone or with 4 KiB of data.
-const REQUEST_BYTES: usize = 60;
-const REPLIES: [(&str, usize); 2] = [("round_trip_us", 180), ("4k_round_trip_us", 4140)];
+const REQUEST_BYTES: u64 = 60;
+const REPLIES: [(&str, u64); 2] = [("round_trip_us", 180), ("4k_round_trip_us", 4140)];
 /// Bytes of the file that is sent over and over.
 const FILE_BYTES: usize = 64 << 20;
 
 const EXAMPLES: &str = "\
 Examples:
   towline bench limits
-  towline bench limits --secs 2 --dir /srv/data/tree/d000
+  towline bench limits --op memcpy,sendfile --secs 2
+  towline bench limits --op stat,scan --dir /srv/data/tree/d000
 
 Exit status: 0 measured, 1 an operation failed or a value is beyond its limits, 2 wrong usage.";
 
@@ -27,6 +30,9 @@ Exit status: 0 measured, 1 an operation failed or a value is beyond its limits, 
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
+    /// What to measure; default: everything.
+    #[arg(long, value_enum, value_name = "LIMIT,...", value_delimiter = ',')]
+    op: Vec<Limit>,
     /// Seconds for each measurement.
     #[arg(long, default_value_t = 0.3)]
     secs: f64,
@@ -35,40 +41,92 @@ pub(crate) struct Args {
     dir: PathBuf,
 }
 
-/// Runs all measurements and prints the results.
+/// A limit of this machine.
+#[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+#[value(rename_all = "snake_case")]
+enum Limit {
+    /// Round trips over TCP.
+    Tcp,
+    /// Round trips over Unix sockets.
+    Unix,
+    /// Round trips through shared memory, both ends spinning.
+    Shm,
+    /// Round trips through shared memory, both ends sleeping on futexes.
+    Futex,
+    /// A stream over TCP from memory.
+    Stream,
+    /// A stream over TCP from the pages of a file.
+    Sendfile,
+    /// Copying memory.
+    Memcpy,
+    /// A system call that does nothing.
+    SystemCall,
+    /// Attributes of one local file.
+    Stat,
+    /// Attributes of all files of a local directory.
+    Scan,
+}
+
+/// Runs the measurements and prints the results.
 pub(super) fn run(args: &Args) -> Result<(), String> {
     if !(0.001..=3600.0).contains(&args.secs) {
         return Err("--secs: expected 0.001 to 3600".into());
     }
-    let length = Duration::from_secs_f64(args.secs);
     let usable = processor::usable();
     let mut found = Map::new();
-    for kind in [Kind::Tcp, Kind::Unix, Kind::Shm, Kind::Futex] {
-        for (name, reply) in REPLIES {
-            let times = round_trips(kind, reply, args.secs, &usable)?;
-            found.insert(format!("{}_{name}", kind.name()), times);
+    for limit in Limit::value_variants() {
+        if args.op.is_empty() || args.op.contains(limit) {
+            measure(*limit, args, &usable, &mut found)?;
         }
     }
-    found.insert("tcp_stream_bytes_per_s".into(), stream(args.secs, &usable, None)?);
-    let file = warm_file().map_err(|error| format!("file in memory: {error}"))?;
-    let path = format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd());
-    let rate = stream(args.secs, &usable, Some(path.into()))?;
-    found.insert("tcp_sendfile_bytes_per_s".into(), rate);
-    found.insert("memcpy_bytes_per_s".into(), json!(memcpy(length)));
-    found.insert("system_call_us".into(), json!(system_call(length)));
-    let failed = |error| format!("{}: {error}", args.dir.display());
-    found.insert("local_stat_us".into(), json!(local_stat(&args.dir, length).map_err(failed)?));
-    let scanned = local_scan(&args.dir, length).map_err(failed)?;
-    found.insert("local_scan_entries_per_s".into(), json!(scanned));
     found.insert("processors".into(), json!(usable.len()));
     say(Value::Object(found))
 }
 
+/// Measures one limit, and adds what it is to `found`.
+fn measure(
+    limit: Limit,
+    args: &Args,
+    usable: &[usize],
+    found: &mut Map<String, Value>,
+) -> Result<(), String> {
+    let (secs, length) = (args.secs, Duration::from_secs_f64(args.secs));
+    let failed = |error| format!("{}: {error}", args.dir.display());
+    let mut both_sizes = |kind: Kind| {
+        for (name, reply) in REPLIES {
+            found
+                .insert(format!("{}_{name}", kind.name()), round_trips(kind, reply, secs, usable)?);
+        }
+        Ok(())
+    };
+    let (name, value) = match limit {
+        Limit::Tcp => return both_sizes(Kind::Tcp),
+        Limit::Unix => return both_sizes(Kind::Unix),
+        Limit::Shm => return both_sizes(Kind::Shm),
+        Limit::Futex => return both_sizes(Kind::Futex),
+        Limit::Stream => ("tcp_stream_bytes_per_s", stream(secs, usable, None)?),
+        Limit::Sendfile => {
+            let file = warm_file().map_err(|error| format!("file in memory: {error}"))?;
+            let path = format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd());
+            ("tcp_sendfile_bytes_per_s", stream(secs, usable, Some(path.into()))?)
+        }
+        Limit::Memcpy => ("memcpy_bytes_per_s", json!(memcpy(length))),
+        Limit::SystemCall => ("system_call_us", json!(system_call(length))),
+        Limit::Stat => ("local_stat_us", json!(local_stat(&args.dir, length).map_err(failed)?)),
+        Limit::Scan => {
+            ("local_scan_entries_per_s", json!(local_scan(&args.dir, length).map_err(failed)?))
+        }
+    };
+    found.insert(name.into(), value);
+    Ok(())
+}
+
 /// Returns the median round trips with both ends on one processor, on two processors, and placed by the
 /// scheduler.
-fn round_trips(kind: Kind, reply: usize, secs: f64, usable: &[usize]) -> Result<Value, String> {
+fn round_trips(kind: Kind, reply: u64, secs: f64, usable: &[usize]) -> Result<Value, String> {
     let measure = |pin: Vec<usize>| {
-        let args = raw::Args { request: REQUEST_BYTES, reply, pin, ..raw::Args::new(kind, secs) };
+        let (request, bs) = (REQUEST_BYTES, Some(reply));
+        let args = raw_args::Args { request, bs, pin, ..raw_args::Args::new(kind, secs) };
         raw::measure(&args).map(|measured| measured.median_us())
     };
     let mut times = Map::new();
@@ -86,7 +144,8 @@ fn round_trips(kind: Kind, reply: usize, secs: f64, usable: &[usize]) -> Result<
 /// Returns the bytes per second sent in one direction. The ends run on different processors if there are two.
 fn stream(secs: f64, usable: &[usize], sendfile: Option<PathBuf>) -> Result<Value, String> {
     let pin = if usable.len() > 1 { usable[..2].to_vec() } else { Vec::new() };
-    let args = raw::Args { stream: true, sendfile, pin, ..raw::Args::new(Kind::Tcp, secs) };
+    let args =
+        raw_args::Args { op: Op::Stream, sendfile, pin, ..raw_args::Args::new(Kind::Tcp, secs) };
     let measured = raw::measure(&args)?;
     Ok(json!(measured.read_bytes as f64 / measured.seconds))
 }

@@ -13,6 +13,7 @@ mod paper;
 mod processes;
 mod processor;
 mod raw;
+mod raw_args;
 mod raw_clients;
 mod result;
 mod several;
@@ -35,10 +36,11 @@ Examples:
   towline bench file --server towline://127.0.0.1/data --op stat_diff
   towline bench file --server towline://127.0.0.1/data --op clients --bs 64K --procs 184
   towline bench file --server /srv/data --op scan_stat --again        the same without a server
-  towline bench net --kind tcp --request 60 --reply 4140 --pin 0,1
-  towline bench net --stream --sendfile /srv/data/big
-  towline bench net --procs 184 --reply 65536 --sendfile /srv/data/big
+  towline bench net --kind tcp --bs 4140 --pin 0,1
+  towline bench net --op stream --sendfile /srv/data/big
+  towline bench net --procs 184 --bs 64K --sendfile /srv/data/big
   towline bench limits
+  towline bench limits --op memcpy,sendfile
   towline bench disk --nbd 127.0.0.1:10809 --export img --size 4K --depth 32 --random
   towline bench disk --server towline://127.0.0.1/img --size 4K --depth 32 --random --write
   towline bench disk --paper --dir /mnt/disk --plot paper.svg --json paper.json
@@ -80,7 +82,7 @@ enum What {
     /// Load on a disk, or the experiments of the gmblock paper.
     Disk(disk::Args),
     /// Raw round trips without Towline, to compare the other figures with.
-    Net(raw::Args),
+    Net(raw_args::Args),
     /// The limits of this machine.
     Limits(limits::Args),
 }

@@ -3,7 +3,8 @@
 
 use super::processes;
 use super::processor::{self, end_with_parent};
-use super::raw::{Answers, Args, accept, ask, connect, listen};
+use super::raw::{Answers, accept, ask, connect, listen};
+use super::raw_args::Args;
 use super::result::Measured;
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll;
@@ -30,7 +31,8 @@ pub(super) fn measure(args: &Args) -> Result<Vec<Measured>, String> {
     processes::together(procs, args.ramp, args.secs, |_, command| {
         command.args(["bench", "net", "--near", &address.to_string()]);
         command.args(["--secs", &args.secs.to_string()]);
-        command.args(["--request", &args.request.to_string(), "--reply", &args.reply.to_string()]);
+        command.args(["--request", &args.request.to_string(), "--bs", &args.bytes().to_string()]);
+        command.args(["--qd", &args.qd.to_string()]);
     })
 }
 

@@ -3,7 +3,7 @@
 //! Each side copies its message into the memory and increments its count. The other side waits for the new
 //! count, spinning or asleep on a futex, and copies the message out.
 
-use super::raw::{Args, Kind};
+use super::raw_args::{Args, Kind};
 use rustix::thread::futex;
 use std::sync::atomic::{AtomicU32, Ordering};
 use towline_mem::SharedMemory;
@@ -15,7 +15,7 @@ const MESSAGES: usize = 4096;
 
 /// Returns the bytes of memory that the counts and messages need.
 pub(super) fn bytes(args: &Args) -> usize {
-    MESSAGES + args.request + args.reply
+    MESSAGES + args.request_bytes() + args.bytes()
 }
 
 /// One end of the exchange.
@@ -35,8 +35,8 @@ impl End {
             memory,
             sleeps: args.kind == Kind::Futex,
             count: 0,
-            request: vec![1; args.request],
-            reply: vec![2; args.reply],
+            request: vec![1; args.request_bytes()],
+            reply: vec![2; args.bytes()],
         }
     }
 
