@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Measures Towline against its goals: each figure beside the limit of the machine, in turns, medians.
 
-    benches/goals.py [--towline PROGRAM] [--rounds N] [--secs S] [--one-session] [--json FILE] [ROW ...]
+    benches/goals.py [--towline PROGRAM] [--rounds N] [--secs S] [--one-session] [--harness PEERS.PY] [--json FILE] [ROW ...]
 
 Each server has a session of its own, as where users start them: the kernel shares out the processors among sessions first.
-Needs two processors and about 2 GiB in /dev/shm and memory. Peers are measured by peers/ours.py and its harness.
+Needs two processors and about 2 GiB in /dev/shm and memory. With --harness also measures Towline beside its peers, by peers/ours.py
+and the harness for which that is written.
 """
 import argparse
 import json
@@ -28,7 +29,7 @@ class Bench:
 
     def __init__(self, args):
         self.towline, self.secs, self.rounds = args.towline, args.secs, args.rounds
-        self.one_session = args.one_session
+        self.one_session, self.harness = args.one_session, args.harness
         self.tmp = tempfile.mkdtemp(prefix="towline-goals-", dir="/dev/shm")
         self.root = os.path.join(self.tmp, "t")
         self.servers = []
@@ -190,7 +191,7 @@ def scan(bench):
                                    lambda: rate(server.url(export="m"), "--qd", 16))
     yield "scan with attributes, TCP, dir", ">= 85 % of local", f"{ours / 1e3:.0f} k/s = {100 * ours / local:.0f} %", \
         f"local {local / 1e3:.0f} k/s", ours >= 0.85 * local
-    yield "scan with attributes, TCP, mem", ">= 2 x best peer", f"{mem / 1e3:.0f} k/s", "peer: see peers/", None
+    yield "scan with attributes, TCP, mem", ">= 2 x best peer", f"{mem / 1e3:.0f} k/s", "peer: see row peers", None
     server.stop()
 
 
@@ -247,7 +248,7 @@ def small_files(bench):
     yield "scan and read small files, TCP, 16 in flight", ">= 69 k/s (3 x best peer's 23 k/s)", f"{read / 1e3:.0f} k/s", "", read >= 69e3
     local, ours = bench.medians(lambda: bench.file(bench.root, "create_unlink")["ops"] / bench.secs,
                                 lambda: bench.file(server.url(), "create_unlink", "--qd", 16)["ops"] / bench.secs)
-    yield "create+unlink, TCP, 16 in flight", ">= 3 x best peer", f"{ours / 1e3:.0f} k/s", f"local {local / 1e3:.0f} k/s; peer: see peers/", None
+    yield "create+unlink, TCP, 16 in flight", ">= 3 x best peer", f"{ours / 1e3:.0f} k/s", f"local {local / 1e3:.0f} k/s; peer: see row peers", None
     server.stop()
 
 
@@ -283,7 +284,7 @@ def streams(bench):
     yield "sequential read 1 MiB, depth 1, TCP, dir", ">= 85 % of sendfile for each request", \
         f"{one / 1e9:.2f} GB/s = {100 * one / raw_one:.0f} %", \
         f"sendfile for each request {raw_one / 1e9:.2f}, as a stream {raw_warm / 1e9:.2f} GB/s", one >= 0.85 * raw_one
-    yield "server CPU, the same", "<= half of best peer", f"{statistics.median(used):.2f} s/GiB", "peer: see peers/", None
+    yield "server CPU, the same", "<= half of best peer", f"{statistics.median(used):.2f} s/GiB", "peer: see row peers", None
     memcpy, ours = bench.medians(lambda: bench.run("limits")["memcpy_bytes_per_s"],
                                  lambda: (lambda r: r["bytes"] / r["secs"])(bench.file(server.url("shm", "m"), "seqread", "--bs", "1M")))
     yield "sequential read 1 MiB, shm, mem", ">= 85 % of memcpy", f"{ours / 1e9:.2f} GB/s = {100 * ours / memcpy:.0f} %", \
@@ -335,7 +336,7 @@ def many_clients(bench):
         server.stop()
     server = bench.server("--dir", f"t={bench.root}")
     mix, = bench.medians(lambda: (lambda r: r["bytes"] / r["secs"])(bench.file(server.url(), "rwmix", "--bs", 65536, "--procs", 64)))
-    yield "read/write mix, 64 clients", ">= 2 x best peer", f"{mix / 1e9:.2f} GB/s", "peer: see peers/", None
+    yield "read/write mix, 64 clients", ">= 2 x best peer", f"{mix / 1e9:.2f} GB/s", "peer: see row peers", None
     server.stop()
 
 
@@ -358,7 +359,47 @@ def idle(bench):
     server.stop()
 
 
-ROWS = {row.__name__: row for row in (tcp_latency, shm_latency, scan, system_calls, small_files, streams, many_clients, idle)}
+def peers(bench):
+    """What has to be faster than peers; only with --harness, the program that starts and measures them beside Towline."""
+    work = ("scan_stat", "scan_read", "create_unlink", "sr1m", "c8_rw64k")
+    environment = {**os.environ, "OURS_PY": os.path.join(HERE, "peers/ours.py"), "OURS_BIN": os.path.dirname(os.path.abspath(bench.towline)),
+                   "BENCH_OUT": bench.tmp}
+    subprocess.run([sys.executable, bench.harness, "file", "--variants", "mem", "--size", str(BIG >> 20), "--work", ",".join(work),
+                    "--reps", "3", "--tag", "goals", "--silent"], env=environment, check=True, stdout=sys.stderr)
+    with open(os.path.join(bench.tmp, "results", "file-full-goals.json")) as result:
+        measures = [one for one in json.load(result)["measures"] if one["ok"]]
+    rate = lambda one: one["ops"] / one["secs"]
+    # Seconds of the server's processors for a GiB, upside down, so that more is better.
+    frugality = lambda one: one["bytes"] / (1 << 30) / max(1e-9, one["srv_cpu"])
+
+    def medians(workload, value, is_wanted):
+        """Returns the median of each system."""
+        found = {}
+        for one in measures:
+            if one["workload"] == workload and not one["limit"] and is_wanted(one):
+                found.setdefault((one["system"], one["via"]), []).append(value(one))
+        return {name: statistics.median(values) for name, values in found.items()}
+
+    for what, workload, value, system, factor, goal, text in (
+            ("scan with attributes, dir", "scan_stat", rate, "ours-dir-q16", 1, "ahead of", lambda x: f"{x / 1e3:.0f} k/s"),
+            ("scan with attributes, mem", "scan_stat", rate, "ours-mem-q16", 2, ">= 2 x", lambda x: f"{x / 1e3:.0f} k/s"),
+            ("scan and read small files", "scan_read", rate, "ours-dir-q16", 3, ">= 3 x", lambda x: f"{x / 1e3:.0f} k/s"),
+            ("create+unlink", "create_unlink", rate, "ours-dir-q16", 3, ">= 3 x", lambda x: f"{x / 1e3:.0f} k/s"),
+            ("server CPU, sequential read 1 MiB", "sr1m", frugality, "ours-dir", 2, "<= half of", lambda x: f"{1 / x:.2f} s/GiB"),
+            ("read/write mix, 8 clients", "c8_rw64k", lambda one: one["bytes"] / one["secs"], "ours-dir", 2, ">= 2 x",
+             lambda x: f"{x / 1e9:.2f} GB/s")):
+        ours = medians(workload, value, lambda one: one["system"] == system and one["via"] == "tcp")
+        # sshfs reads most of that from the kernel's cache, without its server.
+        is_cached = lambda one: value is frugality and one["system"].startswith("sshfs")
+        others = medians(workload, value, lambda one: not one["ours"] and not is_cached(one))
+        if not ours or not others:
+            yield f"{what}, beside peers", f"{goal} best peer", "not measured", "see what the harness says", False
+            continue
+        (reached,), best = ours.values(), max(others, key=others.get)
+        yield f"{what}, beside peers", f"{goal} best peer", text(reached), f"{best[0]} {text(others[best])}", reached >= factor * others[best]
+
+
+ROWS = {row.__name__: row for row in (tcp_latency, shm_latency, scan, system_calls, small_files, streams, many_clients, idle, peers)}
 
 
 def session_nice():
@@ -376,12 +417,17 @@ def main():
     parser.add_argument("--rounds", type=int, default=5, help="runs of each measure; the median counts")
     parser.add_argument("--secs", type=float, default=0.7, help="length of a run")
     parser.add_argument("--one-session", action="store_true", help="servers and clients in one session")
+    parser.add_argument("--harness", metavar="PEERS.PY", help="the harness that starts the peers; without it, the row peers is left out")
     parser.add_argument("--json", help="write the results there too")
     parser.add_argument("rows", nargs="*", metavar="ROW", help=f"of {', '.join(ROWS)}; default: all")
     args = parser.parse_args()
     unknown = set(args.rows) - set(ROWS)
     if unknown:
         parser.error(f"no such row: {', '.join(sorted(unknown))}")
+    if "peers" in args.rows and not args.harness:
+        parser.error("peers are measured by a harness: name it (--harness)")
+    if args.harness and os.path.basename(args.towline) != "towline":
+        parser.error("with --harness, the program has to be named towline")
     if not os.access(args.towline, os.X_OK):
         parser.error(f"{os.path.normpath(args.towline)}: no such program; build it (cargo build --release) or name another (--towline)")
     if not args.one_session and session_nice() not in (None, "0"):
@@ -391,7 +437,7 @@ def main():
     print(f"| {'what':<50} | {'goal':<42} | {'reached':<28} | {'limit':<28} | met |")
     print(f"|{'-' * 52}|{'-' * 44}|{'-' * 30}|{'-' * 30}|-----|")
     try:
-        for name in args.rows or ROWS:
+        for name in args.rows or (name for name in ROWS if args.harness or name != "peers"):
             for what, goal, reached, limit, good in ROWS[name](bench):
                 met = {True: "yes", False: "NO", None: "-"}[good]
                 print(f"| {what:<50} | {goal:<42} | {reached:<28} | {limit:<28} | {met:<3} |", flush=True)
