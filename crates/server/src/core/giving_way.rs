@@ -27,10 +27,9 @@ const LONGEST: Duration = Duration::from_millis(5);
 /// Hz) costs nothing to set; an earlier one has to be written to the processor's clock and removed again, for each of which a
 /// virtual machine stops.
 const FAR: Duration = Duration::from_millis(6);
-/// If nobody has asked for so long, and nothing has woken the core, the processor may have been idle.
-const WASTED: Duration = Duration::from_millis(3);
-/// How long the core sleeps no longer than `LONG` after that.
-const NEAR: Duration = Duration::from_millis(250);
+/// After the core has waited longer than `LONG`, when the processor may have been idle, it sleeps no longer than `LONG` each time
+/// until so many times what was too long is over: a fiftieth of the time may be lost so.
+const NEAR: u32 = 50;
 /// Maximum number of turns of a connection in which it is not awaited after it was in vain.
 const PAUSE_MAX: u32 = 15;
 
@@ -107,8 +106,8 @@ pub(super) struct GivingWay {
     is_due: bool,
     /// The core may sleep until something comes.
     is_patient: bool,
-    /// When sleeping for `FAR` may last have left the processor idle.
-    wasted: Option<Instant>,
+    /// Until when the core sleeps for `LONG` at most.
+    near_until: Option<Instant>,
 }
 
 impl GivingWay {
@@ -158,11 +157,9 @@ impl GivingWay {
                 wait.since = now;
             }
             let since = now - wait.since;
-            if since >= WASTED {
-                self.wasted = Some(now);
-            }
             let is_long = since >= LONG || now - wait.began >= LONGEST;
             self.is_due = (has_come || self.is_patient) && !is_long;
+            self.has_waited(since, now);
         }
         self.is_due
     }
@@ -182,9 +179,15 @@ impl GivingWay {
         if let Some(wait) = self.wait.take() {
             let since = wait.since.elapsed();
             trust.learn(since < PROMPT);
-            if since >= WASTED {
-                self.wasted = Some(Instant::now());
-            }
+            self.has_waited(since, wait.since + since);
+        }
+    }
+
+    /// Notes how long nobody has asked.
+    fn has_waited(&mut self, since: Duration, now: Instant) {
+        if let Some(too_long) = since.checked_sub(LONG) {
+            let near_until = self.near_until.map_or(now, |until| until.max(now));
+            self.near_until = Some(near_until + NEAR * too_long.min(FAR));
         }
     }
 
@@ -193,11 +196,9 @@ impl GivingWay {
         !self.awaited.is_empty() && self.awaited.iter().all(|awaited| awaited.is_here)
     }
 
-    /// Returns how long to sleep at most: long enough that the timer costs nothing, unless that has lately left the processor
-    /// idle.
-    fn nap(&mut self) -> Duration {
-        self.wasted = self.wasted.filter(|wasted| wasted.elapsed() < NEAR);
-        if self.wasted.is_some() { LONG } else { FAR }
+    /// Returns how long to sleep at most: long enough that the timer costs nothing, unless that has lately been too long.
+    fn nap(&self, now: Instant) -> Duration {
+        if self.near_until.is_some_and(|until| now < until) { LONG } else { FAR }
     }
 }
 
@@ -218,7 +219,7 @@ impl Core {
             return Some(Duration::ZERO);
         }
         self.take_looked();
-        let nap = self.order.way.nap();
+        let nap = self.order.way.nap(Instant::now());
         Some(self.timeout().map_or(nap, |timeout| timeout.min(nap)))
     }
 }
@@ -291,27 +292,29 @@ mod tests {
     }
 
     #[test]
-    fn after_a_sleep_that_may_have_left_the_processor_idle_sleeps_are_short_for_a_while() {
+    fn after_a_sleep_that_was_too_long_sleeps_are_short_for_a_while() {
         for is_in_vain in [true, false] {
             let (mut way, mut trust) = begun(2);
-            assert_eq!(way.nap(), FAR);
+            let now = Instant::now();
+            assert_eq!(way.nap(now), FAR);
             assert!(gives(&mut way, 1));
-            way.wait.as_mut().unwrap().since -= WASTED;
+            way.wait.as_mut().unwrap().since -= 2 * LONG;
             if is_in_vain {
                 assert!(!way.is_wanted(1, |_| Turn::Open));
                 way.take_late().for_each(drop);
             } else {
                 way.goes_on(0, &mut trust[0]);
             }
-            assert_eq!(way.nap(), LONG);
-            way.wasted = way.wasted.map(|wasted| wasted - NEAR);
-            assert_eq!(way.nap(), FAR);
+            // It was too long by this at least, and counts as no more than the longest sleep.
+            assert_eq!(way.nap(now + NEAR * LONG), LONG);
+            assert_eq!(way.nap(Instant::now() + NEAR * FAR), FAR);
         }
-        let (mut way, _) = begun(2);
+        let (mut way, mut trust) = begun(2);
         assert!(gives(&mut way, 1));
-        way.wait.as_mut().unwrap().since -= LONG;
-        assert!(!way.is_wanted(1, |_| Turn::Open), "those that are awaited are late");
-        assert_eq!(way.nap(), FAR, "but the processor was not idle for long");
+        // However long this thread does not run.
+        way.wait.as_mut().unwrap().since += Duration::from_secs(60);
+        way.goes_on(0, &mut trust[0]);
+        assert_eq!(way.nap(Instant::now()), FAR, "it has asked in time");
     }
 
     #[test]
