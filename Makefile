@@ -36,8 +36,8 @@ fuzz: ## a minute for each decoder
 bench: build ## the limits of this machine
 	./target/release/towline bench limits
 
-goals: optimized ## every goal beside its limit, ten minutes after the build; needs Python and two processors
-	python3 benches/goals.py --towline target/optimized/towline
+goals: optimized ## every goal beside its limit, and (HARNESS=.../peers.py) beside peers; needs Python and two processors
+	python3 benches/goals.py --towline target/optimized/towline $(if $(HARNESS),--harness $(HARNESS))
 
 install: $(if $(OPTIMIZED),optimized,build) ## to PREFIX (default /usr/local); OPTIMIZED=1: the optimized program
 	install -D target/$(if $(OPTIMIZED),optimized,release)/towline $(or $(PREFIX),/usr/local)/bin/towline
