@@ -13,10 +13,10 @@ use towline_wire::{Errno, Header, Hello, Kind, ProtocolError, Welcome};
 
 /// Parses a hello. Of one of another version, which is [refused](objection), only the version is read.
 pub(crate) fn parse(header: &Header, body: &[u8]) -> Result<Hello, ProtocolError> {
-    match version_of(body) {
-        Some(VERSION) if header.payload_bytes == 0 => Hello::parse(body),
-        Some(version) if version != VERSION => Ok(Hello { version, ..Hello::default() }),
-        _ => Err(ProtocolError { what: "peer speaks another protocol", at: HEADER_BYTES }),
+    match version_of(body).filter(|_| header.payload_bytes == 0) {
+        Some(VERSION) => Hello::parse(body),
+        Some(version) => Ok(Hello { version, ..Hello::default() }),
+        None => Err(ProtocolError { what: "peer speaks another protocol", at: HEADER_BYTES }),
     }
 }
 

@@ -67,7 +67,7 @@ pub(super) fn run(args: &Args) -> Result<(), String> {
         } else {
             mark("start")?;
         }
-        let measured = run_all(&mut loads, args.ramp + args.secs, args.secs);
+        let measured = run_all(&mut loads, 0, args.ramp + args.secs, args.secs);
         mark("end")?;
         measured?
     } else {
@@ -94,12 +94,17 @@ fn loads(args: &Args, number: usize) -> Result<Vec<Load>, String> {
     (first..first + args.threads).map(|client| Load::new(args, client)).collect()
 }
 
-/// Runs clients together for `left` seconds, each on a thread of its own, and measures the last `secs` of them.
-fn run_all(loads: &mut [Load], left: f64, secs: f64) -> Result<Vec<Measured>, String> {
+/// Runs clients, numbered from `first`, together for `left` seconds, each on a thread of its own, and measures the last `secs` of them.
+fn run_all(
+    loads: &mut [Load],
+    first: usize,
+    left: f64,
+    secs: f64,
+) -> Result<Vec<Measured>, String> {
     if let [load] = loads {
         return Ok(vec![load.run(left, secs)?]);
     }
-    let results = at_once(loads.iter_mut(), Duration::from_secs_f64(left), |load, left| {
+    let results = at_once(first, loads.iter_mut(), Duration::from_secs_f64(left), |load, left| {
         load.run(left.as_secs_f64(), secs)
     });
     results.into_iter().collect()
@@ -110,7 +115,8 @@ fn work(args: &Args, number: usize) -> Result<(), String> {
     end_with_parent();
     let _pinned = pin(args, number)?;
     let mut loads = loads(args, number)?;
-    processes::take_part(|left| run_all(&mut loads, left, args.secs))
+    let first = number * args.threads;
+    processes::take_part(|left| run_all(&mut loads, first, left, args.secs))
 }
 
 /// Runs several client processes at the same time and collects their results.

@@ -241,7 +241,7 @@ fn load<C: Send>(
         limit: Duration::from_secs_f64(secs),
     };
     mark("start")?;
-    let results = at_once(connected.chunks_mut(each), load.limit, |clients, limit| {
+    let results = at_once(0, connected.chunks_mut(each), load.limit, |clients, limit| {
         let began = Instant::now();
         Ok((began, run(clients, Load { limit, ..load })?, Instant::now()))
     });

@@ -150,7 +150,7 @@ impl Answers {
     }
 }
 
-/// Times `one` over and over. It gets the time, and returns when what it has ended began. The first call is not counted,
+/// Times `one` over and over. It gets the time, and returns when what it has ended began. The first calls are not counted,
 /// since the far end is still starting, nor is what `--ramp` excludes.
 fn repeat(
     args: &Args,
@@ -159,7 +159,10 @@ fn repeat(
     let mut measured = Measured::new();
     let mut now = Instant::now();
     let begin = now + Duration::from_secs_f64(args.ramp);
-    one(now)?;
+    // All that may have been under way while the far end started.
+    for _ in 0..args.qd {
+        one(Instant::now())?;
+    }
     loop {
         now = Instant::now();
         if now >= begin {

@@ -46,7 +46,7 @@ pub(crate) struct Args {
     /// Bytes of each request.
     #[arg(long, value_name = "N", value_parser = parse_bytes, default_value = "60")]
     pub(super) request: u64,
-    /// Requests under way on each connection.
+    /// Requests under way on each connection, up to 128; they or their replies may have 32 KiB together.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(super) qd: usize,
     /// Seconds to measure.

@@ -40,12 +40,14 @@ pub(super) fn measure(args: &Args) -> Result<Vec<Measured>, String> {
 pub(super) fn near_end(args: &Args, address: SocketAddr) -> Result<(), String> {
     end_with_parent();
     let socket = connect(address).map_err(|error| format!("tcp: {error}"))?;
-    let measured = |left: f64| {
+    let measured = move |left: f64| {
         let secs = args.secs.min(left);
         ask(&socket, &Args { ramp: left - secs, secs, ..args.clone() })
     };
-    let measured = |left| measured(left).map_err(|error| format!("tcp: {error}"));
-    processes::take_part(|left| Ok(vec![measured(left)?]))
+    // The socket is closed before the result is told: nobody reads what is still under way.
+    processes::take_part(move |left| {
+        Ok(vec![measured(left).map_err(|error| format!("tcp: {error}"))?])
+    })
 }
 
 /// Accepts all connections and answers their requests, on as many threads as there are `answers`.

@@ -6,17 +6,21 @@ use std::time::{Duration, Instant};
 
 /// Calls `run` for each part on a thread of its own, with the time that it may take, and returns the results in
 /// the order of the parts. If processors are scarce, threads start one after the other. So all wait for the last
-/// one, and end at the same time.
+/// one, and end at the same time. Several start spread over the processors, as the clients `first` and following of all.
 pub(super) fn at_once<P: Send, R: Send>(
+    first: usize,
     parts: impl ExactSizeIterator<Item = P>,
     limit: Duration,
     run: impl Fn(P, Duration) -> Result<R, String> + Sync,
 ) -> Vec<Result<R, String>> {
     let (run, all, end) = (&run, &Barrier::new(parts.len()), &OnceLock::new());
+    let are_several = parts.len() > 1;
     std::thread::scope(|scope| {
         let begin = move |number, part| {
             all.wait();
-            start_spread(number);
+            if are_several {
+                start_spread(first + number);
+            }
             let began = Instant::now();
             run(part, end.get_or_init(|| began + limit).saturating_duration_since(began))
         };

@@ -194,7 +194,7 @@ impl Order {
     }
 
     /// Returns true if only such connections ask as wait until those whose turn it is are served.
-    fn only_others_ask(&self) -> bool {
+    pub(super) fn only_others_ask(&self) -> bool {
         self.first.is_empty() && self.rare.is_empty() && self.waiting() > 0
     }
 
