@@ -81,7 +81,7 @@ enum What {
     File(workload::Args),
     /// Load on a disk, or the experiments of the gmblock paper.
     Disk(disk::Args),
-    /// Raw round trips without Towline, to compare the other figures with.
+    /// Raw round trips and streams without Towline, to compare the other figures with.
     Net(raw_args::Args),
     /// The limits of this machine.
     Limits(limits::Args),
