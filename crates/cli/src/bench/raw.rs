@@ -315,13 +315,6 @@ impl Drop for Far {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::Parser;
-
-    #[derive(Parser)]
-    struct Line {
-        #[command(flatten)]
-        args: Args,
-    }
 
     /// Its other end would wait for ever.
     #[test]
@@ -334,7 +327,7 @@ mod tests {
 
     #[test]
     fn both_ends_of_shared_memory_see_each_round() {
-        let args = Line::parse_from("x --kind futex --bs 4096".split(' ')).args;
+        let args = Args { bs: Some(4096), ..Args::new(Kind::Futex, 1.0) };
         let memory = SharedMemory::create("test", shared::bytes(&args)).unwrap();
         let fd = memory.fd().try_clone_to_owned().unwrap();
         let mut far = End::new(&args, SharedMemory::open(fd, shared::bytes(&args), true).unwrap());
